@@ -241,7 +241,7 @@ func testVolumeMetrics(t *testing.T, program string) {
 				var err error
 				scraped, err = d.Metrics(t.Context())
 				must.Succeed(t, err)
-				return strings.Contains(scraped, `hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`+"\n")
+				return strings.Contains(scraped, `hostpath_pool_abnormal_volumes{pool="local",reason="DirectoryMissing"} 0`+"\n")
 			})
 			for _, series := range []string{
 				`hostpath_volume_abnormal{pool="local",volume="came"} 0`,

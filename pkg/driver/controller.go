@@ -40,6 +40,8 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
 		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
 	} {
 		capabilities = append(capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
@@ -152,7 +154,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err != nil {
 		return nil, err
 	}
-	if v.Condition.Reason == health.PoolNotServing {
+	if v.Condition.Reason.OfPool() {
 		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrUnavailable, v.Condition.Message)
 	}
 	if v.Lost {
@@ -200,16 +202,9 @@ func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, v pool.Volume) stri
 // ListVolumes lists the volumes of this node in the order of their ids. A token is
 // the last id of a page, so that it survives what comes and goes between pages.
 func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	if req.GetMaxEntries() < 0 {
-		return nil, invalid("max_entries is negative: %d", req.GetMaxEntries())
-	}
-	after, err := parseToken(req.GetStartingToken())
+	after, most, err := parsePage(req)
 	if err != nil {
 		return nil, err
-	}
-	most := int(req.GetMaxEntries())
-	if most == 0 || most > maxPage {
-		most = maxPage
 	}
 	volumes, next := c.pools.List(ctx, after, most)
 	response := &csi.ListVolumesResponse{}
@@ -218,10 +213,33 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		csi112.AddCondition(status, v.Condition.Abnormal, v.Condition.Message)
 		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{Volume: c.describe(v), Status: status})
 	}
-	if next != (volume.ID{}) {
-		response.NextToken = tokenPrefix + next.String()
-	}
+	response.NextToken = nextToken(next)
 	return response, nil
+}
+
+// parsePage is what a page of volumes begins after, and how many are in it.
+func parsePage(req interface {
+	GetMaxEntries() int32
+	GetStartingToken() string
+},
+) (after volume.ID, most int, err error) {
+	if req.GetMaxEntries() < 0 {
+		return volume.ID{}, 0, invalid("max_entries is negative: %d", req.GetMaxEntries())
+	}
+	after, err = parseToken(req.GetStartingToken())
+	most = int(req.GetMaxEntries())
+	if most == 0 || most > maxPage {
+		most = maxPage
+	}
+	return after, most, err
+}
+
+// nextToken is the token of a page after an id; empty if there is none.
+func nextToken(next volume.ID) string {
+	if next == (volume.ID{}) {
+		return ""
+	}
+	return tokenPrefix + next.String()
 }
 
 // maxPage keeps a page below the 4 MiB that gRPC clients take by default, and the memory of

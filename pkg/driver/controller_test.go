@@ -25,6 +25,8 @@ func TestControllerCapabilities(t *testing.T) {
 		"LIST_VOLUMES":             1,
 		"GET_VOLUME":               1,
 		"11":                       1, // VOLUME_CONDITION of v1.12
+		"GET_VOLUME_HEALTH":        1,
+		"LIST_VOLUME_HEALTH":       1,
 		"GET_CAPACITY":             1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
 		"CREATE_DELETE_SNAPSHOT":   1,

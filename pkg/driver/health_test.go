@@ -147,7 +147,7 @@ var ailments = map[string]ailment{
 	"a thin one that is in order":    {block: true, options: `,"allocation":"thin"`, says: "in order"},
 	"a volume with space and inodes": {options: `,"bytesPerInode":1048576`, says: "in order"},
 
-	"a block volume of a pool that went away": {block: true, reason: health.PoolNotServing, says: "not the pool", after: func(t *testing.T, p *patient) {
+	"a block volume of a pool that went away": {block: true, reason: health.PoolMissing, says: "not the pool", after: func(t *testing.T, p *patient) {
 		must.Succeed(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
 	}},
 	"a volume whose directory is a file": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
@@ -160,7 +160,7 @@ var ailments = map[string]ailment{
 	"a quota that cannot be read": {reason: health.ReadFailed, says: errBroken.Error(), after: func(_ *testing.T, p *patient) {
 		p.broken.Store(true)
 	}},
-	"a block volume without its file": {block: true, reason: health.ReadFailed, says: "disk.img", after: func(t *testing.T, p *patient) {
+	"a block volume without its file": {block: true, reason: health.FileMissing, says: "disk.img", after: func(t *testing.T, p *patient) {
 		must.Succeed(t, os.Remove(p.in("vol", "disk.img")))
 	}},
 	"a filesystem that counted errors": {reason: health.FilesystemErrors, says: "7 errors", before: func(_ *testing.T, p *patient) {
@@ -225,7 +225,7 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 					t.Errorf("%s reports %v, want the reason %q and the words %q", call, condition, c.reason, c.says)
 				}
 			}
-			if c.reason == health.PoolNotServing {
+			if c.reason.OfPool() {
 				_, err := p.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
 				wantCode(t, err, codes.Unavailable, "vol", c.says)
 			}

@@ -24,6 +24,8 @@ func TestNodeCapabilities(t *testing.T) {
 	wantEqual(t, "the capabilities", got, map[string]int{
 		"GET_VOLUME_STATS":         1,
 		"4":                        1, // VOLUME_CONDITION of v1.12
+		"GET_VOLUME_HEALTH":        1,
+		"GET_STORAGE_HEALTH":       1,
 		"EXPAND_VOLUME":            1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
 	})

@@ -32,6 +32,7 @@ var errorCodes = []struct {
 	{volume.ErrInUse, codes.FailedPrecondition},
 	{volume.ErrBusy, codes.Aborted},
 	{volume.ErrUnavailable, codes.Unavailable},
+	{volume.ErrPoolMissing, codes.Unavailable},
 	{volume.ErrDamagedRecord, codes.Internal},
 	{volume.ErrLost, codes.Internal},
 	{volume.ErrIO, codes.Internal},

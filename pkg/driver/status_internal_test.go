@@ -39,6 +39,7 @@ var poolErrors = map[string]struct {
 	"ErrCannotGrow":    {volume.ErrCannotGrow, codes.FailedPrecondition},
 	"ErrBusy":          {volume.ErrBusy, codes.Aborted},
 	"ErrUnavailable":   {volume.ErrUnavailable, codes.Unavailable},
+	"ErrPoolMissing":   {volume.ErrPoolMissing, codes.Unavailable},
 	"ErrDamagedRecord": {volume.ErrDamagedRecord, codes.Internal},
 	"ErrLost":          {volume.ErrLost, codes.Internal},
 	"ErrIO":            {volume.ErrIO, codes.Internal},

@@ -1,15 +1,22 @@
-// Package health decides what the condition of a volume is from facts that others
-// gathered. It reads nothing itself, so every surface that shows a condition
-// (statistics, listings, inspect) shows the same one.
+// Package health decides what is wrong with a volume or a pool from facts that others
+// gathered. It reads nothing itself, so every surface that shows a condition (the calls of
+// CSI, metrics, the log, inspect) shows the same one.
 package health
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
+	"syscall"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Condition is what CSI v1.12 calls a VolumeCondition.
+// A Condition is one thing that is wrong, or, unless Abnormal, a remark.
 type Condition struct {
 	Abnormal bool
 	Message  string
@@ -17,36 +24,80 @@ type Condition struct {
 	Reason Reason
 }
 
-// A Reason distinguishes kinds of conditions. The words are part of what monitoring is shown.
+// A Reason distinguishes kinds of conditions. The words are those of CSI, metrics, the log and
+// inspect; docs/monitoring.md says what to do for each.
 type Reason string
 
 // The reasons, the worst first.
 const (
-	PoolNotServing   Reason = "pool_not_serving"
-	RecordUnreadable Reason = "record_unreadable"
-	DirectoryMissing Reason = "directory_missing"
-	ReadFailed       Reason = "read_failed"
-	ReadOnly         Reason = "read_only"
-	FileShort        Reason = "file_short"
-	LimitDiffers     Reason = "limit_differs"
-	LimitOff         Reason = "limit_off"
+	// PoolMissing, PoolHangs and PoolFailing are pools that do not serve, because their
+	// filesystem or directory is away, does not answer, or cannot be read. PoolNotServing is
+	// any other.
+	PoolMissing      Reason = "PoolMissing"
+	PoolHangs        Reason = "PoolHangs"
+	PoolFailing      Reason = "PoolFailing"
+	PoolNotServing   Reason = "PoolNotServing"
+	RecordUnreadable Reason = "RecordUnreadable"
+	DirectoryMissing Reason = "DirectoryMissing"
+	FileMissing      Reason = "FileMissing"
+	// DataUnreadable is a volume of which the disk or the filesystem refuses what is recorded.
+	DataUnreadable Reason = "DataUnreadable"
+	ReadFailed     Reason = "ReadFailed"
+	ReadOnly       Reason = "ReadOnly"
+	FileShort      Reason = "FileShort"
+	LimitDiffers   Reason = "LimitDiffers"
+	LimitOff       Reason = "LimitOff"
 	// OutsideLimit is a volume in which its users made what is not limited.
-	OutsideLimit Reason = "outside_limit"
-	NoSpace      Reason = "no_space"
-	NoInodes     Reason = "no_inodes"
+	OutsideLimit Reason = "OutsideLimit"
+	NoSpace      Reason = "NoSpace"
+	NoInodes     Reason = "NoInodes"
 	// InlineUnpublished is a volume that its pod has left behind.
-	InlineUnpublished Reason = "inline_unpublished"
+	InlineUnpublished Reason = "InlineUnpublished"
 	// FilesystemErrors may be long past, or concern other volumes: whatever is known of
 	// this one comes before it.
-	FilesystemErrors Reason = "filesystem_errors"
+	FilesystemErrors Reason = "FilesystemErrors"
 )
 
 // Reasons are all of them, in that order.
 func Reasons() []Reason {
 	return []Reason{
-		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, ReadOnly,
-		FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
+		PoolMissing, PoolHangs, PoolFailing, PoolNotServing, RecordUnreadable, DirectoryMissing, FileMissing, DataUnreadable, ReadFailed,
+		ReadOnly, FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
 	}
+}
+
+// OfPool reports whether the pool does not serve.
+func (r Reason) OfPool() bool {
+	return slices.Contains([]Reason{PoolMissing, PoolHangs, PoolFailing, PoolNotServing}, r)
+}
+
+// Unread reports whether reading a volume gave an error.
+func (r Reason) Unread() bool {
+	return r == FileMissing || r == DataUnreadable || r == ReadFailed
+}
+
+// A Status is what a reason means for who uses the volume or the pool.
+type Status int
+
+// The statuses, the worst last.
+const (
+	Degraded     Status = iota // it can be used
+	Inaccessible               // it cannot be used now
+	DataLoss                   // what was in it is gone, at least in part
+)
+
+// Status is the one of all conditions with that reason. A pool that is away has lost nothing.
+func (r Reason) Status() Status {
+	switch r {
+	case DirectoryMissing, FileMissing, FileShort, DataUnreadable:
+		return DataLoss
+	case RecordUnreadable, ReadFailed:
+		return Inaccessible
+	}
+	if r.OfPool() {
+		return Inaccessible
+	}
+	return Degraded
 }
 
 // Facts are what is known of one volume. The zero value is a healthy volume.
@@ -98,38 +149,78 @@ type Facts struct {
 	Unpromised bool
 }
 
+// OfPool are the facts of a pool as a whole: why it does not serve, or nil, the space of its
+// filesystem, and how many errors that has counted, or volume.Unknown.
+func OfPool(err error, space dir.Space, errors int64) Facts {
+	return Facts{
+		Pool:             err,
+		FilesystemErrors: max(0, errors),
+		ReadOnly:         space.ReadOnly,
+		FreeBytes:        space.FreeBytes,
+		SizeBytes:        space.SizeBytes,
+		InodesCounted:    space.Inodes > 0,
+		FreeInodes:       space.InodesFree,
+	}
+}
+
 // Condition is the worst of the facts, in words for the person who has to act.
 func (f Facts) Condition() Condition {
+	if all := f.Conditions(); len(all) > 0 {
+		return all[0]
+	}
+	return f.remark()
+}
+
+// Conditions are all that is wrong, the worst first, with each reason once; nil for nothing. What
+// was not read because of one of them is not judged.
+func (f Facts) Conditions() []Condition {
+	var all []Condition
+	add := func(is bool, reason Reason, format string, args ...any) {
+		if is {
+			all = append(all, abnormal(reason, format, args...))
+		}
+	}
+	add(f.Pool != nil, reasonOfPool(f.Pool), "the pool does not serve: %v", f.Pool)
+	add(f.Damaged != nil, RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
+	add(f.Missing, DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or give the volume up: delete the pods that use it, and then its claim; "+
+		"if it has neither claim nor PersistentVolume, `/hostpath-csi-driver remove-lost --volume=%s`, in the container driver of this node, removes the record", f.Volume)
+	add(f.IO != nil, reasonOfIO(f.IO), "reading the volume failed: %v", f.IO)
+	if f.Pool != nil {
+		return all
+	}
+	add(f.ReadOnly, ReadOnly, "the pool's filesystem is read-only")
+	if !f.Missing && f.IO == nil {
+		all = append(all, f.ofContent()...)
+	}
+	add(f.FilesystemErrors > 0, FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
+	return all
+}
+
+// ofContent are the conditions of a volume that could be read.
+func (f Facts) ofContent() []Condition {
+	var all []Condition
+	add := func(is bool, reason Reason, format string, args ...any) {
+		if is {
+			all = append(all, abnormal(reason, format, args...))
+		}
+	}
+	add(f.Short, FileShort, "the volume's file is smaller than what was promised")
+	add(f.LimitDiffers, LimitDiffers, "the kernel's limit is missing or is not what was promised")
+	add(f.LimitOff != "", LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
+	if f.Outside > 0 {
+		add(true, OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; see docs/quotas.md for how to find and remove them", f.Outside)
+	} else {
+		add(f.Strays.Outside > 0, OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; see docs/quotas.md for how to find them", f.Strays.Outside)
+	}
+	add(f.full(), NoSpace, "no space is left")
+	add(f.InodesCounted && f.FreeInodes == 0, NoInodes, "no inodes are left")
+	add(f.InlineUnpublished, InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
+	return all
+}
+
+// remark is what is said of a volume that is in order.
+func (f Facts) remark() Condition {
 	switch {
-	case f.Pool != nil:
-		return abnormal(PoolNotServing, "the pool does not serve: %v", f.Pool)
-	case f.Damaged != nil:
-		return abnormal(RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
-	case f.Missing:
-		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or give the volume up: delete the pods that use it, and then its claim; "+
-			"if it has neither claim nor PersistentVolume, `/hostpath-csi-driver remove-lost --volume=%s`, in the container driver of this node, removes the record", f.Volume)
-	case f.IO != nil:
-		return abnormal(ReadFailed, "reading the volume failed: %v", f.IO)
-	case f.ReadOnly:
-		return abnormal(ReadOnly, "the pool's filesystem is read-only")
-	case f.Short:
-		return abnormal(FileShort, "the volume's file is smaller than what was promised")
-	case f.LimitDiffers:
-		return abnormal(LimitDiffers, "the kernel's limit is missing or is not what was promised")
-	case f.LimitOff != "":
-		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
-	case f.Outside > 0:
-		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; see docs/quotas.md for how to find and remove them", f.Outside)
-	case f.Strays.Outside > 0:
-		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; see docs/quotas.md for how to find them", f.Strays.Outside)
-	case f.full():
-		return abnormal(NoSpace, "no space is left")
-	case f.InodesCounted && f.FreeInodes == 0:
-		return abnormal(NoInodes, "no inodes are left")
-	case f.InlineUnpublished:
-		return abnormal(InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
-	case f.FilesystemErrors > 0:
-		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
 	case f.Contender != "":
 		return Condition{Message: fmt.Sprintf("in order; but another driver is configured with the pool, which is not shared, and waits for it: %s", f.Contender)}
 	case f.Unsearched != nil:
@@ -144,18 +235,50 @@ func (f Facts) Condition() Condition {
 	return Condition{Message: "in order"}
 }
 
+// reasonOfPool tells why a pool does not serve.
+func reasonOfPool(err error) Reason {
+	switch {
+	case errors.Is(err, hang.ErrTimeout):
+		return PoolHangs
+	case errors.Is(err, volume.ErrPoolMissing), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return PoolMissing
+	case unreadable(err):
+		return PoolFailing
+	}
+	return PoolNotServing
+}
+
+// reasonOfIO tells whether content is lost that could not be read.
+func reasonOfIO(err error) Reason {
+	switch {
+	case errors.Is(err, volume.ErrLost):
+		return FileMissing
+	case unreadable(err):
+		return DataUnreadable
+	}
+	return ReadFailed
+}
+
+// unreadable describes what Linux returns for a disk that cannot be read, and for what is damaged
+// on it: XFS and ext4 have EUCLEAN for structures that make no sense, and EBADMSG for wrong
+// checksums.
+func unreadable(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENXIO, syscall.EREMOTEIO, syscall.ENODATA},
+		func(errno error) bool { return errors.Is(err, errno) })
+}
+
 // OfSnapshot is the condition if the facts are of a snapshot. Nothing is written to one: it is
 // never full, and its limit and a read-only filesystem do it no harm.
 func (f Facts) OfSnapshot() Condition {
 	switch {
 	case f.Pool != nil:
-		return abnormal(PoolNotServing, "the pool does not serve: %v", f.Pool)
+		return abnormal(reasonOfPool(f.Pool), "the pool does not serve: %v", f.Pool)
 	case f.Damaged != nil:
 		return abnormal(RecordUnreadable, "the snapshot's record is unreadable: %v", f.Damaged)
 	case f.Missing:
 		return abnormal(DirectoryMissing, "the snapshot is lost: its directory is missing, and its record is kept: put the directory back, or delete the snapshot")
 	case f.IO != nil:
-		return abnormal(ReadFailed, "reading the snapshot failed: %v", f.IO)
+		return abnormal(reasonOfIO(f.IO), "reading the snapshot failed: %v", f.IO)
 	case f.Short:
 		return abnormal(FileShort, "the snapshot's file is smaller than its volume was")
 	case f.FilesystemErrors > 0:

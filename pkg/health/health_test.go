@@ -2,10 +2,17 @@ package health_test
 
 import (
 	"errors"
+	"fmt"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 func TestCondition(t *testing.T) {
@@ -27,7 +34,13 @@ func TestCondition(t *testing.T) {
 		"a pool that does not serve":                    {with(func(f *health.Facts) { f.Pool = broken }), health.PoolNotServing, "cause"},
 		"a damaged record":                              {with(func(f *health.Facts) { f.Damaged = broken }), health.RecordUnreadable, "record"},
 		"a missing directory":                           {with(func(f *health.Facts) { f.Missing = true }), health.DirectoryMissing, "missing"},
-		"an IO error":                                   {with(func(f *health.Facts) { f.IO = broken }), health.ReadFailed, "cause"},
+		"a pool that hangs":                             {with(func(f *health.Facts) { f.Pool = fmt.Errorf("it: %w", hang.Stuck(1)) }), health.PoolHangs, "hangs"},
+		"a pool that is not mounted":                    {with(func(f *health.Facts) { f.Pool = volume.PoolMissing("away") }), health.PoolMissing, "away"},
+		"a pool whose disk fails":                       {with(func(f *health.Facts) { f.Pool = fmt.Errorf("read: %w", syscall.EIO) }), health.PoolFailing, "input/output"},
+		"a read that failed":                            {with(func(f *health.Facts) { f.IO = broken }), health.ReadFailed, "cause"},
+		"an IO error":                                   {with(func(f *health.Facts) { f.IO = fmt.Errorf("read: %w", syscall.EIO) }), health.DataUnreadable, "input/output"},
+		"a wrong checksum":                              {with(func(f *health.Facts) { f.IO = syscall.EBADMSG }), health.DataUnreadable, "bad message"},
+		"a file that is missing":                        {with(func(f *health.Facts) { f.IO = fmt.Errorf("open: %w", volume.ErrLost) }), health.FileMissing, "open"},
 		"a read-only pool":                              {with(func(f *health.Facts) { f.ReadOnly = true }), health.ReadOnly, "read-only"},
 		"a limit that is not set":                       {with(func(f *health.Facts) { f.LimitDiffers = true }), health.LimitDiffers, "limit"},
 		"a filesystem with errors":                      {with(func(f *health.Facts) { f.FilesystemErrors = 3 }), health.FilesystemErrors, "3 errors"},
@@ -62,5 +75,58 @@ func TestCondition(t *testing.T) {
 		if !seen[reason] {
 			t.Errorf("no fact leads to the reason %s", reason)
 		}
+	}
+}
+
+func TestConditions(t *testing.T) {
+	broken := errors.New("cause")
+	for name, c := range map[string]struct {
+		facts health.Facts
+		want  []health.Reason
+	}{
+		"nothing": {health.Facts{FreeBytes: 1}, nil},
+		"all that the pool and the volume have": {
+			health.Facts{Damaged: broken, ReadOnly: true, Short: true, LimitDiffers: true, LimitOff: "xfs", Outside: 1, InodesCounted: true, InlineUnpublished: true, FilesystemErrors: 1},
+			[]health.Reason{
+				health.RecordUnreadable, health.ReadOnly, health.FileShort, health.LimitDiffers, health.LimitOff, health.OutsideLimit,
+				health.NoSpace, health.NoInodes, health.InlineUnpublished, health.FilesystemErrors,
+			},
+		},
+		"of two ways out of the limit one":              {health.Facts{FreeBytes: 1, Outside: 1, Strays: quota.Strays{Outside: 1}}, []health.Reason{health.OutsideLimit}},
+		"of a pool that does not serve what memory has": {health.Facts{Pool: broken, Missing: true}, []health.Reason{health.PoolNotServing, health.DirectoryMissing}},
+		"of what is lost no space":                      {health.Facts{Missing: true, FilesystemErrors: 1}, []health.Reason{health.DirectoryMissing, health.FilesystemErrors}},
+		"of what cannot be read no space":               {health.Facts{IO: broken, ReadOnly: true}, []health.Reason{health.ReadFailed, health.ReadOnly}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []health.Reason
+			for _, condition := range c.facts.Conditions() {
+				got = append(got, condition.Reason)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("the reasons are %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// CSI takes 16 entries of a volume. Of the pool's reasons it has one.
+func TestStatusOfEachReason(t *testing.T) {
+	lost, camel := 0, regexp.MustCompile(`^([A-Z][a-z]+)+$`)
+	for _, reason := range health.Reasons() {
+		if !camel.MatchString(string(reason)) {
+			t.Errorf("the reason %q is not in camel case", reason)
+		}
+		if reason.OfPool() && reason.Status() != health.Inaccessible {
+			t.Errorf("the status of %s is %d: a pool that does not serve has lost nothing", reason, reason.Status())
+		}
+		if reason.Status() == health.DataLoss {
+			lost++
+		}
+	}
+	if lost != 4 {
+		t.Errorf("%d reasons mean that data is gone, want 4", lost)
+	}
+	if all := len(health.Reasons()) - 3; all > 16 {
+		t.Errorf("a volume can have %d reasons, want at most 16", all)
 	}
 }

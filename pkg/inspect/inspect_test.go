@@ -60,7 +60,7 @@ func aNode() inspect.Report {
 						ID: "old", Mode: "mount", Condition: "in order; the volume has no record", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
 					},
 					{
-						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "directory_missing",
+						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "DirectoryMissing",
 						Recorded: true, Lost: true, Created: &made, PromisedBytes: number(20 * gib), RecordQuotaID: 1213202433,
 						Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
 					},
@@ -77,10 +77,10 @@ func aNode() inspect.Report {
 						Method: "reflink", Consistency: "point-in-time", Cut: &made, TookMillis: number(1250), StallMillis: number(0),
 					},
 					{
-						Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "directory_missing", Source: "pvc-1", Mode: "mount",
+						Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "DirectoryMissing", Source: "pvc-1", Mode: "mount",
 						SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made, TookMillis: number(90_000), StallMillis: number(340),
 					},
-					{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "record_unreadable"},
+					{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "RecordUnreadable"},
 				},
 				Creating: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
 				Trash: []inspect.Leftover{
@@ -89,7 +89,7 @@ func aNode() inspect.Report {
 				},
 			},
 			{
-				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "read_only",
+				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "ReadOnly",
 				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, SharesWith: []string{"home", "local"}, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
 				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), SetAsideBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0),
 				Volumes: []inspect.Volume{{
@@ -215,7 +215,7 @@ func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 		t.Errorf("%d things are not in order, want 2", report.Abnormal)
 	}
 	for i, another := range []string{`of pool "b" as well`, `of pool "a" as well`} {
-		if p := report.Pools[i]; !p.Readable || !p.Abnormal || p.Reason != "pool_not_serving" || !strings.Contains(p.Condition, another) {
+		if p := report.Pools[i]; !p.Readable || !p.Abnormal || p.Reason != "PoolNotServing" || !strings.Contains(p.Condition, another) {
 			t.Errorf("pool %s is %+v", p.Name, p)
 		}
 	}

@@ -269,15 +269,7 @@ func (r *reader) describe(p *Pool, space dir.Space) {
 	now := r.Ledger.Summary()
 	promised, overhead := now.Promised, now.Overhead
 	p.PromisedBytes, p.SetAsideBytes = &promised, &overhead
-	p.setCondition(health.Facts{
-		Pool:             r.unavailable,
-		FilesystemErrors: max(0, r.Errors),
-		ReadOnly:         space.ReadOnly,
-		FreeBytes:        space.FreeBytes,
-		SizeBytes:        space.SizeBytes,
-		InodesCounted:    space.Inodes > 0,
-		FreeInodes:       space.InodesFree,
-	})
+	p.setCondition(health.OfPool(r.unavailable, space, r.Errors))
 }
 
 // join counts what the pool owes and holds with that of the other pools on its filesystem, as a

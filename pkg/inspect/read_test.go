@@ -293,7 +293,7 @@ func TestInspect_unreadablePool(t *testing.T) {
 				c.make(t, b)
 				before := tree(t, b.Root)
 				v := b.see(localPool)
-				if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, c.says) {
+				if v.Readable || !health.Reason(v.Reason).OfPool() || !strings.Contains(v.Condition, c.says) {
 					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
 				}
 				if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
@@ -317,7 +317,7 @@ func TestInspect_changesNothing(t *testing.T) {
 		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-2", "pvc-8.abc"), 0o700))
 		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 		before := tree(t, b.Root)
-		if v := b.see(localPool); v.Reason == string(health.PoolNotServing) || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
+		if v := b.see(localPool); health.Reason(v.Reason).OfPool() || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
 			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in creating/ and in trash/", v)
 		}
 		if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
@@ -407,8 +407,8 @@ func TestInspect_snapshots(t *testing.T) {
 			t.Fatalf("%d volumes and %d snapshots are seen, want 2 and 5", len(p.Volumes), len(p.Snapshots))
 		}
 		for i, want := range []struct{ name, reason, source, mode string }{
-			{"daily", "", "pvc-1", "mount"}, {"image", "", "disk-1", "block"}, {"lost", "directory_missing", "pvc-1", "mount"},
-			{"short", "file_short", "disk-1", "block"}, {"torn", "record_unreadable", "", ""},
+			{"daily", "", "pvc-1", "mount"}, {"image", "", "disk-1", "block"}, {"lost", "DirectoryMissing", "pvc-1", "mount"},
+			{"short", "FileShort", "disk-1", "block"}, {"torn", "RecordUnreadable", "", ""},
 		} {
 			s := p.Snapshots[i]
 			if s.Name != want.name || s.Reason != want.reason || s.Abnormal != (want.reason != "") || s.Source != want.source || s.Mode != want.mode || s.Lost != (want.name == "lost") {
@@ -629,7 +629,7 @@ func TestInspect_poolThatHangs(t *testing.T) {
 	mounts := &bindtest.Fake{}
 	defer func() { must.Succeed(t, mounts.Close()) }()
 	v := inspect.Run(t.Context(), configs, inspect.Options{Mounts: mounts, HangAfter: time.Second}).Pools[0]
-	if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, "no answer for 1s") {
+	if v.Readable || v.Reason != string(health.PoolHangs) || !strings.Contains(v.Condition, "no answer for 1s") {
 		t.Errorf("the condition is %+v, want it to report the hang", v.Condition)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -16,7 +16,7 @@ func TestEveryReasonHasAnAlert(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	selectors := regexp.MustCompile(`hostpath_pool_abnormal_volumes\{reason(=|=~|!~)"([a-z_|]+)"\}`).FindAllStringSubmatch(string(rules), -1)
+	selectors := regexp.MustCompile(`hostpath_pool_abnormal_volumes\{reason(=|=~|!~)"([A-Za-z|]+)"\}`).FindAllStringSubmatch(string(rules), -1)
 	alertsOf := func(reason health.Reason) int {
 		found := 0
 		for _, selector := range selectors {
@@ -28,14 +28,14 @@ func TestEveryReasonHasAnAlert(t *testing.T) {
 	}
 	for _, reason := range health.Reasons() {
 		want := 1
-		if reason == health.PoolNotServing || reason == health.ReadOnly || reason == health.FilesystemErrors {
+		if reason.OfPool() || reason == health.ReadOnly || reason == health.FilesystemErrors {
 			want = 0
 		}
 		if got := alertsOf(reason); got != want {
 			t.Errorf("%d alerts fire for volumes because of %s, want %d", got, reason, want)
 		}
 	}
-	if got := alertsOf("a new reason"); got != 1 {
+	if got := alertsOf("NewReason"); got != 1 {
 		t.Errorf("%d alerts fire for a new reason, want 1", got)
 	}
 }

@@ -131,7 +131,7 @@ var (
 		Space: &dir.Space{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, InodesFree: 900}, Errors: 2,
 		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
 		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
-		Abnormal:  map[health.Reason]int{"no_space": 1, "directory_missing": 0},
+		Abnormal:  map[health.Reason]int{"NoSpace": 1, "DirectoryMissing": 0},
 		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3}, Copying: 1, Upstream: 5,
 		Copies: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {Count: 6, Failed: 2, Took: 1500 * time.Millisecond, Stalled: 250 * time.Millisecond}},
 	}
@@ -147,8 +147,8 @@ func TestPools(t *testing.T) {
 		Space: &dir.Space{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true}, Errors: volume.Unknown,
 	}
 	all := []string{
-		`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
-		`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
+		`hostpath_pool_abnormal_volumes{pool="local",reason="DirectoryMissing"} 0`,
+		`hostpath_pool_abnormal_volumes{pool="local",reason="NoSpace"} 1`,
 		`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
 		`hostpath_pool_copies_in_progress{pool="local"} 1`,
 		`hostpath_pool_copy_duration_seconds_count{method="copy",pool="local"} 0`,

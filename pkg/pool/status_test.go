@@ -122,7 +122,7 @@ func TestStatusOfMissingPool(t *testing.T) {
 		if status.Space != nil || status.Available != 0 || status.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
 			t.Errorf("status %+v, want no numbers and an error just now", status)
 		}
-		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolNotServing: 1}), status.Abnormal); diff != "" {
+		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolMissing: 1}), status.Abnormal); diff != "" {
 			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
 		}
 		if status := b.Status()[1]; !status.LastError.IsZero() {

@@ -29,6 +29,9 @@ var (
 	ErrBusy = errors.New("another call is in progress")
 	// ErrUnavailable reports a pool that does not serve at the moment.
 	ErrUnavailable = errors.New("pool unavailable")
+	// ErrPoolMissing reports a pool whose filesystem or directory is not at its path; see
+	// PoolMissing.
+	ErrPoolMissing = errors.New("pool missing")
 	// ErrDamagedRecord reports a record whose content is not valid. Removing the
 	// record, or writing it again, repairs the volume.
 	ErrDamagedRecord = errors.New("damaged record")
@@ -53,3 +56,13 @@ func IsDamage(err error) bool {
 	}
 	return false
 }
+
+// PoolMissing is an ErrPoolMissing that says no more than why.
+func PoolMissing(why string) error { return &poolMissing{why} }
+
+type poolMissing struct{ why string }
+
+func (m *poolMissing) Error() string { return m.why }
+
+// Is has errors.Is find that it is an ErrPoolMissing.
+func (m *poolMissing) Is(target error) bool { return target == ErrPoolMissing }

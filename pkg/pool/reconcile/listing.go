@@ -79,7 +79,7 @@ func (l *Listing) Describe(id volume.ID, e store.Entry, d *dir.Dir) Volume {
 func (l *Listing) answer(id volume.ID, c ledger.Card, facts health.Facts, published []bind.Publication) Volume {
 	v := l.Volume(id, c, l.Space)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
-	v.Condition = facts.Condition()
+	v.Condition, v.Conditions = facts.Condition(), facts.Conditions()
 	v.Nodes = l.Nodes(published, l.Elsewhere[id.String()])
 	return v
 }

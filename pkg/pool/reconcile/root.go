@@ -1,8 +1,6 @@
 package reconcile
 
 import (
-	"errors"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
@@ -26,7 +24,7 @@ func CheckMount(c *poolconfig.Pool, mounts Mounts, root *dir.Dir) error {
 		return err
 	}
 	if !mounted {
-		return errors.New("no filesystem is mounted at its path, and requireMount is set")
+		return volume.PoolMissing("no filesystem is mounted at its path, and requireMount is set")
 	}
 	return nil
 }

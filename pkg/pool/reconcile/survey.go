@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"fmt"
+
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
@@ -19,8 +21,17 @@ type Surveyed struct {
 	Used, Inodes int64
 	// Unused is what the volume may still take of its promise, in bytes, or volume.Unknown where
 	// nothing but the end of the disk stops it.
-	Unused    int64
-	Condition health.Condition
+	Unused int64
+	// Condition is the worst of the Conditions, or a remark where there are none.
+	Condition  health.Condition
+	Conditions []health.Condition
+	lost       bool
+}
+
+// Ill is a volume that was found abnormal. Lost: its directory was missing, and no call worked on it.
+type Ill struct {
+	ID   volume.ID
+	Lost bool
 }
 
 // A Survey is what a check at each volume of a pool gave.
@@ -34,6 +45,8 @@ type Survey struct {
 	LostSnapshots int
 	// Upstream is how many snapshots of the upstream KubeVirt driver there seem to be, or volume.Unknown.
 	Upstream int
+	// Ill are the volumes that are abnormal, in the order of their ids.
+	Ill []Ill
 	// Unread has what was logged of the volumes that could not be read.
 	Unread  map[volume.ID]string
 	Volumes []Surveyed // if they are asked for
@@ -43,6 +56,7 @@ type Survey struct {
 func (s *Survey) Add(v Surveyed) {
 	if v.Condition.Abnormal {
 		s.Abnormal[v.Condition.Reason]++
+		s.Ill = append(s.Ill, Ill{v.ID, v.lost})
 	}
 	if v.Unused == volume.Unknown {
 		s.Unlimited++
@@ -96,9 +110,28 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 	return max(0, e.Promised()-used.UsedBytes)
 }
 
+// Health is what is wrong with one volume; nil for nothing. ErrNotFound means that there is none.
+func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
+	space, err := p.Store.Space()
+	if err != nil {
+		return p.Remembered(id, Unavailable(p.Config, err)), nil
+	}
+	l := &Listing{Pool: p, Space: space}
+	v, ok := l.Survey(id)
+	if !ok {
+		return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+	}
+	return v.Conditions, nil
+}
+
+// Remembered is what is wrong with a volume whose pool does not serve, for the reason that is given.
+func (p *Pool) Remembered(id volume.ID, why error) []health.Condition {
+	return rememberedFacts(id, p.Ledger.Known(id), why, nil).Conditions()
+}
+
 func (l *Listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
 	return Surveyed{
 		ID: id, Pool: l.Config.Name, Bytes: l.Volume(id, c, l.Space).Bytes,
-		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(),
+		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(), Conditions: facts.Conditions(), lost: facts.Missing,
 	}
 }

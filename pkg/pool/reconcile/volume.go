@@ -28,8 +28,10 @@ type Volume struct {
 	// Lost: there is a record, but no directory.
 	Lost bool
 	// Nodes are those that have the volume published.
-	Nodes     []volume.NodeID
-	Condition health.Condition
+	Nodes []volume.NodeID
+	// Condition is the worst of the Conditions, or a remark where there are none.
+	Condition  health.Condition
+	Conditions []health.Condition
 }
 
 // Volume makes the answer from what is known.

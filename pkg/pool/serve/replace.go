@@ -7,6 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Another filesystem may be mounted over a pool after the driver opened the bare directory, as
@@ -74,7 +75,7 @@ func (p *Pool) markCovered() error {
 	return store.MarkCovered(covered)
 }
 
-var errCovered = errors.New("a filesystem was mounted over it and is missing; mount it, or, to serve the bare directory, remove " + store.OwnName + "/covered in it")
+var errCovered = volume.PoolMissing("a filesystem was mounted over it and is missing; mount it, or, to serve the bare directory, remove " + store.OwnName + "/covered in it")
 
 // checkCovered returns why a directory is not served that another filesystem was mounted over before
 // a restart.
@@ -104,7 +105,7 @@ func (p *Pool) mountedOver() (bool, error) {
 }
 
 // errElsewhere reports a link, or another directory, in the place of the one that was opened.
-var errElsewhere = errors.New("its path leads to another place than when it was opened first")
+var errElsewhere = volume.PoolMissing("its path leads to another place than when it was opened first")
 
 // checkSeen returns errElsewhere for a directory that is elsewhere.
 func (p *Pool) checkSeen(root *dir.Dir) error {
@@ -141,4 +142,4 @@ func (p *Pool) checkMount(root *dir.Dir) error {
 	return errUnmounted
 }
 
-var errUnmounted = errors.New("the filesystem that was mounted over it is gone")
+var errUnmounted = volume.PoolMissing("the filesystem that was mounted over it is gone")

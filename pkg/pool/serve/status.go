@@ -59,6 +59,8 @@ type Status struct {
 	// RemovedFiles is how many files and directories the reaper took on, and RemovedVolumes
 	// how many pieces of trash it has erased.
 	RemovedFiles, RemovedVolumes uint64
+	// Conditions are what is wrong with the pool as a whole; nil for nothing.
+	Conditions []health.Condition
 	// Abnormal is how many volumes have an abnormal condition, by all reasons that there
 	// are; nil while that is not known.
 	Abnormal map[health.Reason]int
@@ -127,12 +129,24 @@ func (p *Pool) Status() Status {
 		status.Upstream = last.Upstream
 		status.Snapshots.Lost = max(status.Snapshots.Lost, last.LostSnapshots)
 	}
+	status.Conditions = st.conditions()
 	status.Abnormal = p.abnormal(st, now)
 	if failed := p.lastError.Load(); failed != nil {
 		status.LastError = *failed
 	}
 	return status
 }
+
+// conditions are what is wrong with a pool, as inspect has them.
+func (s *state) conditions() []health.Condition {
+	if s.space == nil {
+		return health.Facts{Pool: s.err}.Conditions()
+	}
+	return health.OfPool(s.err, *s.space, s.errors).Conditions()
+}
+
+// reason is why a pool does not serve.
+func (s *state) reason() health.Reason { return health.Facts{Pool: s.err}.Condition().Reason }
 
 // abnormal is how many volumes are so by the last survey, or all of them where the pool does
 // not serve.
@@ -150,7 +164,7 @@ func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 		}
 	}
 	if st.err != nil {
-		abnormal[health.PoolNotServing] = now.Volumes
+		abnormal[st.reason()] = now.Volumes
 	}
 	return abnormal
 }

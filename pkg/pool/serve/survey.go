@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -34,10 +35,28 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	for _, v := range volumes {
 		away = append(away, Surveyed{
 			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown,
-			Condition: health.Facts{Pool: err}.Condition(),
+			Condition: health.Facts{Pool: err}.Condition(), Conditions: health.Facts{Pool: err}.Conditions(),
 		})
 	}
 	return away
+}
+
+// Ill are up to most volumes that may be abnormal, in the order of their ids, beginning after an id: those
+// that the last survey found so, or all of a pool that does not serve or was not surveyed yet.
+func (p *Pool) Ill(after volume.ID, most int) []reconcile.Ill {
+	last := p.surveyed.Load()
+	if last == nil || p.state.Load().err != nil {
+		var all []reconcile.Ill
+		for _, v := range p.Ledger.Volumes(after, most) {
+			all = append(all, reconcile.Ill{ID: v.ID})
+		}
+		return all
+	}
+	from, found := slices.BinarySearchFunc(last.Ill, after, func(v reconcile.Ill, id volume.ID) int { return v.ID.Compare(id) })
+	if found {
+		from++
+	}
+	return last.Ill[from:min(len(last.Ill), from+most)]
 }
 
 // surveyAll checks each volume now and then until ctx ends, so that problems of volumes
@@ -154,7 +173,7 @@ func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
 			continue
 		}
 		found.Add(v)
-		if v.Condition.Reason == health.ReadFailed {
+		if v.Condition.Reason.Unread() {
 			p.logUnread(v, found)
 		}
 		if p.Options.EachVolume {
@@ -169,6 +188,6 @@ func (p *Pool) logUnread(v Surveyed, found *reconcile.Survey) {
 	p.noteError()
 	found.Unread[v.ID] = v.Condition.Message
 	if last := p.surveyed.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
-		p.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String())
+		p.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String(), "reason", v.Condition.Reason)
 	}
 }

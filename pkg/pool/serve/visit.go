@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
@@ -94,22 +95,43 @@ func (p *Pool) visit(id *opened) (*Visit, error) {
 	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
 }
 
-// openInTime is open for callers that the checks of the pool may not have warned yet:
-// they, and the volumes that they hold, do not wait for a filesystem that hangs, and those
-// that come after them not at all, until a check has found out more than st says. What is
-// opened after all is closed by itself.
+// openInTime is open for callers that the checks of the pool may not have warned yet.
+// What is opened after all is closed by itself.
 func (p *Pool) openInTime(id *opened, st *state) (*Visit, error) {
-	v, err := hang.Run(context.Background(), p.Options.HangAfter, func() (*Visit, error) { return p.visit(id) },
+	return inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) },
 		func(v *Visit, err error) {
 			if err == nil {
 				v.Close()
 			}
 		})
+}
+
+// inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
+// that come after it not at all, until a check has found out more than st says.
+func inTime[T any](ctx context.Context, p *Pool, st *state, do func() (T, error), late func(T, error)) (T, error) {
+	answer, err := hang.Run(ctx, p.Options.HangAfter, do, late)
 	if errors.Is(err, hang.ErrTimeout) {
 		p.hung.Store(st)
 		err = p.hangs()
 	}
-	return v, err
+	return answer, err
+}
+
+// Health is what is wrong with a volume that the pool is known to have, also while the pool does not
+// serve or hangs; nil for nothing. Errors: ErrNotFound, ErrUnavailable for a pool that was not checked yet.
+func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
+	found, err := inTime(ctx, p, p.state.Load(), func() ([]health.Condition, error) {
+		v, err := p.Enter()
+		if err != nil {
+			return nil, err
+		}
+		defer v.Close()
+		return v.Scan().Health(id)
+	}, nil)
+	if errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, ErrNotChecked) {
+		return p.Scan().Remembered(id, err), nil
+	}
+	return found, err
 }
 
 // Scan is the pool for reading it. A call asks for it several times.

@@ -97,7 +97,7 @@ func (p *Pool) settle(st state) {
 	}
 	switch {
 	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
-		p.Log.Error(st.err, "Pool does not serve", "path", p.Config.Path)
+		p.Log.Error(st.err, "Pool does not serve", "path", p.Config.Path, "reason", st.reason())
 	case st.err == nil && old.err != nil:
 		p.logServing(st)
 	}

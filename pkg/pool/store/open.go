@@ -166,7 +166,7 @@ func (s *Store) recordsDir() (_ *dir.Dir, err error) {
 }
 
 // ErrOther reports that another directory is at the path than the pool that was opened.
-var ErrOther = errors.New("what is at its path is not the pool that was opened")
+var ErrOther = volume.PoolMissing("what is at its path is not the pool that was opened")
 
 // Open opens a pool and makes sure that it is the one with that identity, and not the bare
 // directory below a mount that went away.

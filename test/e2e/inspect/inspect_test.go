@@ -255,7 +255,7 @@ func testSnapshots(t *testing.T, program string) {
 
 	b.Must(b.Process.Stop())
 	b.Must(os.Rename(filepath.Join(b.pool, ".hostpath-provisioner", "snapshots", "~monday"), filepath.Join(filepath.Dir(b.pool), "aside")))
-	if lost := b.report(2, "--snapshots").Pools[0].Snapshots[2]; !lost.Lost || lost.Reason != "directory_missing" {
+	if lost := b.report(2, "--snapshots").Pools[0].Snapshots[2]; !lost.Lost || lost.Reason != "DirectoryMissing" {
 		t.Errorf("the lost snapshot is %+v", lost)
 	}
 }

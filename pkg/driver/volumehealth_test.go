@@ -1,0 +1,256 @@
+package driver_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// often has what is wrong noticed at once.
+func often(o *pool.Options) {
+	o.CheckEvery, o.RetryEvery, o.SyncEvery = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(time.Minute)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// entries are the statuses and reasons of a volume, such as "DATA_LOSS DirectoryMissing".
+func entries(h *csi.VolumeHealth) string {
+	var all []string
+	for _, e := range h.GetHealthStatuses() {
+		all = append(all, e.GetStatus().String()+" "+e.GetReason())
+	}
+	return strings.Join(all, ", ")
+}
+
+func (r *rig) nodeHealth(t *testing.T, id, path string) *csi.VolumeHealth {
+	t.Helper()
+	response, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
+	must.Succeed(t, err)
+	wantEqual(t, "the id", response.GetVolumeHealth().GetVolumeId(), id)
+	return response.GetVolumeHealth()
+}
+
+// ill lists the volumes that are not healthy, some at a time.
+func (r *rig) ill(t *testing.T, most int32) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for token := ""; ; {
+		page, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: most, StartingToken: token})
+		must.Succeed(t, err)
+		if most > 0 && len(page.GetEntries()) > int(most) {
+			t.Errorf("a page has %d entries, want at most %d", len(page.GetEntries()), most)
+		}
+		for _, e := range page.GetEntries() {
+			if _, twice := all[e.GetVolumeId()]; twice || len(e.GetHealthStatuses()) == 0 {
+				t.Errorf("%s is listed twice: %v; or is healthy: %v", e.GetVolumeId(), twice, e)
+			}
+			all[e.GetVolumeId()] = entries(e)
+		}
+		if token = page.GetNextToken(); token == "" {
+			return all
+		}
+	}
+}
+
+func TestGetVolumeHealthOfUnknownVolumes(t *testing.T) {
+	r := newRig(t, setup{})
+	for name, ask := range map[string]func(id string) error{
+		"ControllerGetVolumeHealth": func(id string) error {
+			_, err := r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+			return err
+		},
+		"NodeGetVolumeHealth": func(id string) error {
+			_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+			return err
+		},
+	} {
+		for id, c := range badIDs {
+			t.Run(name+" of "+id, func(t *testing.T) { wantCode(t, ask(c.id), codes.InvalidArgument, c.says) })
+		}
+		t.Run(name+" of one that is not there", func(t *testing.T) { wantCode(t, ask("pvc-1"), codes.NotFound, "pvc-1") })
+	}
+	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "pvc-1", VolumePublishPath: "relative"})
+	wantCode(t, err, codes.InvalidArgument, "not absolute")
+}
+
+// A volume is there or is not, whether it is published or not.
+func TestNodeGetVolumeHealthOfUnpublishedVolume(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool, options: often})
+	r.create(t, "pvc-1", "other")
+	for _, path := range []string{"", r.target("pvc-1")} {
+		wantEqual(t, "while nothing is wrong", entries(r.nodeHealth(t, "pvc-1", path)), "")
+	}
+	must.Succeed(t, os.Rename(r.path("other", "pvc-1"), r.path("other", ".aside")))
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("pvc-1", r.target("pvc-1")))
+	wantCode(t, err, codes.NotFound, "lost")
+	for _, path := range []string{"", r.target("pvc-1")} {
+		wantEqual(t, "without its directory", entries(r.nodeHealth(t, "pvc-1", path)), "DATA_LOSS DirectoryMissing")
+	}
+	must.Succeed(t, os.Rename(r.path("other", ".hostpath-provisioner"), r.path("other", ".own")))
+	eventually(t, "the pool is missing", func() bool {
+		return strings.HasPrefix(entries(r.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolMissing")
+	})
+	// One that was never seen may be in that pool. Only this node is asked to publish it.
+	wantEqual(t, "a volume that may be in the pool", entries(r.nodeHealth(t, "pvc-2", "")), "INACCESSIBLE PoolMissing")
+	_, err = r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "pvc-2"})
+	wantCode(t, err, codes.Unavailable, "other")
+
+	must.Succeed(t, os.Rename(r.path("other", ".own"), r.path("other", ".hostpath-provisioner")))
+	must.Succeed(t, os.Rename(r.path("other", ".aside"), r.path("other", "pvc-1")))
+	wantEqual(t, "when all is back", entries(r.nodeHealth(t, "pvc-1", "")), "")
+}
+
+// hungQuota does not answer while it has a channel that is open.
+type hungQuota struct {
+	quota.Facility
+	until *atomic.Pointer[chan struct{}]
+}
+
+func (h hungQuota) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	if until := h.until.Load(); until != nil {
+		<-*until
+	}
+	return h.Facility.Usage(d, id)
+}
+
+// The answer does not wait for the disk, and the next ones not at all.
+func TestVolumeHealthWhileDiskHangs(t *testing.T) {
+	hangs, until := make(chan struct{}), atomic.Pointer[chan struct{}]{}
+	r := newRig(t, setup{options: func(o *pool.Options) {
+		o.HangAfter, o.CheckEvery, o.SyncEvery = time.Second, time.Hour, time.Hour
+		o.DetectQuota = func(*dir.Dir) (quota.Facility, error) { return hungQuota{&quotatest.Fake{}, &until}, nil }
+	}})
+	r.create(t, "pvc-1", "")
+	until.Store(&hangs)
+	defer close(hangs)
+	for range 3 {
+		wantEqual(t, "while the disk hangs", entries(r.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolHangs")
+	}
+}
+
+func TestControllerListVolumeHealth(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool, options: often})
+	for _, id := range []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4", "pvc-5", "pvc-6"} {
+		r.create(t, id, "other")
+	}
+	eventually(t, "all are healthy", func() bool { return len(r.ill(t, 0)) == 0 })
+	lost := map[string]string{"pvc-1": "DATA_LOSS DirectoryMissing", "pvc-3": "DATA_LOSS DirectoryMissing", "pvc-6": "DATA_LOSS DirectoryMissing"}
+	for id := range lost {
+		must.Succeed(t, os.Rename(r.path("other", id), r.path("other", "."+id)))
+	}
+	eventually(t, "the lost ones are listed", func() bool { return len(r.ill(t, 0)) == len(lost) })
+	for most := range int32(5) {
+		wantEqual(t, "the volumes in pages", r.ill(t, most), lost)
+	}
+	// What is well again is not listed, also before the next survey.
+	must.Succeed(t, os.Rename(r.path("other", ".pvc-3"), r.path("other", "pvc-3")))
+	delete(lost, "pvc-3")
+	wantEqual(t, "with one that is back", r.ill(t, 1), lost)
+
+	must.Succeed(t, os.Rename(r.path("other", ".hostpath-provisioner"), r.path("other", ".own")))
+	eventually(t, "all volumes of a pool that is missing are listed", func() bool { return len(r.ill(t, 4)) == 6 })
+
+	_, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{StartingToken: "unknown"})
+	wantCode(t, err, codes.Aborted)
+	_, err = r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+func TestNodeGetStorageHealth(t *testing.T) {
+	r := newRig(t, setup{
+		pools:   `[{"name":"a","path":"a"},{"name":"b","path":"b"},{"name":"c","path":"c"}]`,
+		options: func(o *pool.Options) { often(o); o.CountErrors = countIn("c") },
+	})
+	storage := func() []*csi.NodeGetStorageHealthResponse_StorageBackendHealth {
+		response, err := r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		must.Succeed(t, err)
+		return response.GetBackendHealth()
+	}
+	for _, in := range []string{"a", "b"} {
+		must.Succeed(t, os.Rename(r.path(in, ".hostpath-provisioner"), r.path(in, ".own")))
+	}
+	eventually(t, "both pools are missing", func() bool { return len(storage()) == 2 && strings.Contains(storage()[0].GetMessage(), `"b"`) })
+	got := storage()
+	wantEqual(t, "the first status", got[0].GetStatus(), csi.StorageHealthErrorType_STORAGE_UNREACHABLE)
+	wantEqual(t, "the first reason", got[0].GetReason(), string(health.PoolMissing))
+	wantContains(t, got[0].GetMessage(), `pool "a"`, `pool "b"`)
+	wantEqual(t, "the second status", got[1].GetStatus(), csi.StorageHealthErrorType_STORAGE_DEGRADED)
+	wantEqual(t, "the second reason", got[1].GetReason(), string(health.FilesystemErrors))
+	wantContains(t, got[1].GetMessage(), `pool "c"`, "2 errors")
+	for _, in := range []string{"a", "b"} {
+		must.Succeed(t, os.Rename(r.path(in, ".own"), r.path(in, ".hostpath-provisioner")))
+	}
+	eventually(t, "the pools are back", func() bool { return len(storage()) == 1 })
+}
+
+// countIn has the filesystem of one pool count errors.
+func countIn(name string) func(*dir.Dir) (int64, error) {
+	return func(d *dir.Dir) (int64, error) {
+		if filepath.Base(d.String()) == name {
+			return 2, nil
+		}
+		return 0, nil
+	}
+}
+
+func TestHealthIsNotKnownBeforePoolsAreChecked(t *testing.T) {
+	hang := make(chan struct{})
+	r := newRig(t, setup{unlooked: true, hooks: hooks{sameFilesystem: func() { <-hang }}, options: func(o *pool.Options) { o.SystemPath = "/" }})
+	defer close(hang)
+	_, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+	wantCode(t, err, codes.Unavailable)
+	_, err = r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	wantCode(t, err, codes.Unavailable)
+}
+
+// What the messages hold is bounded, and each reason is there once.
+func TestVolumeHealthIsBounded(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, c := range ailments {
+		t.Run(name, func(t *testing.T) {
+			p := newPatient(t, c)
+			h := p.nodeHealth(t, "vol", p.target("vol"))
+			got, err := p.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "vol"})
+			must.Succeed(t, err)
+			wantEqual(t, "the health by the controller", got.GetVolumeHealth(), h)
+			seen := make(map[string]bool)
+			for _, e := range h.GetHealthStatuses() {
+				if seen[e.GetReason()] || len(e.GetMessage()) > 1024 || len(e.GetReason()) > 128 || e.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+					t.Errorf("the entry %v is twice there, too long or has no status", e)
+				}
+				seen[e.GetReason()] = true
+			}
+			if c.reason != "" && !seen[string(c.reason)] || c.reason == "" && len(seen) > 0 {
+				t.Errorf("the health is %v, want the reason %q", h, c.reason)
+			}
+		})
+	}
+}
