@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -94,15 +93,13 @@ func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, er
 	if err != nil {
 		return pool.Request{}, err
 	}
-	requirements := req.GetAccessibilityRequirements()
-	allowed := slices.Concat(requirements.GetRequisite(), requirements.GetPreferred())
 	return pool.Request{
 		ID:             id,
 		Pool:           name,
 		Range:          parseRange(req.GetCapacityRange()),
 		Mode:           wanted.mode,
 		MultiNode:      wanted.multiNode,
-		OtherNodesOnly: !c.config.includes(allowed),
+		OtherNodesOnly: !c.config.meets(req.GetAccessibilityRequirements()),
 		Source:         source,
 	}, nil
 }

@@ -46,7 +46,7 @@ func TestPluginCapabilities(t *testing.T) {
 		}
 		got[c.GetService().GetType().String()]++
 	}
-	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1, "ONLINE": 1})
+	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1, "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": 1, "ONLINE": 1})
 }
 
 func TestProbeIsReadyAfterFirstCheck(t *testing.T) {

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -148,6 +149,11 @@ func (c Config) includes(topologies []*csi.Topology) bool {
 		}
 	}
 	return len(topologies) == 0
+}
+
+// meets reports whether what is made on this node can be reached as required.
+func (c Config) meets(required *csi.TopologyRequirement) bool {
+	return c.includes(slices.Concat(required.GetRequisite(), required.GetPreferred()))
 }
 
 // topology is where a volume can be reached: from this node, or, for a shared

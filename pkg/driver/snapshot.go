@@ -62,6 +62,9 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	if err != nil {
 		return nil, err
 	}
+	if !c.config.meets(req.GetAccessibilityRequirements()) {
+		return nil, fmt.Errorf("snapshot volume %s: %w: a snapshot is where its volume is, on node %s", request.Source, volume.ErrOtherNode, c.config.Node)
+	}
 	unlock, err := c.pools.Lock(request.ID)
 	if err != nil {
 		return nil, err
@@ -255,11 +258,12 @@ func (c *controller) describeSnapshot(s pool.Snapshot) *csi.Snapshot {
 		id += handleSeparator + c.config.Node.String()
 	}
 	return &csi.Snapshot{
-		SnapshotId:     id,
-		SourceVolumeId: s.Origin.ID,
-		SizeBytes:      s.Origin.Bytes,
-		CreationTime:   timestamppb.New(s.Origin.Cut),
-		ReadyToUse:     !s.Lost,
+		SnapshotId:         id,
+		SourceVolumeId:     s.Origin.ID,
+		SizeBytes:          s.Origin.Bytes,
+		CreationTime:       timestamppb.New(s.Origin.Cut),
+		ReadyToUse:         !s.Lost,
+		AccessibleTopology: c.config.topology(false), // no shared pool has snapshots
 	}
 }
 

@@ -88,3 +88,40 @@ func TestListSnapshotsPages(t *testing.T) {
 	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-1"})
 	wantCode(t, err, codes.NotFound, "snapshot s-1")
 }
+
+// A snapshot can be restored on the node of its volume, and a client is told so.
+func TestSnapshotTopology(t *testing.T) {
+	r := newRig(t, setup{})
+	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	must.Succeed(t, err)
+	here, there := onNode(nodeName), onNode("elsewhere")
+	snapshot := func(required *csi.TopologyRequirement) (*csi.CreateSnapshotResponse, error) {
+		return r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", AccessibilityRequirements: required})
+	}
+	foreign := &csi.TopologyRequirement{Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{there}}
+	_, err = snapshot(foreign)
+	wantCode(t, err, codes.ResourceExhausted, "vol", nodeName)
+	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	must.Succeed(t, err)
+	wantEqual(t, "the snapshots after that", len(list.GetEntries()), 0)
+
+	for what, required := range map[string]*csi.TopologyRequirement{
+		"no requirement":       nil,
+		"an empty requirement": {},
+		"this node":            {Requisite: []*csi.Topology{here}, Preferred: []*csi.Topology{here}},
+		"one of two nodes":     {Requisite: []*csi.Topology{there, here}},
+	} {
+		made, err := snapshot(required)
+		must.Succeed(t, err)
+		wantEqual(t, "the topology for "+what, made.GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
+	}
+	// It is there, and cannot be reached from where it has to be.
+	_, err = snapshot(foreign)
+	wantCode(t, err, codes.ResourceExhausted)
+	list, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	must.Succeed(t, err)
+	wantEqual(t, "the listed topology", list.GetEntries()[0].GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
+	got, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: list.GetEntries()[0].GetSnapshot().GetSnapshotId()})
+	must.Succeed(t, err)
+	wantEqual(t, "the topology of one", got.GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
+}
