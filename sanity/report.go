@@ -85,6 +85,7 @@ var lacking = []string{
 var needed = []string{
 	"CreateVolume", "DeleteVolume", "ListVolumes", "GetCapacity", "NodePublishVolume", "NodeGetVolumeStats", "NodeExpandVolume",
 	"CreateSnapshot", "DeleteSnapshot", "ListSnapshots", "GetSnapshot", "existing source snapshot", "existing source volume",
+	"ControllerGetVolumeHealth", "ControllerListVolumeHealth", "NodeGetVolumeHealth", "NodeGetStorageHealth", "snapshot with accessibility requirements",
 }
 
 // problems are the specs that failed or were skipped without leave, and what no spec has tried.

@@ -40,6 +40,13 @@ func scaleRows(ctx context.Context, s *scene) ([]comparison, error) {
 			name: name + with, unit: micros, samples: s.order.fewer(fewer), budget: budget{atMost: 1.5}, ours: how(many), limit: how(other),
 		}
 	}
+	// Compared with an empty call of the same driver.
+	empty := func(name string, call action, atMost float64) comparison {
+		return comparison{
+			name: name + with, unit: micros, samples: s.order.fewer(3), budget: budget{atMost: atMost},
+			ours: timed(nothing, call, nothing), limit: timed(nothing, many.ask, nothing),
+		}
+	}
 	start := func(a *actor) measureFunc {
 		return timed(func(context.Context) error { return a.Process.Stop() }, a.restart, nothing)
 	}
@@ -51,6 +58,8 @@ func scaleRows(ctx context.Context, s *scene) ([]comparison, error) {
 		one("NodeGetVolumeStats", 3, func(a *actor) measureFunc { return timed(nothing, a.stats(statsID), nothing) }, none),
 		one("GetCapacity", 3, func(a *actor) measureFunc { return timed(nothing, a.capacity, nothing) }, none),
 		one(fmt.Sprintf("ListVolumes, a page of %d", pageEntries), 3, func(a *actor) measureFunc { return timed(nothing, a.page, nothing) }, tenth),
+		empty("NodeGetVolumeHealth", many.volumeHealth, 1.5),
+		empty("ControllerListVolumeHealth, all healthy", many.listIll, 2),
 		// Starts come last: the calls are of drivers that have been running for a while.
 		{name: "start" + with, unit: micros, budget: budget{max: 0.5e6}, ours: start(many), limit: timed(nothing, many.readRecords, nothing)},
 		{name: "start, no volumes", unit: micros, ours: start(none)},
@@ -98,6 +107,24 @@ func (a *actor) restart(ctx context.Context) error {
 // page asks for the first volumes.
 func (a *actor) page(ctx context.Context) error {
 	_, err := a.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries})
+	return err
+}
+
+// volumeHealth asks for the health of the published volume.
+func (a *actor) volumeHealth(ctx context.Context) error {
+	got, err := a.Kubelet().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: statsID, VolumePublishPath: a.Target(statsID)})
+	if err == nil && len(got.GetVolumeHealth().GetHealthStatuses()) > 0 {
+		return fmt.Errorf("the volume is not healthy: %v", got)
+	}
+	return err
+}
+
+// listIll asks for the volumes that are not healthy. There are none.
+func (a *actor) listIll(ctx context.Context) error {
+	got, err := a.Controller().ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{})
+	if err == nil && len(got.GetEntries()) > 0 {
+		return fmt.Errorf("volumes are not healthy: %v", got)
+	}
 	return err
 }
 

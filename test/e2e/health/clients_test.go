@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
@@ -36,8 +37,20 @@ func (d *driver) askOld(t *testing.T, program, id string) (got reported) {
 	return got
 }
 
-// Clients of CSI v1.12 are told of conditions as before.
-func TestClientOfOldVersion(t *testing.T) {
+// health is what a client of v1.13 is told of a volume.
+func (d *driver) health(t *testing.T, id string) string {
+	t.Helper()
+	got, err := d.Kubelet().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: d.Target(id)})
+	must.Succeed(t, err)
+	var all []string
+	for _, e := range got.GetVolumeHealth().GetHealthStatuses() {
+		all = append(all, e.GetStatus().String()+" "+e.GetReason())
+	}
+	return strings.Join(all, ", ")
+}
+
+// Clients of CSI v1.12 are told of conditions as before, and those of v1.13 of the health, by one driver.
+func TestClientsOfBothVersions(t *testing.T) {
 	pool := filepath.Join(testenv.LoopFS(t, "ext4", 64*mib), "pool")
 	d := start(t, drivertest.Built(t), pool)
 	d.AwaitServing()
@@ -60,6 +73,9 @@ func TestClientOfOldVersion(t *testing.T) {
 		got := d.askOld(t, program, id)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("a client of v1.12 is told something else of %s than the bytes of the driver have (-driver +client):\n%s", id, diff)
+		}
+		if is, want := d.health(t, id), map[string]string{"lost": "DATA_LOSS DirectoryMissing"}[id]; is != want {
+			t.Errorf("a client of v1.13 is told %q of %s, want %q", is, id, want)
 		}
 		if got.ListVolumes.GetAbnormal() != (id == "lost") || got.ListVolumes.GetMessage() == "" {
 			t.Errorf("the condition of %s is %+v", id, got.ListVolumes)
