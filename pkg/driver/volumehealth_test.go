@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -52,8 +53,16 @@ func entries(h *csi.VolumeHealth) string {
 
 func (r *rig) nodeHealth(t *testing.T, id, path string) *csi.VolumeHealth {
 	t.Helper()
-	response, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
-	must.Succeed(t, err)
+	var response *csi.NodeGetVolumeHealthResponse
+	eventually(t, "no other call is at work on "+id, func() bool {
+		var err error
+		response, err = r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
+		if status.Code(err) == codes.Aborted {
+			return false
+		}
+		must.Succeed(t, err)
+		return true
+	})
 	wantEqual(t, "the id", response.GetVolumeHealth().GetVolumeId(), id)
 	return response.GetVolumeHealth()
 }
@@ -197,7 +206,10 @@ func TestNodeGetStorageHealth(t *testing.T) {
 	for _, in := range []string{"a", "b"} {
 		must.Succeed(t, os.Rename(r.path(in, ".hostpath-provisioner"), r.path(in, ".own")))
 	}
-	eventually(t, "both pools are missing", func() bool { return len(storage()) == 2 && strings.Contains(storage()[0].GetMessage(), `"b"`) })
+	eventually(t, "both pools are missing", func() bool {
+		got := storage()
+		return len(got) == 2 && strings.Contains(got[0].GetMessage(), `"a"`) && strings.Contains(got[0].GetMessage(), `"b"`)
+	})
 	got := storage()
 	wantEqual(t, "the first status", got[0].GetStatus(), csi.StorageHealthErrorType_STORAGE_UNREACHABLE)
 	wantEqual(t, "the first reason", got[0].GetReason(), string(health.PoolMissing))

@@ -34,6 +34,9 @@ type Ill struct {
 	Lost bool
 }
 
+// Compare is by the id.
+func (v Ill) Compare(id volume.ID) int { return v.ID.Compare(id) }
+
 // A Survey is what a check at each volume of a pool gave.
 type Survey struct {
 	Abnormal map[health.Reason]int

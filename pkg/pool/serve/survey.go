@@ -52,11 +52,24 @@ func (p *Pool) Ill(after volume.ID, most int) []reconcile.Ill {
 		}
 		return all
 	}
-	from, found := slices.BinarySearchFunc(last.Ill, after, func(v reconcile.Ill, id volume.ID) int { return v.ID.Compare(id) })
+	from, found := slices.BinarySearchFunc(last.Ill, after, reconcile.Ill.Compare)
 	if found {
 		from++
 	}
 	return last.Ill[from:min(len(last.Ill), from+most)]
+}
+
+// lastIll is what the last survey found of a volume, if it was abnormal.
+func (p *Pool) lastIll(id volume.ID) (reconcile.Ill, bool) {
+	last := p.surveyed.Load()
+	if last == nil {
+		return reconcile.Ill{}, false
+	}
+	at, found := slices.BinarySearchFunc(last.Ill, id, reconcile.Ill.Compare)
+	if !found {
+		return reconcile.Ill{}, false
+	}
+	return last.Ill[at], true
 }
 
 // surveyAll checks each volume now and then until ctx ends, so that problems of volumes
@@ -170,6 +183,9 @@ func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
 		}
 		v, ok := l.Survey(known.ID)
 		if !ok {
+			if last, ill := p.lastIll(known.ID); ill { // a call is at work on it
+				found.Ill = append(found.Ill, last)
+			}
 			continue
 		}
 		found.Add(v)

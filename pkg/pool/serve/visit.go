@@ -118,7 +118,8 @@ func inTime[T any](ctx context.Context, p *Pool, st *state, do func() (T, error)
 }
 
 // Health is what is wrong with a volume that the pool is known to have, also while the pool does not
-// serve or hangs; nil for nothing. Errors: ErrNotFound, ErrUnavailable for a pool that was not checked yet.
+// serve or hangs; nil for nothing. Errors: ErrNotFound, ErrBusy while a call makes or removes it,
+// ErrUnavailable for a pool that was not checked yet.
 func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	found, err := inTime(ctx, p, p.state.Load(), func() ([]health.Condition, error) {
 		v, err := p.Enter()
@@ -128,8 +129,14 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 		defer v.Close()
 		return v.Scan().Health(id)
 	}, nil)
-	if errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, ErrNotChecked) {
+	switch {
+	case errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, ErrNotChecked):
 		return p.Scan().Remembered(id, err), nil
+	case errors.Is(err, volume.ErrNotFound) && p.Ledger.Known(id).Exists():
+		if last, ill := p.lastIll(id); ill && last.Lost {
+			return health.Facts{Volume: id.String(), Missing: true}.Conditions(), nil
+		}
+		return nil, busy(id)
 	}
 	return found, err
 }
