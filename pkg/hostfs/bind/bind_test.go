@@ -678,3 +678,25 @@ func TestUnpublish_deadFilesystemOfTarget(t *testing.T) {
 		t.Errorf("mounted are %v, %v", mounted, err)
 	}
 }
+
+// The kernel reports mounts that come and go, and not that what is mounted moves.
+func TestPublished_movedAwayAndBack(t *testing.T) {
+	s := newScene(t)
+	target := s.publish(t, "target")
+	pool, err := dir.Open(filepath.Dir(s.volume.String()))
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, pool.Close()) }()
+	name := filepath.Base(s.volume.String())
+	must.Succeed(t, pool.Rename(name, pool, "aside"))
+	published, err := s.kernel.Published(pool)
+	must.Succeed(t, err)
+	if len(published["aside"]) != 1 {
+		t.Errorf("moved away, it is published at %v", published)
+	}
+	must.Succeed(t, pool.Rename("aside", pool, name))
+	published, err = s.kernel.Published(pool)
+	must.Succeed(t, err)
+	if got := published[name]; len(got) != 1 || got[0].Path != target.String() {
+		t.Errorf("moved back, it is published at %v", published)
+	}
+}

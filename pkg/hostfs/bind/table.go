@@ -110,9 +110,10 @@ func (t *table) changed() (bool, error) {
 
 // Published returns where the entries of a directory are published, by entry name.
 // It reads the kernel's mount table, so it is correct after a restart and includes mounts made by
-// others, and mounts of anything inside the entries.
-func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
-	mounts, err := k.table.mounts()
+// others, and mounts of anything inside the entries. It reads that anew: the kernel reports no change when a directory that is
+// mounted moves.
+func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
+	mounts, err := mountinfo.Own()
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +176,7 @@ func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 	}
 	// On btrfs exactly the roots of subvolumes have this inode number
 	// (BTRFS_FIRST_FREE_OBJECTID).
-	if at.prefix == "/" || at.fsType == "btrfs" && found.id.Ino == 256 {
+	if at.prefix == "/" || mountinfo.IsNFS(at.fsType) || at.fsType == "btrfs" && found.id.Ino == 256 {
 		return true, nil
 	}
 	m, err := mountAt(d, mounts)
@@ -306,8 +307,6 @@ func (p Place) in(outer Place) bool {
 }
 
 // Below returns the relative paths of the directory below outer; none if it is not below it.
-// NFS does not report which of its directories is mounted, so check that the path
-// exists.
 func (p Place) Below(outer Place) (paths []string) {
 	for _, at := range p.all {
 		below, ok := strings.CutPrefix(at.prefix, outer.home.prefix)

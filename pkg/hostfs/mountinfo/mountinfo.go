@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"strconv"
 	"strings"
 )
@@ -21,7 +22,8 @@ const Path = "/proc/self/mountinfo"
 type Mount struct {
 	ID, Parent   int
 	Major, Minor int // not on each filesystem those of stat(2)
-	// Root is what of the filesystem is mounted. If it is Cut, it is longer than any path, and this is a directory above it.
+	// Root is what of the filesystem is mounted: of NFS the server's directory. If it is Cut, it is longer than any path, and this is a
+	// directory above it.
 	Root string
 	Cut  bool
 	// Mountpoint is where it is mounted, as the reader of the table sees it: a directory above that, if it is longer than any path.
@@ -97,10 +99,30 @@ func (l *lines) mount() (*Mount, error) {
 	}
 	m.Optional = strings.Join(optional, " ")
 	kind, _ := l.field(' ')
-	source, _ := l.field(' ')
-	m.Type, m.Source = unescape(kind), unescape(source)
+	m.Type = unescape(kind)
+	source, cut := l.field(' ')
+	m.Source = unescape(source)
+	if IsNFS(m.Type) {
+		m.setServed(source, cut)
+	}
 	_, _ = l.field('\n') // the options of the filesystem
 	return m, l.err
+}
+
+// IsNFS reports whether a type of filesystems is NFS.
+func IsNFS(kind string) bool { return kind == "nfs" || kind == "nfs4" }
+
+// setServed takes the root of an NFS out of its source. The kernel writes a slash as the root of each (nfs_show_path), and as the
+// source what is mounted: a bind mount of a directory below that of its server has another (nfs_show_devname).
+func (m *Mount) setServed(source string, cut bool) {
+	_, served, found := strings.Cut(source, ":/")
+	if !found {
+		return
+	}
+	if cut {
+		served = served[:max(0, strings.LastIndexByte(served, '/'))]
+	}
+	m.Root, m.Cut = path.Clean("/"+unescape(served)), cut
 }
 
 func (l *lines) number(end byte) int {

@@ -27,7 +27,7 @@ func TestRead(t *testing.T) {
 	must.Succeed(t, err)
 	want := mountinfo.Table{
 		{ID: 21, Parent: 1, Major: 8, Minor: 1, Root: "/", Mountpoint: "/", Options: "rw,relatime", Optional: "shared:1", Type: "ext4", Source: "/dev/root"},
-		{ID: 45, Parent: 21, Minor: 28, Root: "/", Mountpoint: "/mnt/a b\\c\t\n#", Options: "ro,nosuid", Optional: "shared:7 master:3", Type: "nfs4", Source: "127.0.0.1:/a pool"},
+		{ID: 45, Parent: 21, Minor: 28, Root: "/a pool", Mountpoint: "/mnt/a b\\c\t\n#", Options: "ro,nosuid", Optional: "shared:7 master:3", Type: "nfs4", Source: "127.0.0.1:/a pool"},
 		{ID: 46, Parent: 21, Minor: 4, Root: "net:[4026531840]", Mountpoint: "/run/netns/x", Options: "rw", Type: "nsfs"},
 		{ID: 47, Parent: 21, Major: 8, Minor: 1, Root: "/volumes/pvc-a//deleted", Mountpoint: "/x", Options: "rw", Type: "ext4", Source: "/dev/root"},
 		{ID: 48, Parent: 21, Major: 8, Minor: 1, Root: `/a\04`, Mountpoint: "/\xff\\400\\08", Options: "rw", Type: "ext4", Source: "/dev/root"},

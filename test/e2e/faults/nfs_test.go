@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -43,6 +44,21 @@ func (s *shared) create(id string) drivertest.Volume {
 	v := drivertest.Volume{ID: id, Pool: "shared", Bytes: 4 * mib}
 	s.Must(drivertest.Repeat(s.Context(), func() error { _, err := s.Create(s.Context(), v); return err }))
 	return v
+}
+
+// The kernel's table says of no NFS which of its directories is mounted, but in the source.
+func TestDeletePublishedOnNFS(t *testing.T) {
+	s := newShared(t)
+	v := s.create("volume")
+	s.Must(s.Publish(t.Context(), v, "pod"))
+	file := filepath.Join(s.Target("pod"), "data")
+	s.Must(os.WriteFile(file, []byte("of a database"), 0o600))
+	s.WantCode("deleting a published volume", s.Delete(t.Context(), v.ID), codes.FailedPrecondition)
+	if content, err := os.ReadFile(file); string(content) != "of a database" {
+		t.Errorf("the pod reads %q, %v", content, err)
+	}
+	s.Must(s.Unpublish(t.Context(), v.ID, "pod"))
+	s.Must(s.Delete(t.Context(), v.ID))
 }
 
 // The directory of a volume was removed. The client knows that it has no links any more, and refuses to open what is mounted at the
