@@ -133,6 +133,7 @@ var badRecords = map[string]struct{ text, says string }{
 	"of a newer version":             {`{"version":2,"id":{"name":"pvc-1"}}`, "version 2"},
 	"without a version":              {`{"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "version 0"},
 	"with a uid that has a dot":      {`{"version":1,"id":"pvc-1","uid":"by.hand","mode":"mount","bytes":1}`, "by.hand"},
+	"with a uid for too long a name": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef0123456789ab","mode":"mount","bytes":1}`, "0123456789abcdef0123456789ab"},
 	"of an unknown mode":             {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"tape","bytes":1}`, "tape"},
 	"with a negative size":           {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":-1}`, "-1"},
 	"with a size beyond all disks":   {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":9223372036854775807}`, "9223372036854775807"},

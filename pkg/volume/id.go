@@ -10,10 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxID leaves room in a file name (NAME_MAX, 255 bytes) for what the layout adds
+// MaxID is the longest id, in bytes. It leaves room in a file name (NAME_MAX, 255 bytes) for what the layout adds
 // to an id. CSI names are at most 128 bytes; the directories of the pre-CSI
 // provisioner can be longer.
-const maxID = 200
+const MaxID = 200
 
 // An ID names a volume and the directory that holds it. Only ParseID
 // makes one, so holding an ID is proof that it cannot leave its pool.
@@ -54,8 +54,8 @@ func checkElement(what, s string) error {
 	switch {
 	case s == "":
 		return fmt.Errorf("%w: the %s is empty", ErrInvalid, what)
-	case len(s) > maxID:
-		return fmt.Errorf("%w: the %s has %d bytes, at most %d are allowed", ErrInvalid, what, len(s), maxID)
+	case len(s) > MaxID:
+		return fmt.Errorf("%w: the %s has %d bytes, at most %d are allowed", ErrInvalid, what, len(s), MaxID)
 	case !isAlphanumeric(s[0]):
 		return fmt.Errorf("%w: the %s %q does not start with a letter or digit", ErrInvalid, what, s)
 	}

@@ -18,8 +18,8 @@ func ParseSnapshot(name string) (ID, error) {
 	if err := checkElement("snapshot name", name); err != nil {
 		return ID{}, err
 	}
-	if len(name) > maxID-len(snapshotPrefix) {
-		return ID{}, fmt.Errorf("%w: the snapshot name has %d bytes, at most %d are allowed", ErrInvalid, len(name), maxID-len(snapshotPrefix))
+	if len(name) > MaxID-len(snapshotPrefix) {
+		return ID{}, fmt.Errorf("%w: the snapshot name has %d bytes, at most %d are allowed", ErrInvalid, len(name), MaxID-len(snapshotPrefix))
 	}
 	return ID{name: snapshotPrefix + name}, nil
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,10 +55,28 @@ func TestRenamedInPlace_names(t *testing.T) {
 	wantPieces(t, s)
 
 	longest := strings.Repeat("x", 200)
-	as := Thrown{Of: longest, UID: RandomSuffix(), Promised: volume.MaxBytes}.String()
+	as := Thrown{Of: longest, UID: longestUID(t, longest), Promised: volume.MaxBytes}.String()
 	must.Succeed(t, os.Mkdir(filepath.Join(path, longest), 0o700))
 	must.Succeed(t, removeInPlace(s.root, idOf(longest), as))
 	wantPieces(t, s, "./"+as)
+}
+
+// longestUID is the longest that a record by hand can have.
+func longestUID(t *testing.T, id string) (uid string) {
+	t.Helper()
+	for length := 1; ; length++ {
+		longer := strings.Repeat("u", length)
+		_, err := decodeRecord(idOf(id), fmt.Appendf(nil, `{"version":1,"id":%q,"uid":%q,"mode":"mount","bytes":1}`, id, longer))
+		if err != nil {
+			must.ErrorIs(t, err, volume.ErrDamagedRecord)
+			break
+		}
+		uid = longer
+	}
+	if len(uid) < len(RandomSuffix()) {
+		t.Errorf("a uid has at most %d bytes, and that of the driver %d", len(uid), len(RandomSuffix()))
+	}
+	return uid
 }
 
 // A volume that was renamed is gone at once and after a restart, another of its name is none of its business, and

@@ -20,6 +20,9 @@ const (
 	recordSuffix  = ".json"
 	// maxRecord bounds what is read of a record, in bytes; one has about 300.
 	maxRecord = 64 << 10
+	// maxUID bounds a uid, in bytes, so that each name of a volume that was removed in place is one of a file (NAME_MAX, 255 bytes).
+	// Those of RandomSuffix have 16.
+	maxUID = 255 - len(inPlacePrefix) - volume.MaxID - len(".+9223372036854775807")
 )
 
 // A Record is the promise that was given for a volume.
@@ -108,7 +111,7 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 		return damaged("its origin is %+v", r.Origin)
 	case r.Family != "" && !validName(r.Family):
 		return damaged("its family is %q", r.Family)
-	case !validName(r.UID) || len(r.UID) > 32 || strings.Contains(r.UID, "."):
+	case !validName(r.UID) || len(r.UID) > maxUID || strings.Contains(r.UID, "."):
 		return damaged("its uid is %q", r.UID)
 	}
 	return &r, nil
