@@ -13,7 +13,7 @@ import (
 )
 
 // maxDepth bounds the handles that RemoveTree and Walk hold, however deep a tenant nests
-// directories. RemoveTree moves deeper directories up before it removes them.
+// directories. RemoveTree moves deeper directories up before it removes them, and walks those that cannot be moved.
 const maxDepth = 64
 
 // RemoveTree removes name and everything below it. It never follows a link and never
@@ -24,7 +24,8 @@ const maxDepth = 64
 // Flags that keep an entry from being removed are taken off: see Unprotect.
 //
 // Deep directories are moved to the root of the tree, since a project quota may not allow
-// them outside, or to the root of their btrfs subvolume.
+// them outside, or to the root of their btrfs subvolume. Those that cannot be moved are emptied by a walk, which remembers some
+// 60 bytes of each directory above: a user may have encrypted them and taken the key away (ENOKEY), and the filesystem may be full.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
 	r := remover{pause: pause}
 	err := r.remove(ctx, place{dir: d}, name)
@@ -75,23 +76,19 @@ func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
 // remove removes an entry: a file at once, a directory after its content.
 func (r *remover) remove(ctx context.Context, in place, name string) error {
 	err := r.removeEntry(ctx, in, name)
-	if err != nil && ctx.Err() == nil && r.failed == nil {
-		r.failed = err
-	}
+	r.note(ctx, err)
 	return err
 }
 
+// note keeps the first error, unless the removal was stopped.
+func (r *remover) note(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil && r.failed == nil {
+		r.failed = err
+	}
+}
+
 func (r *remover) removeEntry(ctx context.Context, in place, name string) error {
-	if err := r.pause(ctx); err != nil {
-		return err
-	}
-	err := in.dir.Remove(name)
-	if errors.Is(err, unix.EPERM) {
-		err = in.dir.removeProtected(name, err)
-	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	err := r.unlink(ctx, in.dir, name)
 	// unlinkat(2) fails with EISDIR for a directory, or with EPERM on filesystems that
 	// follow POSIX.
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
@@ -114,6 +111,18 @@ func (r *remover) removeEntry(ctx context.Context, in place, name string) error 
 	return ignoreNotExist(in.dir.RemoveDir(name))
 }
 
+// unlink removes an entry other than a directory.
+func (r *remover) unlink(ctx context.Context, in *Dir, name string) error {
+	if err := r.pause(ctx); err != nil {
+		return err
+	}
+	err := in.Remove(name)
+	if errors.Is(err, unix.EPERM) {
+		err = in.removeProtected(name, err)
+	}
+	return ignoreNotExist(err)
+}
+
 // clear empties a directory, or moves it up. Directories in a subvolume can only be moved up
 // within it, so a subvolume must not start close to maxDepth: one in the lower half is moved
 // to the top.
@@ -123,9 +132,9 @@ func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (m
 	case err != nil:
 		return false, err
 	case isSubvolume && in.depth > maxDepth/2:
-		return true, r.moveUp(in.dir, name, r.top)
+		return r.moveUp(ctx, in, name, sub, r.top)
 	case in.depth >= maxDepth:
-		return true, r.moveUp(in.dir, name, in.home)
+		return r.moveUp(ctx, in, name, sub, in.home)
 	case isSubvolume || in.depth == 0:
 		return false, r.emptyHome(ctx, sub, in.depth+1)
 	}
@@ -148,16 +157,95 @@ func (r *remover) empty(ctx context.Context, at place) error {
 	return first
 }
 
-// moveUp moves a directory to the root of the tree or subvolume, which then removes it.
-func (r *remover) moveUp(d *Dir, name string, to *home) error {
-	up, err := r.rename(d, name, to.root)
+// moveUp moves a directory to the root of the tree or subvolume, which then removes it. One that cannot be moved it empties.
+func (r *remover) moveUp(ctx context.Context, in place, name string, sub *Dir, to *home) (moved bool, err error) {
+	up, err := r.rename(in.dir, name, to.root)
 	if errors.Is(err, unix.EXDEV) && acceptAllProjects(to.root) == nil {
-		up, err = r.rename(d, name, to.root)
+		up, err = r.rename(in.dir, name, to.root)
 	}
 	if err == nil {
 		to.pending = append(to.pending, up)
+		return true, nil
 	}
-	return err
+	return false, sub.Visit(&emptier{r: r, ctx: ctx})
+}
+
+// An emptier is a Visitor that removes what it visits. It stops only at the end of its context.
+type emptier struct {
+	r   *remover
+	ctx context.Context
+	// above are the directories that hold those being visited. The names of those far above are found again, since all of them would
+	// not fit into memory.
+	above []held
+}
+
+// A held directory is in another one by a name.
+type held struct {
+	in   ID
+	name string
+}
+
+// File removes an entry.
+func (e *emptier) File(in *Dir, name string) error {
+	e.r.note(e.ctx, e.r.unlink(e.ctx, in, name))
+	return e.ctx.Err()
+}
+
+// Enter takes off a directory what keeps its entries and itself from being removed.
+func (e *emptier) Enter(d, in *Dir, name string) error {
+	id, err := in.ID()
+	if err != nil {
+		return err
+	}
+	e.above = append(e.above, held{id, name})
+	if far := len(e.above) - maxDepth; far > 0 {
+		e.above[far-1].name = ""
+	}
+	if _, _, err = makeWritable(d); err == nil {
+		_, err = unprotect(d, d.path)
+	}
+	e.r.note(e.ctx, err)
+	return e.ctx.Err()
+}
+
+// Leave removes a directory.
+func (e *emptier) Leave(d *Dir) error {
+	last := len(e.above) - 1
+	at := e.above[last]
+	e.above = e.above[:last]
+	in, err := d.Parent(at.in)
+	if err != nil {
+		return err
+	}
+	if at.name == "" {
+		at.name, err = in.nameOf(d)
+	}
+	if err == nil {
+		err = e.r.pause(e.ctx)
+	}
+	if err == nil {
+		err = ignoreNotExist(in.RemoveDir(at.name))
+	}
+	e.r.note(e.ctx, err)
+	return errors.Join(e.ctx.Err(), in.Close())
+}
+
+// nameOf is the name of a directory that lies in d.
+func (d *Dir) nameOf(sub *Dir) (string, error) {
+	id, err := sub.ID()
+	if err != nil {
+		return "", err
+	}
+	for entry, err := range d.Entries() {
+		if err != nil {
+			return "", err
+		}
+		var st unix.Stat_t
+		if entry.IsDir && unix.Fstatat(d.fd, entry.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && id == (ID{Dev: st.Dev, Ino: st.Ino}) {
+			return entry.Name, nil
+		}
+	}
+	return "", d.pathError("find", "a directory", fs.ErrNotExist)
 }
 
 func (r *remover) rename(d *Dir, name string, to *Dir) (up string, err error) {

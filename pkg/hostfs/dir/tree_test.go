@@ -134,8 +134,9 @@ func wantRemoved(t *testing.T, root *dir.Dir) {
 	if got := entries(t, root); len(got) > 0 {
 		t.Errorf("%q remain", got)
 	}
-	if most -= before; most > 150 {
-		t.Errorf("%d open descriptors, want at most 150", most)
+	// Two of each directory down to a depth of 64, and one of each that a walk holds.
+	if most -= before; most > 200 {
+		t.Errorf("%d open descriptors, want at most 200", most)
 	}
 }
 
