@@ -123,7 +123,7 @@ func TestAbnormalVolume(t *testing.T) {
 	must.Succeed(t, os.Rename(filepath.Join(pool, ".hostpath-provisioner"), filepath.Join(fs, "own")))
 	d.wantCondition(t, "good", true, "pool does not serve")
 	d.Eventually("the metrics say that all volumes are abnormal", func() bool {
-		return strings.Contains(d.scrape(t), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"PoolNotServing\"} 4\n")
+		return strings.Contains(d.scrape(t), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"PoolMissing\"} 4\n")
 	})
 	must.Succeed(t, os.Rename(filepath.Join(fs, "own"), filepath.Join(pool, ".hostpath-provisioner")))
 	d.wantCondition(t, "good", false, "in order")
