@@ -66,6 +66,7 @@ func TestDependabotLooksAtEachModule(t *testing.T) {
 	type config struct {
 		Updates []struct {
 			Ecosystem   string `json:"package-ecosystem"`
+			Directory   string
 			Directories []string
 		}
 	}
@@ -73,6 +74,9 @@ func TestDependabotLooksAtEachModule(t *testing.T) {
 	for _, update := range read[config](t, ".github/dependabot.yml").Updates {
 		if update.Ecosystem == "gomod" {
 			looked = append(looked, update.Directories...)
+			if update.Directory != "" {
+				looked = append(looked, update.Directory)
+			}
 		}
 	}
 	for _, pattern := range []string{"go.mod", "*/go.mod", "*/*/go.mod", "*/*/*/go.mod"} {
