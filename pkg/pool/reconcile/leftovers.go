@@ -25,7 +25,8 @@ type Leftovers struct {
 
 // throw moves an entry that is no volume into the trash, where the reaper removes
 // it. The ledger keeps its promise until then. Without room for its name there it erases the entry
-// where it is, until there is room or nothing is left: no call was answered for it, and it may be what takes the room.
+// where it is, until there is room or nothing is left: no call that made it was answered, or one that removed it was, and it may be
+// what takes the room.
 func (p *Leftovers) throw(from *dir.Dir, name string, as store.Thrown) error {
 	for {
 		err := p.Store.Throw(from, name, as.String())
