@@ -29,7 +29,8 @@ const (
 // call that it interrupts, so that one for everything might never end.
 //
 // Btrfs takes space from its disk in chunks of up to a gigabyte, and of a tenth of a smaller disk. For a call that does not fit
-// into what is left of any it takes a new one, until none is left for its trees. So a call is for a small part of a chunk.
+// into what is left of any it takes a new one, until none is left for its trees. So a call is for a small part of a chunk. A
+// growth has as few calls as can be: when the program is killed between two of them, what it got stays until the growth is tried again.
 //
 // XFS wants as much free as the call has, and within the limit of the project, also
 // for what is allocated already: where that is refused it is tried in smaller steps,
@@ -169,7 +170,7 @@ func (f *File) Grow(ctx context.Context, bytes int64, how Allocation) error {
 	if how == Thin {
 		err = truncate(w, bytes)
 	} else {
-		err = allocate(ctx, w, bytes)
+		err = allocate(ctx, w, before, bytes)
 	}
 	if err == nil {
 		err = w.Sync()
@@ -192,8 +193,11 @@ func (f *File) Cut(bytes int64) error {
 	return errors.Join(truncate(w, bytes), w.Sync(), w.Close())
 }
 
-func allocate(ctx context.Context, w *os.File, bytes int64) error {
-	most := min(stepBytes, max(leastStepBytes, bytes/steps/Unit*Unit))
+func allocate(ctx context.Context, w *os.File, before, bytes int64) error {
+	most := int64(stepBytes)
+	if before == 0 {
+		most = min(most, max(leastStepBytes, bytes/steps/Unit*Unit))
+	}
 	for at := int64(0); at < bytes; {
 		if err := ctx.Err(); err != nil {
 			return err
