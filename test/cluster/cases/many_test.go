@@ -186,7 +186,7 @@ func TestPodStartTimeComparedWithLocalVolumes(t *testing.T) {
 func needTime(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("this case takes more than a minute: CASES_FLAGS= has it")
+		t.Skip("this case takes minutes, to run or to build what it runs: CASES_FLAGS= has it")
 	}
 }
 

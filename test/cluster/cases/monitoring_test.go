@@ -21,6 +21,7 @@ const monitoringDir = "../../../deploy/monitoring"
 // What users apply is taken by the definitions of the Prometheus operator, and by it and
 // by Prometheus too: every node is asked, and the alerts work on what it answers.
 func TestMonitoringWithPrometheusOperator(t *testing.T) {
+	needTime(t)
 	s := begin(t)
 	s.installOperator()
 	s.apply("-k", monitoringDir)

@@ -45,7 +45,11 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		_ = c.Client.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
 	})
 	s.apply("-f", "testdata/openshift.yaml")
-	s.installOperator()
+	if testing.Short() {
+		s.installKinds()
+	} else {
+		s.installOperator()
+	}
 	s.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
 	s.upstreamObjects("testdata/upstream-monitoring.yaml")
 	sharedDirectory(s)
@@ -102,7 +106,10 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	}
 	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
 	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
-	t.Run("Prometheus watches it", func(t *testing.T) { operatorWatched(s.in(t)) })
+	t.Run("Prometheus watches it", func(t *testing.T) {
+		needTime(t)
+		operatorWatched(s.in(t))
+	})
 	if got := s.mustRun("writer", "cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}

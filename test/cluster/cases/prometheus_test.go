@@ -26,20 +26,44 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/cluster/image"
 	"kubevirt.io/hostpath-provisioner/test/cluster/process"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A prometheus is one that answers at an address.
 type prometheus struct{ address string }
 
-// installOperator installs the Prometheus operator from its own manifests, whose image
-// is made here. At the end of the test all of it is gone.
+// operatorManifests is the file that installs the Prometheus operator, and what is in it.
+func (s *scene) operatorManifests() (path string, text []byte) {
+	s.Helper()
+	path = filepath.Join(c.Programs, "prometheus-operator.yaml")
+	text, err := os.ReadFile(path)
+	must.Succeed(s, err)
+	return path, text
+}
+
+// installKinds installs the kinds of the Prometheus operator, which go at the end of the test.
+func (s *scene) installKinds() {
+	s.Helper()
+	_, text := s.operatorManifests()
+	var kinds []string
+	for _, object := range strings.Split(string(text), "\n---\n") {
+		if strings.Contains(object, "\nkind: CustomResourceDefinition\n") {
+			kinds = append(kinds, object)
+		}
+	}
+	file := filepath.Join(s.TempDir(), "kinds.yaml")
+	must.Succeed(s, os.WriteFile(file, []byte(strings.Join(kinds, "\n---\n")), 0o600))
+	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", file) })
+	// One of them is too large for the annotation of a client-side apply.
+	s.kubectl("apply", "--server-side", "-f", file)
+	s.kubectl("wait", "--for=condition=established", "--timeout=1m", "crd", "--all")
+}
+
+// installOperator installs the Prometheus operator, whose image is made here. At the end of the test all of it is gone.
 func (s *scene) installOperator() {
 	s.Helper()
-	manifests := filepath.Join(c.Programs, "prometheus-operator.yaml")
-	text, err := os.ReadFile(manifests)
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.installKinds()
+	manifests, text := s.operatorManifests()
 	if err := c.Import(s.Context(), image.Image{
 		Name:       s.find(text, `\bimage: (quay\.io/prometheus-operator/prometheus-operator:\S+)`),
 		Files:      map[string]string{"/bin/operator": filepath.Join(c.Programs, "operator")},
@@ -47,7 +71,6 @@ func (s *scene) installOperator() {
 	}); err != nil {
 		s.Fatal(err)
 	}
-
 	s.Cleanup(func() {
 		s.kubectl("delete", "--ignore-not-found", "-f", manifests)
 		// It made this one by itself.
@@ -62,9 +85,7 @@ func (s *scene) installOperator() {
 			s.Error(err)
 		}
 	})
-	// One of its definitions is too large for the annotation of a client-side apply.
 	s.kubectl("apply", "--server-side", "-f", manifests)
-	s.kubectl("wait", "--for=condition=established", "--timeout=1m", "crd", "--all")
 }
 
 // startPrometheus has the operator make a configuration for the monitors, of which there are so many, and rules that
