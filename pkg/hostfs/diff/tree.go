@@ -307,24 +307,12 @@ func (c *comparer) sameContent(p *pair, name string) (bool, error) {
 	return err == nil, err
 }
 
-// openRegular opens a regular file. Who writes to the tree may put a device in its place at any
-// time, and opening one can do harm: so the entry itself is opened first (open(2), O_PATH).
 func openRegular(in *dir.Dir, name string) (*os.File, error) {
-	node, err := in.OpenNode(name, unix.O_PATH)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = node.Close() }()
-	info, err := node.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "open", Path: in.String() + "/" + name, Err: unix.ENOENT} // replaced meanwhile
-	}
-	// O_NONBLOCK: the holder of a write lease would have the caller wait (fcntl(2), F_SETLEASE).
-	f, err := os.OpenFile(dir.HandlePath(int(node.Fd())), os.O_RDONLY|unix.O_NOATIME|unix.O_NONBLOCK, 0)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	f, err := in.OpenFile(name)
+	switch {
+	case errors.Is(err, dir.ErrNotFile):
+		err = &fs.PathError{Op: "open", Path: in.String() + "/" + name, Err: unix.ENOENT} // replaced meanwhile
+	case errors.Is(err, unix.EWOULDBLOCK):
 		err = fmt.Errorf("open %s/%s: a process has a write lease of the file: %w", in, name, err)
 	}
 	return f, err

@@ -173,6 +173,28 @@ func TestMakeFileAndOpenFile(t *testing.T) {
 	must.Succeed(t, node.Close())
 }
 
+// Opening a device or a pipe that a pod has made may do anything.
+func TestOpenFile_opensNothingButFiles(t *testing.T) {
+	root := t.TempDir()
+	must.Succeed(t, syscall.Mkfifo(filepath.Join(root, "pipe"), 0o644))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "file"), nil, 0o644))
+	d := open(t, root)
+	watch, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
+	must.Succeed(t, err)
+	defer syscall.Close(watch)
+	for name, opens := range map[string]bool{"pipe": false, "file": true} {
+		_, err := syscall.InotifyAddWatch(watch, filepath.Join(root, name), syscall.IN_OPEN)
+		must.Succeed(t, err)
+		if f, err := d.OpenFile(name); err == nil {
+			must.Succeed(t, f.Close())
+		}
+		_, err = syscall.Read(watch, make([]byte, 4096))
+		if opened := !errors.Is(err, syscall.EAGAIN); opened != opens {
+			t.Errorf("%s is opened: %v, want %v", name, opened, opens)
+		}
+	}
+}
+
 func TestMake_modeIgnoresUmask(t *testing.T) {
 	d := open(t, t.TempDir())
 	made, err := d.Make("a")

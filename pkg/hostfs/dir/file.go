@@ -190,13 +190,30 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 
 // OpenFile opens a regular file of d for reading. It returns ErrNotFile for anything else,
 // links included.
-func (d *Dir) OpenFile(name string) (*os.File, error) {
+func (d *Dir) OpenFile(name string) (*os.File, error) { return d.openAnyones(name, 0) }
+
+// openAnyones is OpenFile with resolution flags of openat2(2). Who writes to the directory may put a
+// device in the file's place at any time, and opening one can do harm: so the entry itself is opened
+// first, which has no effect (open(2), O_PATH).
+func (d *Dir) openAnyones(name string, resolve uint64) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	fd, _, err := d.openRegular(name, 0)
+	node, err := d.openFd(name, unix.O_PATH, resolve)
 	if err != nil {
 		return nil, err
+	}
+	defer func() { _ = unix.Close(node) }()
+	_, err = sizeOfRegular(node)
+	fd := -1
+	if err == nil {
+		fd, err = openNoAtime(func(flags int) (int, error) {
+			// O_NONBLOCK: the holder of a write lease would have the caller wait (fcntl(2), F_SETLEASE).
+			return unix.Open(HandlePath(node), flags|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		})
+	}
+	if err != nil {
+		return nil, d.pathError("open", name, err)
 	}
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
@@ -213,7 +230,8 @@ func openNoAtime(open func(flags int) (int, error)) (int, error) {
 	return fd, err
 }
 
-// openRegular is OpenFile with resolution flags of openat2(2); it also returns the size in bytes.
+// openRegular opens a regular file of the driver's own, with resolution flags of openat2(2), in one step; it also returns
+// the size in bytes.
 func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err error) {
 	// O_NONBLOCK: a FIFO of that name must not block the caller.
 	fd, err = openNoAtime(func(flags int) (int, error) {
@@ -226,15 +244,19 @@ func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err 
 	if err != nil {
 		return 0, 0, err
 	}
+	if size, err = sizeOfRegular(fd); err != nil {
+		return 0, 0, errors.Join(fmt.Errorf("open %s: %w", d.join(name), err), unix.Close(fd))
+	}
+	return fd, size, nil
+}
+
+func sizeOfRegular(fd int) (int64, error) {
 	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
+	err := unix.Fstat(fd, &st)
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = ErrNotFile
 	}
-	if err != nil {
-		return 0, 0, errors.Join(fmt.Errorf("open %s: %w", d.join(name), err), unix.Close(fd))
-	}
-	return fd, st.Size, nil
+	return st.Size, err
 }
 
 // OpenNode opens an entry of any kind, but never follows a link. The flags are

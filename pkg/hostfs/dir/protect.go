@@ -2,7 +2,6 @@ package dir
 
 import (
 	"errors"
-	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,11 +34,10 @@ func (d *Dir) Unprotect(name string) (changed bool, err error) {
 		}
 		return changed || writable, errors.Join(err, sub.Close())
 	case format == unix.S_IFREG:
-		fd, _, err := d.openRegular(name, unix.RESOLVE_NO_XDEV)
+		f, err := d.openAnyones(name, unix.RESOLVE_NO_XDEV)
 		if err != nil {
 			return false, err
 		}
-		f := os.NewFile(uintptr(fd), d.join(name))
 		changed, err = unprotect(ioctl.File{File: f}, f.Name())
 		return changed, errors.Join(err, f.Close())
 	}

@@ -56,34 +56,20 @@ func (s *straySearch) Enter(d, _ *dir.Dir, _ string) error {
 func (*straySearch) Leave(*dir.Dir) error { return nil }
 
 // projectOf is the project of a regular file. It returns false for all else, which holds no
-// data, and for what is gone by now. Only what is known to be a regular file is opened: opening
-// a device node that a pod made in a volume could do anything. It returns EWOULDBLOCK for a file
-// that a process has a write lease of.
+// data, and for what is gone by now. It returns EWOULDBLOCK for a file that a process has a write
+// lease of.
 func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
-	node, err := in.OpenNode(name, unix.O_PATH)
-	if dir.IsMissing(err) || errors.Is(err, unix.ELOOP) {
+	f, err := in.OpenFile(name)
+	if dir.IsMissing(err) || errors.Is(err, dir.ErrNotFile) {
 		return 0, false, nil
 	}
 	if err != nil {
 		return 0, false, err
 	}
-	defer node.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(node.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return 0, false, err
-	}
-	fd, err := unix.Open(dir.HandlePath(int(node.Fd())), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, false, err
-	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading
+	defer func() { _ = f.Close() }() // opened for reading
 	var attr ioctl.FileAttr
-	if err := ioctl.Do(descriptor(fd), ioctl.GetFileAttr, &attr); err != nil {
+	if err := ioctl.Do(ioctl.File{File: f}, ioctl.GetFileAttr, &attr); err != nil {
 		return 0, false, err
 	}
 	return ID(attr.Project), true, nil
 }
-
-type descriptor int
-
-func (d descriptor) ReadFd() (int, error) { return int(d), nil }
