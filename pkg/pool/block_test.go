@@ -594,6 +594,27 @@ func TestDiskFileOfUserIsIgnored(t *testing.T) {
 	})
 }
 
+// A pod can have a device that only reads show another file of its own (LOOP_CHANGE_FD), also one that has the name of a disk
+// in a directory without a record.
+func TestUnpublishDeviceThatShowsFileOfDirectory(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must.Succeed(t, b.publishBlock("pvc-1", "a", readOnly))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "old"), 0o777))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "old", "disk.img"), make([]byte, mib), 0o600))
+		must.Succeed(t, b.publish("old", "b"))
+		published := b.attached(1)[0]
+		must.Succeed(t, b.Loops.End(published.Name))
+		changed, err := b.Loops.Attach(b.disk("old"), loop.Options{ReadOnly: true})
+		must.Succeed(t, err)
+		if changed.Name != published.Name {
+			t.Fatalf("the file is on %s, want %s", changed.Name, published.Name)
+		}
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
+	})
+}
+
 func TestBlockVolumeLimitIncludesMetadata(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 64*mib)

@@ -179,9 +179,13 @@ func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
 	return published, nil
 }
 
-// HoldsFile reports whether a volume of the pool has that file.
+// HoldsFile reports whether a volume that is known to be a block volume has that file. A file in a directory without a record
+// may be a pod's, which can put it below its device (LOOP_CHANGE_FD).
 func HoldsFile(p *Pool, file dir.ID) bool {
-	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+	for id, c := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+		if !c.Recorded() {
+			continue
+		}
 		if found, ok, err := p.File(id); err == nil && ok && found == file {
 			return true
 		}
