@@ -12,7 +12,7 @@ import (
 // SetPause has a test decide what happens between two tries to detach.
 func (k *Kernel) SetPause(pause func(context.Context, time.Duration) error) { k.pause = pause }
 
-// SetFree has a test choose which device is tried; next is the kernel's own choice.
+// SetFree has a test choose which device is tried; next makes one.
 func (k *Kernel) SetFree(free func(next func() (int, error)) (int, error)) {
 	k.free = func(c control, refused map[int]bool) (int, error) {
 		return free(func() (int, error) { return c.free(refused) })
@@ -20,7 +20,7 @@ func (k *Kernel) SetFree(free func(next func() (int, error)) (int, error)) {
 }
 
 // NoDevice maps the errors of /dev/loop-control.
-func NoDevice(err error) error { return noDevice("LOOP_CTL_GET_FREE", err) }
+func NoDevice(err error) error { return noDevice("LOOP_CTL_ADD", err) }
 
 // Attempts bounds how many devices Attach tries.
 const Attempts = attempts

@@ -22,9 +22,6 @@ const (
 	longestPause = 256 * time.Millisecond
 )
 
-// errRefuses reports a device that refuses discards although its file supports them.
-var errRefuses = errors.New("loop device refuses discards")
-
 // Kernel attaches devices of the loop driver.
 type Kernel struct {
 	dev *dir.Dir
@@ -32,6 +29,8 @@ type Kernel struct {
 	// put their own in.
 	pause func(ctx context.Context, d time.Duration) error
 	free  func(c control, refused map[int]bool) (int, error)
+
+	taking sync.Mutex // a free device
 
 	mu sync.Mutex
 	// silent counts the abandoned inspections per device that did not answer in time.
@@ -206,39 +205,41 @@ func (k *Kernel) make(f *File, o Options, mounted map[string]bool) (Device, erro
 		}
 	}
 	for range attempts {
-		number, err := k.free(control, refused)
+		node, err := k.take(control, refused, mode, &config)
+		// EBUSY: another process took it, or holds it. ENXIO: it is being removed.
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, ErrNotAttached) {
+			continue
+		}
 		if err != nil {
 			return Device{}, err
 		}
-		d, err := k.configure(nodeName(number), mode, config, o)
-		// EBUSY: another process took it, or holds it although it is free. ENXIO: it is
-		// being removed.
-		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, ErrNotAttached) && !errors.Is(err, errRefuses) {
-			return d, err
+		defer func() { _ = node.close() }()
+		if o.Discard {
+			return node.inspect()
 		}
-		refused[number] = true
+		return node.ignoring()
 	}
 	return Device{}, fmt.Errorf("%w: other processes took %d in a row", ErrNoDevice, attempts)
 }
 
-func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Options) (Device, error) {
-	node, err := k.open(name, mode)
+// take attaches to a free device, one call at a time: each replaces what is free. What it cannot attach it removes again.
+func (k *Kernel) take(c control, refused map[int]bool, mode int, config *unix.LoopConfig) (node, error) {
+	k.taking.Lock()
+	defer k.taking.Unlock()
+	number, err := k.free(c, refused)
 	if err != nil {
-		return Device{}, err
+		return node{}, err
 	}
-	defer func() { _ = node.close() }()
-	// One step: there is no instant at which the device has the file but not the mark.
-	if err := unix.IoctlLoopConfigure(node.fd(), &config); err != nil {
-		return Device{}, &fs.PathError{Op: "LOOP_CONFIGURE", Path: name, Err: err}
+	n, err := k.open(nodeName(number), mode)
+	if err == nil {
+		// One step: there is no instant at which the device has the file but not the mark.
+		if err = unix.IoctlLoopConfigure(n.fd(), config); err == nil {
+			return n, nil
+		}
+		err = errors.Join(&fs.PathError{Op: "LOOP_CONFIGURE", Path: n.name, Err: err}, n.close())
 	}
-	if !o.Discard {
-		return node.ignoring()
-	}
-	if node.refusesAll() {
-		// Left by a process that was killed before it removed it.
-		return Device{}, errors.Join(errRefuses, node.clear(), node.close(), k.remove(context.Background(), name))
-	}
-	return node.inspect()
+	_ = c.remove(number) // another process may have it by now
+	return node{}, err
 }
 
 // filesystemGone reports whether an error means a dead filesystem, rather than something else
@@ -315,9 +316,6 @@ func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
 		now = d
 	case err != nil:
 		return err
-	}
-	if now.Discard {
-		return nil
 	}
 	return k.remove(ctx, now.Name)
 }

@@ -12,7 +12,7 @@
 // shows a part of the file (LOOP_SET_STATUS64, open for writing), ends the device (LOOP_CLR_FD),
 // or gives one that is read-only another file (LOOP_CHANGE_FD). See lo_ioctl() of the kernel. So
 // Restore puts back what can be, devices that only read are not shared, and no file gets a number
-// whose node is still mounted for another.
+// whose node is still mounted for another, or a device that was there before: it may be open.
 //
 // The caller must serialise calls for the same file. Calls for different files may run
 // concurrently. No call leaves a descriptor open or starts a child process.

@@ -68,25 +68,25 @@ func (c control) fd() int { return int(c.f.Fd()) }
 
 func (c control) close() error { return c.f.Close() }
 
-// free is the number of a device that is free, which the kernel makes if there is
-// none. Others may take it before it is used. One that is refused although it is
-// free is passed by.
+// free makes a device that no process has open, with the lowest number that is free and not refused. It replaces one that is
+// there: on older kernels, as Linux 6.1, a process that has ended its device keeps the descriptor, which would show the next file.
 func (c control) free(refused map[int]bool) (int, error) {
-	number, err := unix.IoctlRetInt(c.fd(), unix.LOOP_CTL_GET_FREE)
-	if err != nil {
-		return 0, noDevice("LOOP_CTL_GET_FREE", err)
+	for number := 0; ; number++ {
+		if refused[number] || hasFile(nodeName(number)) {
+			continue
+		}
+		err := c.remove(number)
+		if err == nil {
+			if err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_ADD, number); err == nil {
+				return number, nil
+			}
+			err = noDevice("LOOP_CTL_ADD", err)
+		}
+		// Another process has it open, or has just made it.
+		if !errors.Is(err, ErrBusy) && !errors.Is(err, unix.EEXIST) {
+			return 0, err
+		}
 	}
-	if !refused[number] {
-		return number, nil
-	}
-	for refused[number] || hasFile(nodeName(number)) {
-		number++
-	}
-	err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_ADD, number)
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return 0, noDevice("LOOP_CTL_ADD", err)
-	}
-	return number, nil
 }
 
 func noDevice(op string, err error) error {
@@ -312,21 +312,12 @@ func (n node) limit(name string) (string, error) {
 
 func (n node) limitPath(name string) string { return path.Join(sysBlock, n.name, "queue", name) }
 
-// discardLimit is how many bytes one discard may have; "hardware" is the file.
-const (
-	discardLimit         = "discard_max_bytes"
-	discardHardwareLimit = "discard_max_hw_bytes"
-)
+// discardLimit is how many bytes one discard may have.
+const discardLimit = "discard_max_bytes"
 
 func (n node) discards() bool {
 	limit, err := n.limit(discardLimit)
 	return err != nil || limit != "0"
-}
-
-// refusesAll reports whether the device refuses discards that its file could take.
-func (n node) refusesAll() bool {
-	limit, err := n.limit(discardHardwareLimit)
-	return err == nil && limit != "0" && !n.discards()
 }
 
 // ignoring has the device refuse discards, and returns it as it is then. Where that

@@ -91,7 +91,7 @@ var readingRequests = map[uint32]bool{
 	0xc0109414:               true, // BTRFS_IOC_SPACE_INFO
 	0xc4089434:               true, // BTRFS_IOC_GET_DEV_STATS
 	0x80705864:               true, // XFS_IOC_FSGEOMETRY_V1
-	unix.LOOP_CTL_GET_FREE:   false,
+	unix.LOOP_CTL_ADD:        false,
 	unix.LOOP_SET_STATUS64:   false,
 	unix.LOOP_CONFIGURE:      false,
 	unix.LOOP_CLR_FD:         false,
