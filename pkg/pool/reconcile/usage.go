@@ -44,6 +44,7 @@ func (p *Pool) anyUnlimited() bool {
 // its trash holds, each no more than was promised. A block volume on btrfs that shares blocks may take more,
 // since an extent is there until all of it is overwritten: that counts as foreign.
 func (p *Pool) used() (volumes, inodes, trash int64, err error) {
+	thrown := p.Ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
 	families := make(map[string]int64)
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
@@ -65,7 +66,7 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	if err := p.Store.OpenWork(); err != nil {
 		return 0, 0, 0, err
 	}
-	return volumes, inodes, p.usedByTrash(families), nil
+	return volumes, inodes, p.usedByTrash(thrown, families), nil
 }
 
 func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
@@ -89,11 +90,11 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 	return nil
 }
 
-// usedByTrash is what the trash holds of its promises besides what families of volumes hold, and notes of each piece what it holds. One
+// usedByTrash is what those pieces of trash hold of their promises besides what families of volumes hold, and notes of each piece what it holds. One
 // that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a copy that
 // failed, and after a start, that may be all that it holds.
-func (p *Pool) usedByTrash(families map[string]int64) (sum int64) {
-	for _, name := range p.Ledger.Trash().Names(true) {
+func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64) {
+	for _, name := range names {
 		used, err := p.usedByPiece(name)
 		switch {
 		case err != nil:
@@ -135,7 +136,7 @@ func (p *Pool) usedByPiece(name string) (used int64, err error) {
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
 func (p *Pool) MeasureTrash() {
 	if p.Keeper.Kind() != "" {
-		p.usedByTrash(make(map[string]int64))
+		p.usedByTrash(p.Ledger.Trash().Names(true), make(map[string]int64))
 	}
 }
 

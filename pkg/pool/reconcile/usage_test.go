@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -74,6 +75,33 @@ func TestUnknownTrashHoldsWhatItHas(t *testing.T) {
 	p := newPool(t, f)
 	id, e := makeShared(t, p, f, "pvc-1", "", 32*mib)
 	remove(t, p, id, e, false)
+	if held, ok := p.Held(new(atomic.Int64)); !ok || held != 32*mib {
+		t.Errorf("%d MiB are held, %v; want 32", held/mib, ok)
+	}
+}
+
+// A meddler is a quota that does something once, when it is asked for the use of a volume for the first time.
+type meddler struct {
+	*quotatest.Fake
+	then func()
+}
+
+func (m *meddler) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	usage, err := m.Fake.Usage(d, id)
+	if then := m.then; then != nil {
+		m.then = nil
+		then()
+	}
+	return usage, err
+}
+
+// A volume that is deleted while all are counted is not counted as a volume and as trash: what others hold would seem to be
+// less than it is, and be sold.
+func TestVolumeDeletedWhileCountedHoldsItsBytesOnce(t *testing.T) {
+	f := &meddler{Fake: &quotatest.Fake{As: quota.XFS}}
+	p := newPool(t, f)
+	id, e := makeShared(t, p, f.Fake, "pvc-1", "", 32*mib)
+	f.then = func() { remove(t, p, id, e, true) }
 	if held, ok := p.Held(new(atomic.Int64)); !ok || held != 32*mib {
 		t.Errorf("%d MiB are held, %v; want 32", held/mib, ok)
 	}
