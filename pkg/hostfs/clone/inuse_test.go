@@ -228,3 +228,32 @@ func TestFileWithNumberOfDeletedFileIsCopied(t *testing.T) {
 		}
 	}
 }
+
+// XFS counts the blocks of a file until some time after it was removed, and a copy has room for its files once.
+func TestCopyGivesItsBlocksBackBeforeTheNext(t *testing.T) {
+	for name, method := range map[string]clone.Method{"shared": clone.Share, "copied": clone.Copy} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.LoopFS(t, "xfs", 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.WriteFile(filepath.Join(src, "file"), make([]byte, 8*mib), 0o600))
+			var before *os.File
+			tree(t, src, dst, clone.Options{
+				Method: method, Rounds: 1,
+				Pause: func(context.Context) error {
+					return errors.Join(os.Chmod(filepath.Join(src, "file"), 0o600), os.Chmod(src, 0o755)) // which sets their ctimes
+				},
+				Hold: func(ctx context.Context) (context.Context, func() error, error) {
+					var err error
+					before, err = os.Open(filepath.Join(dst, "file"))
+					return ctx, func() error { return nil }, err
+				},
+			})
+			defer before.Close()
+			var st unix.Stat_t
+			must.Succeed(t, unix.Fstat(int(before.Fd()), &st))
+			if st.Nlink != 0 || st.Blocks != 0 {
+				t.Errorf("the copy before the last has %d names and %d blocks, want none", st.Nlink, st.Blocks)
+			}
+		})
+	}
+}

@@ -145,7 +145,7 @@ func (c *copier) makeFile(from source, to *dir.Dir, name string) error {
 
 func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) error {
 	for range attempts {
-		if err := to.Remove(name); err != nil {
+		if err := c.remove(to, name); err != nil {
 			return err
 		}
 		if err := c.makeFileOnce(from, src, to, name); err != nil {

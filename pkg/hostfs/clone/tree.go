@@ -308,7 +308,16 @@ func (c *copier) isGone(src, dst *dir.Dir, name string) (bool, error) {
 	return links.Ino != st.Ino, err
 }
 
+// remove removes an entry of the copy. A file gives its blocks back first: XFS counts them until some time after the last name is
+// gone, and there may be no room for them and those of the next copy.
 func (c *copier) remove(in *dir.Dir, name string) error {
+	if st, err := stat(in, name); err == nil && copiedByDescriptor(st) {
+		fd, err := unix.Openat(in.Fd(), name, unix.O_WRONLY|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &fs.PathError{Op: "truncate", Path: in.String() + "/" + name, Err: err}
+		}
+		_ = unix.Close(fd) // nothing was written
+	}
 	return in.RemoveTree(c.ctx, name, func(ctx context.Context) error { return ctx.Err() })
 }
 

@@ -90,9 +90,9 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 	return nil
 }
 
-// usedByTrash is what those pieces of trash hold of their promises besides what families of volumes hold, and notes of each piece what it holds. One
-// that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a copy that
-// failed, and after a start, that may be all that it holds.
+// usedByTrash is what those pieces of trash hold of their promises besides what families of volumes hold, and notes of each what it
+// holds. One that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a
+// copy that failed, and after a start, that may be all that it holds.
 func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64) {
 	for _, name := range names {
 		used, err := p.usedByPiece(name)

@@ -45,6 +45,7 @@ var ofXFS = []check{
 	{"a full volume can be overwritten after a snapshot", overwritesSharedBlocks},
 	{"a disk that shares its blocks takes writes at random", writesAtRandomWhileSharing},
 	{"a full directory that shares its blocks takes writes at random", writesAtRandomInSharingDirectory},
+	{"a volume full of a file that changes can be copied", snapshotsWhileFileChanges},
 }
 
 // confinement are the checks that need SELinux.
