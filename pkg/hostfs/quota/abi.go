@@ -148,7 +148,7 @@ type searchArgs struct {
 }
 
 // What linux/btrfs_tree.h calls BTRFS_ROOT_TREE_OBJECTID,
-// BTRFS_ROOT_BACKREF_KEY, BTRFS_QUOTA_TREE_OBJECTID, BTRFS_QGROUP_STATUS_KEY, _INFO_KEY,
+// BTRFS_ROOT_BACKREF_KEY, BTRFS_ROOT_REF_KEY, BTRFS_QUOTA_TREE_OBJECTID, BTRFS_QGROUP_STATUS_KEY, _INFO_KEY,
 // _LIMIT_KEY, BTRFS_QGROUP_STATUS_FLAG_ON and _INCONSISTENT, and linux/btrfs.h
 // BTRFS_QGROUP_LIMIT_MAX_RFER.
 const (
@@ -156,6 +156,7 @@ const (
 	lastSubvolume      = ID(1)<<48 - 1 // higher ids are qgroups that administrators create
 	rootTree           = 1
 	rootBackref        = 144
+	rootRef            = 156
 	quotaTree          = 8
 	qgroupStatus       = 240
 	qgroupInfo         = 242

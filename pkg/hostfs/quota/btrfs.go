@@ -24,7 +24,7 @@ import (
 //
 // With simple quotas the limit is that of a group of level 1 for each subvolume: a subvolume
 // that a pod makes in it is in its groups from the beginning (qgroup_auto_inherit in
-// fs/btrfs/qgroup.c), so that it counts and is limited too.
+// fs/btrfs/qgroup.c), so that it counts and is limited too, unless the pod chooses others.
 type subvolumes struct {
 	simple bool
 
@@ -116,30 +116,41 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(s.limit(above, own, bytes), above.Close()); err != nil {
+	err = s.limit(above, own, bytes)
+	if err == nil && bytes > 0 {
+		err = s.takeIn(above, own)
+	}
+	if err := errors.Join(err, above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
 	}
-	if bytes == 0 {
-		return nil
-	}
-	return s.takeIn(d, own)
+	return nil
 }
 
-// takeIn puts subvolumes into the group of the one that they lie directly in: those that were
-// made before that had a group. What they hold counts at once, also if it is beyond the limit.
+// takeIn puts subvolumes into the groups of the one that they are in, and into no others: those that were made before that had a group,
+// and those whose user chose others. What they hold counts at once, also if it is beyond the limit.
 func (s *subvolumes) takeIn(d *dir.Dir, own ID) error {
-	group, grouped := s.group(own)
-	if !grouped {
-		return nil
+	wanted, err := s.limitedBy(d, own)
+	if err != nil || wanted == nil {
+		return err
 	}
 	outside, err := s.outside(d, own)
 	if err != nil {
 		return err
 	}
 	for _, nested := range outside {
-		err := ioctl.Do(d, btrfsQgroupAssign, &qgroupAssignArgs{Assign: 1, From: uint64(nested), To: uint64(group)})
-		if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) { // ENOENT: removed meanwhile
-			return fmt.Errorf("take subvolume %d into the limit of %s: %w", nested, d, err)
+		has, err := groupsOf(d, nested)
+		if err != nil {
+			return err
+		}
+		for _, group := range slices.Concat(has, wanted) {
+			args := qgroupAssignArgs{From: uint64(nested), To: uint64(group)}
+			if slices.Contains(wanted, group) {
+				args.Assign = 1
+			}
+			err := ioctl.Do(d, btrfsQgroupAssign, &args)
+			if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) { // ENOENT: removed meanwhile
+				return fmt.Errorf("take subvolume %d into the groups of subvolume %d: %w", nested, own, err)
+			}
 		}
 	}
 	return nil
@@ -188,7 +199,7 @@ func makeGroup(d *dir.Dir, own, group ID) error {
 	return err
 }
 
-// ifThere ignores that a qgroup is not there.
+// ifThere ignores that a qgroup, or the tree of them, is not there.
 func ifThere(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -262,33 +273,80 @@ func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 	return len(outside), err
 }
 
-// outside are the subvolumes directly in one that are not in its group, or all where it has none.
+// mostNested is how many subvolumes in one are asked for their groups.
+const mostNested = 255
+
+// outside are the subvolumes in one that its limit does not hold for: all that lie directly in it, or, where it has a group, those at
+// whatever depth that are not in just the groups that it is in. Who makes a subvolume needs no privilege to choose them
+// (BTRFS_SUBVOL_QGROUP_INHERIT): none, or that of another volume. Of more than mostNested the others count as outside.
 func (s *subvolumes) outside(d *dir.Dir, own ID) (outside []ID, err error) {
-	var nested ioctl.Nested
-	err = ioctl.Do(d, ioctl.GetNested, &nested)
-	if err != nil && !errors.Is(err, unix.EOVERFLOW) {
-		return nil, fmt.Errorf("list the subvolumes in %s: %w", d, err)
+	groups, err := s.limitedBy(d, own)
+	if err != nil {
+		return nil, err
 	}
-	group, grouped := s.group(own)
-	for _, ref := range nested.Refs[:nested.Count] {
-		if !grouped {
-			outside = append(outside, ID(ref.Tree))
-			continue
-		}
-		found, err := search(d, ioctl.SearchKey{
-			Tree:      quotaTree,
-			MinObject: ref.Tree, MaxObject: ref.Tree,
-			MinType: qgroupRelation, MaxType: qgroupRelation,
-			MinOffset: uint64(group), MaxOffset: uint64(group),
-		})
+	in := []ID{own}
+	for i := 0; i < len(in) && len(outside) <= mostNested; i++ {
+		nested, err := offsets(d, rootTree, in[i], rootRef)
 		if err != nil {
-			return nil, fmt.Errorf("read the groups of subvolume %d in %s: %w", ref.Tree, d, err)
+			return nil, fmt.Errorf("list the subvolumes in subvolume %d of %s: %w", in[i], d, err)
 		}
-		if found == nil {
-			outside = append(outside, ID(ref.Tree))
+		for _, id := range nested {
+			if groups == nil || len(in) > mostNested {
+				outside = append(outside, id)
+				continue
+			}
+			in = append(in, id)
+			has, err := groupsOf(d, id)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.Equal(has, groups) {
+				outside = append(outside, id)
+			}
 		}
 	}
 	return outside, nil
+}
+
+// limitedBy are the groups of a subvolume if the limit is that of one of them.
+func (s *subvolumes) limitedBy(d *dir.Dir, own ID) ([]ID, error) {
+	group, grouped := s.group(own)
+	if !grouped {
+		return nil, nil
+	}
+	groups, err := groupsOf(d, own)
+	if !slices.Contains(groups, group) {
+		return nil, err
+	}
+	return groups, err
+}
+
+// groupsOf are the groups that a subvolume is in.
+func groupsOf(d *dir.Dir, id ID) ([]ID, error) {
+	groups, err := offsets(d, quotaTree, id, qgroupRelation)
+	if err = ifThere(err); err != nil { // there are none once quotas were disabled
+		err = fmt.Errorf("read the groups of subvolume %d on %s: %w", id, d, err)
+	}
+	return groups, err
+}
+
+// offsets are those of the items of a kind that an object of a tree has, in their order; at most one more than mostNested.
+func offsets(d *dir.Dir, tree uint64, of ID, kind uint32) (all []ID, err error) {
+	key := ioctl.SearchKey{
+		Tree:      tree,
+		MinObject: uint64(of), MaxObject: uint64(of),
+		MinType: kind, MaxType: kind,
+		MaxOffset: math.MaxUint64,
+	}
+	for len(all) <= mostNested {
+		found, err := search(d, key)
+		if found == nil || err != nil {
+			return all, err
+		}
+		all = append(all, ID(found.Header.Offset))
+		key.MinOffset = found.Header.Offset + 1
+	}
+	return all, nil
 }
 
 func (*subvolumes) IDOf(d *dir.Dir) (ID, error) {
@@ -464,22 +522,19 @@ func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
 		MinType: rootBackref, MaxType: rootBackref,
 		MaxOffset: math.MaxUint64,
 	})
-	if errors.Is(err, unix.EOVERFLOW) { // the name is long
-		return true, nil
-	}
 	if err != nil {
 		return false, fmt.Errorf("find subvolume %d of %s: %w", id, d, err)
 	}
 	return found != nil, nil
 }
 
-// search returns the first item with such a key, or nil.
+// search returns the first item with such a key, or nil. Of one that is longer, as with a name, it has only the header.
 func search(d *dir.Dir, key ioctl.SearchKey) (*searchArgs, error) {
 	key.MaxTrans = math.MaxUint64
 	key.Items = 1
 	args := searchArgs{Key: key}
 	args.Size = uint64(len(args.Item)) + searchHeaderSize
-	if err := ioctl.Do(d, ioctl.Search, &args); err != nil {
+	if err := ioctl.Do(d, ioctl.Search, &args); err != nil && !errors.Is(err, unix.EOVERFLOW) {
 		return nil, err
 	}
 	if args.Key.Items == 0 {

@@ -7,8 +7,9 @@
 // ext4 a process with CAP_SYS_RESOURCE is exempt (only privileged containers have it
 // by default). The kernel leaves two ways around a limit: the owner of a file can change
 // its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and a process that can write
-// to a subvolume can create another in it, which has its own qgroup, unless quotas are
-// simple (Linux 6.7). So limits keep volumes from filling the disk by accident, not by intent.
+// to a subvolume can create another in it, which has its own qgroup, and with simple quotas
+// (Linux 6.7) whatever groups the process chooses, by default those of the first. So limits keep
+// volumes from filling the disk by accident, not by intent.
 //
 // The package starts no child process. Constants of quotactl(2) and ioctl(2) that
 // x/sys/unix lacks are in abi.go, each with its header.
@@ -128,9 +129,10 @@ type Facility interface {
 	// at a sync. Id 0 is as in Limit; otherwise d can be any directory.
 	Usage(d *dir.Dir, id ID) (Usage, error)
 
-	// Outside counts what lies directly in the directory and is not in its limit: subvolumes
-	// that its users made, on btrfs with ordinary quotas, or before simple ones were switched
-	// on. It counts at most 255, and none elsewhere.
+	// Outside counts what is in the directory and not in its limit: subvolumes that its users
+	// made, on btrfs with ordinary quotas all that lie directly in it, and with simple ones those
+	// that are not in the groups of the directory alone. It counts some hundred at most, and
+	// none elsewhere.
 	Outside(d *dir.Dir) (int, error)
 
 	// Strays counts the files and directories below the directory that are not counted by the id:

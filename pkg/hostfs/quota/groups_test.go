@@ -1,0 +1,111 @@
+package quota_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// makeSubvolumeIn makes a subvolume that is in these groups, and in no others (BTRFS_SUBVOL_QGROUP_INHERIT). A user who can write to a
+// directory needs no privilege for that.
+func makeSubvolumeIn(t *testing.T, in, name string, groups ...quota.ID) string {
+	t.Helper()
+	inherit := struct {
+		_      uint64 // struct btrfs_qgroup_inherit of linux/btrfs.h
+		Count  uint64
+		_      [7]uint64
+		Groups [2]quota.ID
+	}{Count: uint64(len(groups))}
+	copy(inherit.Groups[:], groups)
+	args := struct {
+		_, _, Flags uint64 // struct btrfs_ioctl_vol_args_v2
+		Size        uint64
+		Inherit     unsafe.Pointer
+		_           [2]uint64
+		Name        [4040]byte
+	}{Flags: 1 << 2, Size: uint64(9+len(groups)) * 8, Inherit: unsafe.Pointer(&inherit)}
+	copy(args.Name[:], name)
+	quota.Ioctl(t, open(t, in), 1<<30|4096<<16|0x94<<8|24, &args) // BTRFS_IOC_SUBVOL_CREATE_V2
+	return filepath.Join(in, name)
+}
+
+// A user of a volume chooses the groups of a subvolume that is made in it: none, so that no limit counts it, or that of another volume,
+// which then could not write what it was promised. Setting the limit again takes such subvolumes into it.
+func TestSubvolumeInGroupsOfItsUser(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	if testenv.Guest() {
+		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
+	}
+	root := open(t, testenv.SimpleBtrfs(t, 256<<20))
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	limited := func(name string) (*dir.Dir, quota.ID) {
+		d, err := facility.Make(root, name)
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, d.Close()) })
+		must.Succeed(t, facility.Limit(d, 0, quota.Limit{Bytes: 16 << 20}))
+		id, err := facility.IDOf(d)
+		must.Succeed(t, err)
+		return d, 1<<48 | 0x4850<<32 | id
+	}
+	content := make([]byte, 12<<20)
+	other, groupOfOther := limited("other")
+	for name, nestedIn := range map[string]func(volume string, own quota.ID) string{
+		"in none": func(volume string, _ quota.ID) string { return makeSubvolumeIn(t, volume, "nested") },
+		"in none, below one that is": func(volume string, own quota.ID) string {
+			return makeSubvolumeIn(t, makeSubvolumeIn(t, volume, strings.Repeat("n", 200), own), "nested")
+		},
+		"in that of another": func(volume string, _ quota.ID) string { return makeSubvolumeIn(t, volume, "nested", groupOfOther) },
+		"in its own and in another's": func(volume string, own quota.ID) string {
+			return makeSubvolumeIn(t, volume, "nested", own, groupOfOther)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, own := limited(strings.ReplaceAll(name, " ", "-"))
+			nested := nestedIn(d.String(), own)
+			must.Succeed(t, os.WriteFile(nested+"/file", content, 0o600), unix.Syncfs(root.Fd()))
+			wantOutside(t, facility, d, 1)
+			must.Succeed(t, facility.Limit(d, 0, quota.Limit{Bytes: 16 << 20}))
+			wantOutside(t, facility, d, 0)
+			if usage, err := facility.Usage(d, 0); err != nil || usage.Bytes < 12<<20 {
+				t.Errorf("the volume has %+v, %v; want what is in the subvolume, 12 MiB", usage, err)
+			}
+			if usage, err := facility.Usage(other, 0); err != nil || usage.Bytes >= 1<<20 {
+				t.Errorf("another volume has %+v, %v; it is empty", usage, err)
+			}
+		})
+	}
+}
+
+// Of very many subvolumes not all are asked for their groups.
+func TestVeryManySubvolumesAreOutside(t *testing.T) {
+	testenv.NeedRoot(t)
+	if testenv.Guest() {
+		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
+	}
+	root := open(t, testenv.SimpleBtrfs(t, 512<<20))
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	d, err := facility.Make(root, "volume")
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	must.Succeed(t, facility.Limit(d, 0, quota.Limit{Bytes: 64 << 20}))
+	for n := range 255 {
+		nested, err := facility.Make(d, fmt.Sprint(n))
+		must.Succeed(t, err, nested.Close())
+	}
+	wantOutside(t, facility, d, 0)
+	makeSubvolumeIn(t, d.String(), "last")
+	wantOutside(t, facility, d, 1)
+}
