@@ -51,13 +51,3 @@ func TestCallTimeout(t *testing.T) {
 		})
 	}
 }
-
-func TestAnswerBeforeTimeout(t *testing.T) {
-	s := NewServer(Config{}, nil, nil, klog.Logger{})
-	response, err := s.bound(t.Context(), "request", nil, func(_ context.Context, req any) (any, error) {
-		return req.(string) + " answered", nil
-	})
-	if response != "request answered" || err != nil {
-		t.Errorf("the answer is %v, %v", response, err)
-	}
-}

@@ -85,12 +85,6 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 			wantCode(t, err, c.code, c.says...)
 		})
 	}
-	for name, c := range badIDs {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.CreateVolume(t.Context(), createRequest(c.id))
-			wantCode(t, err, codes.InvalidArgument, c.says)
-		})
-	}
 	snapshot := func(id string) *csi.VolumeContentSource {
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 	}
@@ -136,52 +130,6 @@ func TestCreateVolumeAccessModes(t *testing.T) {
 		}))
 		wantCode(t, err, codes.OK)
 	}
-}
-
-func TestCreateVolumeIsIdempotent(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	inPool := func(name string) func(*csi.CreateVolumeRequest) {
-		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": name} }
-	}
-	withSize := func(required, limit int64) func(*csi.CreateVolumeRequest) {
-		return func(req *csi.CreateVolumeRequest) {
-			req.CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
-		}
-	}
-	first := r.create(t, "vol", "local")
-	must.Succeed(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("kept"), 0o600))
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("4Mi", "storagePool", "local")))
-	must.Succeed(t, err)
-	for name, c := range map[string]struct {
-		volume string
-		change func(*csi.CreateVolumeRequest)
-		code   codes.Code
-		says   []string
-	}{
-		"with the same size is the same volume":              {"vol", withSize(4*mib, 0), codes.OK, nil},
-		"with a smaller size is the same volume":             {"vol", withSize(mib, 0), codes.OK, nil},
-		"with no size is the same volume":                    {"vol", func(req *csi.CreateVolumeRequest) { req.CapacityRange = nil }, codes.OK, nil},
-		"with a limit above its size is the same volume":     {"vol", withSize(mib, 8*mib), codes.OK, nil},
-		"with another access mode is the same volume":        {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{writer("ro")} }, codes.OK, nil},
-		"with a larger size is another volume":               {"vol", withSize(5*mib, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"with more than the pool has is another volume":      {"vol", withSize(tooMuch, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"with a limit below its size is another volume":      {"vol", withSize(mib, 2*mib), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"in another pool is another volume":                  {"vol", inPool("other"), codes.AlreadyExists, []string{"vol", `"local"`}},
-		"in a shared pool is another volume":                 {"vol", inPool("everywhere"), codes.AlreadyExists, []string{"vol", `"local"`}},
-		"a volume that a pod has inline is another volume":   {"inline", withSize(4*mib, 0), codes.AlreadyExists, []string{"inline"}},
-		"a size that no volume has is still refused as such": {"vol", withSize(2*mib, mib), codes.OutOfRange, nil},
-		"as a block device it is another volume":             {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{block()} }, codes.AlreadyExists, []string{"vol", "mount"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			response, err := r.CreateVolume(t.Context(), createRequest(c.volume, inPool("local"), c.change))
-			wantCode(t, err, c.code, c.says...)
-			if c.code == codes.OK {
-				wantEqual(t, "the answer", response.GetVolume(), first)
-			}
-		})
-	}
-	wantEqual(t, "all volumes", r.ids(t), []string{"inline", "vol"})
-	wantThere(t, r.path("local", "vol")+"/data")
 }
 
 func TestCreateVolumeTopology(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // enforced is a driver whose pools enforce sizes.
@@ -56,24 +55,4 @@ func TestNodeExpandVolume(t *testing.T) {
 			wantEqual(t, "the size", response.GetCapacityBytes(), c.bytes)
 		})
 	}
-}
-
-func TestNodeExpandVolumeIsReportedByAllCalls(t *testing.T) {
-	r := newRig(t, enforced())
-	created := r.create(t, "vol", "")
-	wantEqual(t, "sizeEnforced", created.GetVolumeContext()["sizeEnforced"], "true")
-	r.publish(t, "vol", r.target("vol"))
-	for range 2 {
-		response, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: "vol", VolumePath: r.target("vol"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib},
-		})
-		must.Succeed(t, err)
-		wantEqual(t, "the size", response.GetCapacityBytes(), int64(8*mib))
-	}
-	wantEqual(t, "the listed size", r.volume(t, "vol").GetVolume().GetCapacityBytes(), int64(8*mib))
-	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("vol")})
-	must.Succeed(t, err)
-	wantEqual(t, "the total", stats.GetUsage()[0].GetTotal(), int64(8*mib))
-	// A repeated creation of what has grown meanwhile is still the same volume.
-	wantEqual(t, "the size of a repeated creation", r.create(t, "vol", "").GetCapacityBytes(), int64(8*mib))
 }

@@ -207,7 +207,7 @@ var ailments = map[string]ailment{
 	}},
 }
 
-// Whichever call is asked, the condition is the same, to the letter. TestCondition of pkg/health has all reasons, and
+// Whichever call is asked, the condition is the same, to the letter. What the health says is bounded, and has each reason once. TestCondition of pkg/health has all reasons, and
 // test/e2e/health the commonest on real filesystems.
 func TestAllCallsReportSameCondition(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -234,6 +234,20 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 			volume, err := p.set.Volume(t.Context(), id)
 			must.Succeed(t, err)
 			wantEqual(t, "the reason", volume.Condition.Reason, c.reason)
+
+			h := p.nodeHealth(t, "vol", p.target("vol"))
+			got := must.Get(p.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "vol"}))(t)
+			wantEqual(t, "the health by the controller", got.GetVolumeHealth(), h)
+			seen := make(map[string]bool)
+			for _, e := range h.GetHealthStatuses() {
+				if seen[e.GetReason()] || len(e.GetMessage()) > 1024 || len(e.GetReason()) > 128 || e.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
+					t.Errorf("the entry %v is twice there, too long or has no status", e)
+				}
+				seen[e.GetReason()] = true
+			}
+			if c.reason != "" && !seen[string(c.reason)] || c.reason == "" && len(seen) > 0 {
+				t.Errorf("the health is %v, want the reason %q", h, c.reason)
+			}
 		})
 	}
 }

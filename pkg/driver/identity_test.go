@@ -1,11 +1,13 @@
 package driver_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -34,19 +36,38 @@ func TestDriverName(t *testing.T) {
 	}
 }
 
-func TestPluginCapabilities(t *testing.T) {
+func TestCapabilities(t *testing.T) {
 	r := newRig(t, setup{})
-	response, err := r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-	must.Succeed(t, err)
-	got := make(map[string]int)
-	for _, c := range response.GetCapabilities() {
+	plugin := must.Get(r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(t)
+	controller := must.Get(r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
+	node := must.Get(r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
+	var ofPlugin, ofController, ofNode []string
+	for _, c := range plugin.GetCapabilities() {
 		if expansion := c.GetVolumeExpansion(); expansion != nil {
-			got[expansion.GetType().String()]++
+			ofPlugin = append(ofPlugin, expansion.GetType().String())
 			continue
 		}
-		got[c.GetService().GetType().String()]++
+		ofPlugin = append(ofPlugin, c.GetService().GetType().String())
 	}
-	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1, "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": 1, "ONLINE": 1})
+	for _, c := range controller.GetCapabilities() {
+		ofController = append(ofController, c.GetRpc().GetType().String())
+	}
+	for _, c := range node.GetCapabilities() {
+		ofNode = append(ofNode, c.GetRpc().GetType().String())
+	}
+	for of, c := range map[string]struct {
+		got  []string
+		want string
+	}{
+		"plugin": {ofPlugin, "CONTROLLER_SERVICE ONLINE SNAPSHOT_ACCESSIBILITY_CONSTRAINTS VOLUME_ACCESSIBILITY_CONSTRAINTS"},
+		// 11 and 4 are VOLUME_CONDITION of v1.12.
+		"controller": {ofController, "11 CLONE_VOLUME CREATE_DELETE_SNAPSHOT CREATE_DELETE_VOLUME GET_CAPACITY GET_SNAPSHOT GET_VOLUME " +
+			"GET_VOLUME_HEALTH LIST_SNAPSHOTS LIST_VOLUMES LIST_VOLUME_HEALTH SINGLE_NODE_MULTI_WRITER"},
+		"node": {ofNode, "4 EXPAND_VOLUME GET_STORAGE_HEALTH GET_VOLUME_HEALTH GET_VOLUME_STATS SINGLE_NODE_MULTI_WRITER"},
+	} {
+		slices.Sort(c.got)
+		wantEqual(t, "the capabilities of the "+of, strings.Join(c.got, " "), c.want)
+	}
 }
 
 func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
@@ -65,6 +86,8 @@ func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
 		return response.GetReady().GetValue()
 	}
 	wantEqual(t, "ready before", ready(), false)
+	wantCode(t, must.Err(r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})), codes.Unavailable)
+	wantCode(t, must.Err(r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})), codes.Unavailable)
 	close(hang)
 	must.Succeed(t, r.set.Wait(t.Context()))
 	wantEqual(t, "ready after", ready(), true)

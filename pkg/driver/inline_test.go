@@ -33,31 +33,6 @@ func (r *rig) publishInline(t *testing.T, id, target string) {
 	must.Succeed(t, err)
 }
 
-func TestInlineVolumeLifecycle(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	one, two := r.target("one"), r.target("two")
-	r.publishInline(t, "csi-1", one)
-	r.publishInline(t, "csi-1", one)
-	volume := r.volume(t, "csi-1")
-	wantEqual(t, "its size", volume.GetVolume().GetCapacityBytes(), int64(8*mib))
-	wantEqual(t, "its pool", volume.GetVolume().GetVolumeContext()["storagePool"], "local")
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "csi-1"), []string{one})
-
-	r.publishInline(t, "csi-1", two)
-	r.unpublish(t, "csi-1", one)
-	if r.volume(t, "csi-1") == nil {
-		t.Error("the volume went with the first of its publications")
-	}
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "csi-1"})
-	wantCode(t, err, codes.FailedPrecondition, "csi-1", two)
-
-	r.unpublish(t, "csi-1", two)
-	wantEqual(t, "all volumes", r.ids(t), []string(nil))
-	wantGone(t, r.path("local", "csi-1"))
-	wantGone(t, two)
-	r.unpublish(t, "csi-1", two)
-}
-
 func TestUnpublishDeletesOnlyInlineVolumes(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "csi-persistent", "")

@@ -19,36 +19,6 @@ func (r *rig) page(t *testing.T, token string, most int32) *csi.ListVolumesRespo
 	return response
 }
 
-func TestListVolumesPages(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	all := []string{"a", "b", "c", "d", "e"}
-	for i, id := range all {
-		r.create(t, id, []string{"local", "other", "everywhere"}[i%3])
-	}
-	for name, most := range map[string]int32{
-		"one at a time": 1, "two at a time": 2, "three at a time": 3, "all but one": 4, "as many as there are": 5, "more": 6, "no limit": 0,
-	} {
-		t.Run(name, func(t *testing.T) {
-			var got []string
-			for token := ""; ; {
-				page := r.page(t, token, most)
-				ids := idsOf(page)
-				if len(ids) == 0 || most > 0 && len(ids) > int(most) {
-					t.Fatalf("a page of at most %d has %d", most, len(ids))
-				}
-				got = append(got, ids...)
-				if token = page.GetNextToken(); token == "" {
-					break
-				}
-			}
-			wantEqual(t, "the pages", got, all)
-		})
-	}
-	t.Run("the pages of an empty list are one", func(t *testing.T) {
-		wantEqual(t, "the page", newRig(t, setup{}).page(t, "", 2), &csi.ListVolumesResponse{})
-	})
-}
-
 // A page is in memory several times until it is sent.
 func TestListVolumesPageLimit(t *testing.T) {
 	const volumes = 2001

@@ -167,58 +167,41 @@ func TestUnpublishKeepsMarkOfPublicationUnderWay(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-func TestConcurrentPublishesMountOnce(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "vol", "")
-	var calls []<-chan error
-	for range 16 {
-		calls = append(calls, later(func() error {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
-			return err
-		}))
-	}
-	published := 0
-	for _, call := range calls {
-		if err := <-call; err == nil {
-			published++
-		} else {
-			wantCode(t, err, codes.Aborted)
-		}
-	}
-	if published == 0 {
-		t.Error("none of them was served")
-	}
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("vol")})
-}
-
 // Pods of one claim begin and end at the same time, while checks of the pool are under way all the time: no call is refused.
 func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 	always := func(o *pool.Options) { o.CheckEvery, o.SyncEvery = time.Millisecond, time.Millisecond }
-	for _, name := range []string{"local", "everywhere"} {
-		t.Run(name, func(t *testing.T) {
+	for kind, c := range map[string]struct {
+		pool       string
+		capability *csi.VolumeCapability
+	}{"directories": {"local", writer()}, "directories of several nodes": {"everywhere", writer()}, "block devices": {"local", block()}} {
+		t.Run(kind, func(t *testing.T) {
 			r := newRig(t, setup{pools: severalPool, options: always})
 			const volumes, inFlight = 4, 16
-			for n := range volumes {
-				r.create(t, fmt.Sprint("vol-", n), name)
+			create := func(name string) error {
+				req := createRequest(name, inPool(c.pool))
+				req.VolumeCapabilities = []*csi.VolumeCapability{c.capability}
+				return must.Err(r.CreateVolume(t.Context(), req))
 			}
-			for calling, c := range map[string]struct {
+			for n := range volumes {
+				must.Succeed(t, create(fmt.Sprint("vol-", n)))
+			}
+			for calling, run := range map[string]struct {
 				calls int
 				both  func(n int) error
 			}{
 				"publish and unpublish": {512, func(n int) error {
 					id, target := fmt.Sprint("vol-", n%volumes), r.target(fmt.Sprint("pod-", n))
-					_, err := r.NodePublishVolume(t.Context(), publishRequest(id, target))
+					err := must.Err(r.NodePublishVolume(t.Context(), publishRequest(id, target, func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c.capability })))
 					if err == nil {
 						_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
 					}
 					return err
 				}},
 				"create and delete": {128, func(n int) error {
-					req := createRequest(fmt.Sprint("new-", n))
-					req.Parameters = map[string]string{"storagePool": name}
-					_, err := r.CreateVolume(t.Context(), req)
+					name := fmt.Sprint("new-", n)
+					err := create(name)
 					if err == nil {
-						_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: req.GetName()})
+						_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: name})
 					}
 					return err
 				}},
@@ -228,8 +211,8 @@ func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 					var workers sync.WaitGroup
 					for n := range inFlight {
 						workers.Go(func() {
-							for range c.calls / inFlight / 2 {
-								if err := c.both(n); err != nil {
+							for range run.calls / inFlight / 2 {
+								if err := run.both(n); err != nil {
 									t.Error(err)
 									refused.Add(1)
 								}
@@ -237,7 +220,7 @@ func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 						})
 					}
 					workers.Wait()
-					t.Logf("%d of %d calls with %d in flight were refused", refused.Load(), c.calls, inFlight)
+					t.Logf("%d of %d calls with %d in flight were refused", refused.Load(), run.calls, inFlight)
 				})
 			}
 		})

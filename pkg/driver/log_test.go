@@ -67,17 +67,6 @@ func (l *logged) calls() []string {
 	return calls
 }
 
-func TestCallIsLogged(t *testing.T) {
-	log := &logged{}
-	r := newRig(t, setup{log: log.logger(2)})
-	r.create(t, "vol", "")
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("absent", r.target("vol")))
-	wantCode(t, err, codes.NotFound)
-
-	wantContains(t, log.line(t, `"CreateVolume"`), `"Call"`, `method="CreateVolume"`, `volume="vol"`, `code="OK"`, `duration="`)
-	wantContains(t, log.line(t, `"NodePublishVolume"`), `"Call"`, `volume="absent"`, `code="NotFound"`, `duration="`, "reason=", "not found")
-}
-
 func TestLogVerbosity(t *testing.T) {
 	const (
 		created   = "I CreateVolume OK"

@@ -13,29 +13,53 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
-func TestNodeCapabilities(t *testing.T) {
-	r := newRig(t, setup{})
-	response, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	must.Succeed(t, err)
-	got := make(map[string]int)
-	for _, c := range response.GetCapabilities() {
-		got[c.GetRpc().GetType().String()]++
-	}
-	wantEqual(t, "the capabilities", got, map[string]int{
-		"GET_VOLUME_STATS":         1,
-		"4":                        1, // VOLUME_CONDITION of v1.12
-		"GET_VOLUME_HEALTH":        1,
-		"GET_STORAGE_HEALTH":       1,
-		"EXPAND_VOLUME":            1,
-		"SINGLE_NODE_MULTI_WRITER": 1,
-	})
-}
-
 func TestNodeGetInfo(t *testing.T) {
 	r := newRig(t, setup{})
 	response, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
+}
+
+// No call takes an id that no volume has, or a path that none is published at.
+func TestBadIDsAndPathsAreRefused(t *testing.T) {
+	r := newRig(t, setup{})
+	for call, f := range map[string]func(id, path string) error{
+		"CreateVolume": func(id, _ string) error { return must.Err(r.CreateVolume(t.Context(), createRequest(id))) },
+		"DeleteVolume": func(id, _ string) error {
+			return must.Err(r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}))
+		},
+		"ControllerGetVolume": func(id, _ string) error {
+			return must.Err(r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id}))
+		},
+		"ControllerGetVolumeHealth": func(id, _ string) error {
+			return must.Err(r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id}))
+		},
+		"NodeGetVolumeHealth": func(id, _ string) error {
+			return must.Err(r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id}))
+		},
+		"NodePublishVolume": func(id, path string) error {
+			return must.Err(r.NodePublishVolume(t.Context(), publishRequest(id, path)))
+		},
+		"NodeUnpublishVolume": func(id, path string) error {
+			return must.Err(r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, path)))
+		},
+		"NodeGetVolumeStats": func(id, path string) error {
+			return must.Err(r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path}))
+		},
+	} {
+		for name, c := range badIDs {
+			t.Run(call+": "+name, func(t *testing.T) { wantCode(t, f(c.id, r.target("vol")), codes.InvalidArgument, c.says) })
+		}
+		for name, c := range badPaths {
+			want := codes.InvalidArgument
+			if call == "NodeGetVolumeStats" && c.path != "" && !strings.ContainsRune(c.path, 0) {
+				want = codes.NotFound // nothing can be published there, and so not this volume
+			} else if !strings.HasSuffix(call, "publishVolume") && !strings.HasSuffix(call, "PublishVolume") && call != "NodeGetVolumeStats" {
+				continue
+			}
+			t.Run(call+": "+name, func(t *testing.T) { wantCode(t, f("vol", c.path), want, c.says) })
+		}
+	}
 }
 
 func TestNodePublishVolumeInvalidRequests(t *testing.T) {
@@ -88,46 +112,7 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 			wantCode(t, err, c.code, c.says...)
 		})
 	}
-	for name, c := range badIDs {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest(c.id, r.target("vol")))
-			wantCode(t, err, codes.InvalidArgument, c.says)
-		})
-	}
-	for name, c := range badPaths {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", c.path))
-			wantCode(t, err, codes.InvalidArgument, c.says, "target path")
-		})
-	}
 	wantGone(t, r.target("vol"))
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
-}
-
-func TestNodePublishVolumeIsIdempotent(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "vol", "")
-	target := r.target("vol")
-	r.publish(t, "vol", target)
-	r.publish(t, "vol", target)
-	// Kubelet may write the path with a slash at its end.
-	r.publish(t, "vol", target+"/")
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{target})
-
-	for name, change := range map[string]func(*csi.NodePublishVolumeRequest){
-		"read-only":         func(req *csi.NodePublishVolumeRequest) { req.Readonly = true },
-		"with another flag": func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = writer("noexec") },
-		"in a read-only mode": func(req *csi.NodePublishVolumeRequest) {
-			req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)
-		},
-	} {
-		t.Run("a second time "+name+" is refused", func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target, change))
-			wantCode(t, err, codes.AlreadyExists, target)
-		})
-	}
-	r.unpublish(t, "vol", target)
-	wantGone(t, target)
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
 }
 
@@ -163,39 +148,6 @@ func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
 			r.mounts.wantFlags(t, r.target("at"), c.want...)
 			r.unpublish(t, c.volume, r.target("at"))
 		})
-	}
-}
-
-func TestSingleNodeSingleWriter(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "vol", "")
-	single := func(req *csi.NodePublishVolumeRequest) {
-		req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)
-	}
-	one, two := r.target("one"), r.target("two")
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
-	must.Succeed(t, err)
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
-	wantCode(t, err, codes.OK)
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", two, single))
-	wantCode(t, err, codes.FailedPrecondition, "vol", one)
-	wantGone(t, two)
-
-	r.unpublish(t, "vol", one)
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", two, single))
-	wantCode(t, err, codes.OK)
-	r.unpublish(t, "vol", two)
-
-	// The other modes of one node allow several.
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
-	} {
-		for _, target := range []string{one, two} {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target, func(req *csi.NodePublishVolumeRequest) {
-				req.VolumeCapability = capability(mode)
-			}))
-			wantCode(t, err, codes.OK)
-		}
 	}
 }
 
@@ -267,64 +219,10 @@ func TestTargetInsidePool(t *testing.T) {
 	})
 }
 
-func TestNodeUnpublishVolume(t *testing.T) {
-	r := newRig(t, setup{})
-	for name, c := range badIDs {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(c.id, r.target("vol")))
-			wantCode(t, err, codes.InvalidArgument, c.says)
-		})
-	}
-	for name, c := range badPaths {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", c.path))
-			wantCode(t, err, codes.InvalidArgument, c.says, "target path")
-		})
-	}
-	r.create(t, "vol", "")
-	r.create(t, "second", "")
-	data := r.path("local", "vol") + "/data"
-	must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
-	target := r.target("vol")
-
-	t.Run("again succeeds, and does not touch the data", func(t *testing.T) {
-		r.publish(t, "vol", target)
-		r.unpublish(t, "vol", target)
-		r.unpublish(t, "vol", target)
-		wantGone(t, target)
-		wantThere(t, data)
-	})
-	t.Run("of an unknown volume succeeds", func(t *testing.T) {
-		r.unpublish(t, "absent", target)
-	})
-	t.Run("of an unknown volume removes an empty target", func(t *testing.T) {
-		must.Succeed(t, os.Mkdir(target, 0o750))
-		r.unpublish(t, "absent", target)
-		wantGone(t, target)
-	})
-}
-
 func TestNodeGetVolumeStats(t *testing.T) {
 	r := newRig(t, setup{})
 	stats := func(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 		return r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-	}
-	for name, c := range badIDs {
-		t.Run(name, func(t *testing.T) {
-			_, err := stats(c.id, r.target("vol"))
-			wantCode(t, err, codes.InvalidArgument, c.says)
-		})
-	}
-	for name, c := range badPaths {
-		t.Run(name, func(t *testing.T) {
-			_, err := stats("vol", c.path)
-			if c.path == "" || strings.ContainsRune(c.path, 0) {
-				wantCode(t, err, codes.InvalidArgument, "volume path", c.says)
-				return
-			}
-			// Nothing can be published there, and so not this volume.
-			wantCode(t, err, codes.NotFound, "vol", c.says)
-		})
 	}
 	r.create(t, "vol", "")
 	r.create(t, "second", "")

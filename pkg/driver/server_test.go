@@ -168,17 +168,3 @@ func TestServeReportsSocketError(t *testing.T) {
 	}
 	wantContains(t, err.Error(), listener.Addr().String())
 }
-
-func TestCallMetrics(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "vol", "")
-	_, err := r.CreateVolume(t.Context(), createRequest(".."))
-	wantCode(t, err, codes.InvalidArgument)
-	_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{})
-	wantCode(t, err, codes.Unimplemented)
-	_, err = r.Probe(t.Context(), &csi.ProbeRequest{})
-	must.Succeed(t, err)
-	answered, panicked := r.calls.seen()
-	wantEqual(t, "the calls", answered, []string{"CreateVolume OK", "CreateVolume InvalidArgument", "NodeStageVolume Unimplemented", "Probe OK"})
-	wantEqual(t, "the panics", panicked, []string(nil))
-}

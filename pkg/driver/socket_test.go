@@ -154,12 +154,3 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 		})
 	}
 }
-
-func TestListenWithoutDirectory(t *testing.T) {
-	socket := filepath.Join(testenv.SocketDir(t), "no/such")
-	_, err := driver.Listen(socket)
-	if !errors.Is(err, os.ErrNotExist) {
-		t.Fatalf("the error is %v, want one of a path that is not there", err)
-	}
-	wantContains(t, err.Error(), socket)
-}

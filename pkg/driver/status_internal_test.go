@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,41 +58,6 @@ func TestPoolErrorsHaveCodes(t *testing.T) {
 			})
 		}
 	}
-	for _, name := range exportedErrors(t, "../volume") {
-		if _, ok := poolErrors[name]; !ok {
-			t.Errorf("volume.%s is in no test of its code", name)
-		}
-	}
-}
-
-// exportedErrors are the names of a package's Err variables.
-func exportedErrors(t *testing.T, dir string) []string {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no source in %s: %v", dir, err)
-	}
-	var names []string
-	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, declaration := range parsed.Decls {
-			general, ok := declaration.(*ast.GenDecl)
-			if !ok || general.Tok != token.VAR {
-				continue
-			}
-			for _, spec := range general.Specs {
-				for _, name := range spec.(*ast.ValueSpec).Names {
-					if strings.HasPrefix(name.Name, "Err") {
-						names = append(names, name.Name)
-					}
-				}
-			}
-		}
-	}
-	return names
 }
 
 func TestErrorCodes(t *testing.T) {

@@ -18,7 +18,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // often has what is wrong noticed at once.
@@ -101,9 +100,6 @@ func TestGetVolumeHealthOfUnknownVolumes(t *testing.T) {
 			return err
 		},
 	} {
-		for id, c := range badIDs {
-			t.Run(name+" of "+id, func(t *testing.T) { wantCode(t, ask(c.id), codes.InvalidArgument, c.says) })
-		}
 		t.Run(name+" of one that is not there", func(t *testing.T) { wantCode(t, ask("pvc-1"), codes.NotFound, "pvc-1") })
 	}
 	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "pvc-1", VolumePublishPath: "relative"})
@@ -230,39 +226,5 @@ func countIn(name string) func(*dir.Dir) (int64, error) {
 			return 2, nil
 		}
 		return 0, nil
-	}
-}
-
-func TestHealthIsNotKnownBeforePoolsAreChecked(t *testing.T) {
-	hang := make(chan struct{})
-	r := newRig(t, setup{unlooked: true, hooks: hooks{sameFilesystem: func() { <-hang }}, options: func(o *pool.Options) { o.SystemPath = "/" }})
-	defer close(hang)
-	_, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
-	wantCode(t, err, codes.Unavailable)
-	_, err = r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-	wantCode(t, err, codes.Unavailable)
-}
-
-// What the messages hold is bounded, and each reason is there once.
-func TestVolumeHealthIsBounded(t *testing.T) {
-	testenv.NeedRoot(t)
-	for name, c := range ailments {
-		t.Run(name, func(t *testing.T) {
-			p := newPatient(t, c)
-			h := p.nodeHealth(t, "vol", p.target("vol"))
-			got, err := p.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "vol"})
-			must.Succeed(t, err)
-			wantEqual(t, "the health by the controller", got.GetVolumeHealth(), h)
-			seen := make(map[string]bool)
-			for _, e := range h.GetHealthStatuses() {
-				if seen[e.GetReason()] || len(e.GetMessage()) > 1024 || len(e.GetReason()) > 128 || e.GetStatus() == csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE {
-					t.Errorf("the entry %v is twice there, too long or has no status", e)
-				}
-				seen[e.GetReason()] = true
-			}
-			if c.reason != "" && !seen[string(c.reason)] || c.reason == "" && len(seen) > 0 {
-				t.Errorf("the health is %v, want the reason %q", h, c.reason)
-			}
-		})
 	}
 }

@@ -25,3 +25,15 @@ func ErrorIs(t T, got, want error) {
 		t.Fatalf("error %v, want %v", got, want)
 	}
 }
+
+// Get is what a call returned, for the test that it is given to, which ends if the call failed: must.Get(os.ReadFile(path))(t).
+func Get[V any](v V, err error) func(T) V {
+	return func(t T) V {
+		t.Helper()
+		Succeed(t, err)
+		return v
+	}
+}
+
+// Err is the error of a call whose other answer does not matter.
+func Err[V any](_ V, err error) error { return err }
