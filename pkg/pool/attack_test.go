@@ -15,27 +15,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestRecoveryAfterNodeRename(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.startNode("old-name", local)
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		u := uid(t, b, "pvc-1")
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "old-name", "pvc-1."+u)))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("creating", "old-name", "pvc-2")))
-		b.start(local)
-		b.wantVolumes()
-		b.wantClean()
-		for _, part := range []string{"creating", "trash"} {
-			if left := names(t, b.Own(part, "old-name")); len(left) > 0 {
-				t.Errorf("%s of the old name has %q", part, left)
-			}
-		}
-	})
-}
-
 func TestRemovedLayoutDirectoriesAreRestored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, part := range []string{"creating", "trash"} {
@@ -80,39 +59,6 @@ func unmountBelow(t *testing.T, path string) {
 	}
 }
 
-func TestListWhileVolumeIsRecreatedIsNotLost(t *testing.T) {
-	testenv.NeedTime(t)
-	inBubble(t, func(t *testing.T, b *bench) {
-		done := make(chan struct{})
-		var churn sync.WaitGroup
-		churn.Go(func() {
-			defer close(done)
-			for range 200 {
-				b.locked("pvc-1", func() { b.create("pvc-1", mib) })
-				b.locked("pvc-1", func() { b.delete("pvc-1") })
-			}
-		})
-		for running := true; running; {
-			select {
-			case <-done:
-				running = false
-			default:
-			}
-			page, _ := b.List(t.Context(), volume.ID{}, 10)
-			for _, v := range page {
-				if v.Lost {
-					t.Errorf("%s is listed as lost", v.ID)
-				}
-			}
-			if v, err := b.Volume(t.Context(), id(t, "pvc-1")); err == nil && v.Lost {
-				t.Errorf("%s is said to be lost", v.ID)
-			}
-		}
-		churn.Wait()
-		b.wantClean()
-	})
-}
-
 // locked does something as a call does it, and again if another has the lock.
 func (b *bench) locked(name string, do func()) {
 	for {
@@ -139,21 +85,6 @@ func TestCopyOfPoolBelowMountIsNotWritten(t *testing.T) {
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		wantGone(t, b.Path("pool", "pvc-2"))
-	})
-}
-
-func TestCapacityCountsTrashOfOtherNodes(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 256*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(`[{"name":"local","path":"pool","shared":true}]`)
-		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
-		must.Succeed(t, os.WriteFile(b.Own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
-		b.create("pvc-1", 100*mib)
-		if got := b.capacity(); got > 56*mib {
-			t.Errorf("capacity %d, want at most 56 MiB: 256 less 100 promised and 100 in another node's trash", got)
-		}
 	})
 }
 

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -16,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -46,9 +42,8 @@ func (b *bench) publishBlock(name, target string, change ...func(*pool.Publicati
 	return b.Publish(b.t.Context(), p)
 }
 
-func readOnly(p *pool.Publication)    { p.ReadOnly = true }
-func singleUse(p *pool.Publication)   { p.SingleTarget = true }
-func asDirectory(p *pool.Publication) { p.Mode = volume.ModeMount }
+func readOnly(p *pool.Publication)  { p.ReadOnly = true }
+func singleUse(p *pool.Publication) { p.SingleTarget = true }
 
 // attached are the devices there are, which a test expects to be so many.
 func (b *bench) attached(want int) []loop.Device {
@@ -76,86 +71,6 @@ func (b *bench) stat(name string) *syscall.Stat_t {
 	return &st
 }
 
-func TestBlockVolumeFileSize(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		v := b.createBlock("pvc-1", 10*mib-1)
-		if v.Mode != volume.ModeBlock || v.Bytes != 10*mib || !v.Enforced {
-			t.Errorf("volume %+v, want a block volume that keeps its 10 MiB", v)
-		}
-		if c := b.volume("pvc-1").Condition; c.Message != "in order" {
-			t.Errorf("condition %+v, want it in order", c)
-		}
-		if st := b.stat("pvc-1"); st.Size != 10*mib || st.Blocks*512 < 10*mib {
-			t.Errorf("the file has %d bytes and %d of them allocated, want 10 MiB", st.Size, st.Blocks*512)
-		}
-		if again := b.createBlock("pvc-1", 10*mib); again.Mode != v.Mode || again.Bytes != v.Bytes {
-			t.Errorf("the repeated call answered %+v, want %+v", again, v)
-		}
-		b.restart(thin)
-		b.createBlock("pvc-2", 10*mib)
-		if st := b.stat("pvc-2"); st.Size != 10*mib || st.Blocks*512 > mib {
-			t.Errorf("the thin file has %d bytes and %d of them allocated, want it sparse", st.Size, st.Blocks*512)
-		}
-		b.wantClean()
-		b.delete("pvc-1")
-		b.delete("pvc-2")
-		b.wantClean()
-		wantGone(t, b.Path("pool", "pvc-1"))
-	})
-}
-
-func TestVolumeModeIsImmutable(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("block", mib)
-		b.create("mount", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "block"), Range: volume.Range{Required: mib}})
-		wantError(t, err, volume.ErrExists)
-		_, err = b.tryCreateBlock("mount", mib)
-		wantError(t, err, volume.ErrExists)
-		wantError(t, b.publishBlock("mount", "a"), volume.ErrInvalid)
-		wantError(t, b.publishBlock("block", "a", asDirectory), volume.ErrInvalid)
-		must.Succeed(t, b.publishBlock("block", "a"))
-		_, err = b.Expand(t.Context(), id(t, "block"), b.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
-		wantError(t, err, volume.ErrInvalid)
-		must.Succeed(t, b.unpublish("block", "a"))
-	})
-}
-
-func TestTargetsShareDevice(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		for range 2 {
-			must.Succeed(t, b.publishBlock("pvc-1", "a"))
-			must.Succeed(t, b.publishBlock("pvc-1", "b"))
-		}
-		if device := b.attached(1)[0]; device.SizeBytes != mib || device.ReadOnly || device.Discard {
-			t.Errorf("device %+v, want 1 MiB that can be written and keeps what was allocated", device)
-		}
-		must.Succeed(t, b.publishBlock("pvc-1", "c", readOnly))
-		if device := b.attached(2)[1]; !device.ReadOnly {
-			t.Errorf("device %+v, want it read-only", device)
-		}
-		wantError(t, b.publishBlock("pvc-1", "a", readOnly), volume.ErrExists)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
-			t.Errorf("the volume is published on %v, want this node", v.Nodes)
-		}
-		if page, _ := b.List(t.Context(), volume.ID{}, 10); len(page) != 1 || len(page[0].Nodes) != 1 {
-			t.Errorf("list %+v, want the volume published on this node", page)
-		}
-
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(2)
-		must.Succeed(t, b.unpublish("pvc-1", "c"))
-		b.attached(1)
-		must.Succeed(t, b.unpublish("pvc-1", "b"))
-		b.attached(0)
-		must.Succeed(t, b.unpublish("pvc-1", "b"))
-		b.delete("pvc-1")
-		b.wantClean()
-	})
-}
-
 func TestSingleTargetBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
@@ -170,48 +85,6 @@ func TestSingleTargetBlockVolume(t *testing.T) {
 		must.Succeed(t, b.Mounts.Unpublish(b.Target("kubelet"), nil))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
-	})
-}
-
-func TestUnpublishKeepsOtherDevices(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		b.createBlock("pvc-2", mib)
-		b.create("pvc-3", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		wantError(t, b.unpublish("pvc-3", "a"), volume.ErrInUse)
-		wantError(t, b.unpublish("no-volume", "a"), volume.ErrInUse)
-		b.attached(1)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-	})
-}
-
-func TestBusyDeviceIsDetachedByNextCall(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		release, err := b.Loops.Hold(b.attached(1)[0].Name)
-		must.Succeed(t, err)
-		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		release()
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
-		b.delete("pvc-1")
-	})
-}
-
-func TestForeignDeviceCountsAsUse(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		device, err := b.Loops.AttachForeign(b.disk("pvc-1"), false)
-		must.Succeed(t, err)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrInUse)
-		must.Succeed(t, b.Loops.End(device.Name))
-		b.delete("pvc-1")
-		b.wantClean()
 	})
 }
 
@@ -234,28 +107,6 @@ func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device)
 	return release, foreign
 }
 
-func TestDevicesAfterCrash(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		release, foreign := b.fourDevices(true)
-
-		b.restart(local)
-		left := b.attached(3)
-		must.Succeed(t, b.publishBlock("published", "a"))
-		must.Succeed(t, b.publishBlock("published", "b"))
-		b.attached(3)
-		release()
-		b.later(time.Minute)
-		b.attached(2)
-		must.Succeed(t, b.unpublish("published", "a"))
-		must.Succeed(t, b.unpublish("published", "b"))
-		b.attached(1)
-		must.Succeed(t, b.Loops.End(foreign.Name))
-		if left[0].Name == foreign.Name {
-			t.Errorf("the device that was published is not the first of %+v", left)
-		}
-	})
-}
-
 // As the upstream driver leaves it, which removes the directory and knows of no device.
 func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
@@ -276,18 +127,6 @@ func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 			t.Errorf("%+v is left, want the device that another process attached", left)
 		}
 		must.Succeed(t, b.Loops.End(foreign.Name))
-	})
-}
-
-func TestUnpublishLostBlockVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, os.RemoveAll(b.Path("pool", "pvc-1")))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
-		b.delete("pvc-1")
-		b.wantClean()
 	})
 }
 
@@ -347,77 +186,6 @@ func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 		must.Succeed(t, os.Truncate(b.Own("volumes", "pvc-1.json"), 20))
 		b.restart(local)
 		b.attached(0)
-	})
-}
-
-func TestBlockVolumeWithoutFile(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		b.createBlock("pvc-2", mib)
-		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1", "disk.img")))
-		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-2", "disk.img"), mib/2))
-		_, err := b.tryCreateBlock("pvc-2", mib)
-		wantError(t, err, volume.ErrLost)
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if !stats.Condition.Abnormal {
-			t.Errorf("stats %+v, want them abnormal", stats)
-		}
-		for name, says := range map[string]string{"pvc-1": "disk.img", "pvc-2": "smaller"} {
-			if c := b.volume(name).Condition; !c.Abnormal || !strings.Contains(c.Message, says) {
-				t.Errorf("condition %+v of %s, want it abnormal for %q", c, name, says)
-			}
-		}
-		b.delete("pvc-1")
-		b.wantClean()
-	})
-}
-
-func TestBlockStats(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", 10*mib)
-		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		wantError(t, err, volume.ErrNotFound)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if stats.Mode != volume.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
-			t.Errorf("stats %+v, want 10 MiB in order", stats)
-		}
-	})
-}
-
-func TestExpandBlockVolumeGrowsDevices(t *testing.T) {
-	withQuota(t, "", func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, b.publishBlock("pvc-1", "b", readOnly))
-		expand := func(r volume.Range) (int64, error) {
-			return b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, r)
-		}
-		for range 2 {
-			bytes, err := expand(volume.Range{Required: 20*mib - 1})
-			must.Succeed(t, err)
-			if bytes != 20*mib {
-				t.Errorf("expanded to %d, want 20 MiB", bytes)
-			}
-		}
-		for _, device := range b.attached(2) {
-			if device.SizeBytes != 20*mib {
-				t.Errorf("device %+v, want 20 MiB", device)
-			}
-		}
-		if st := b.stat("pvc-1"); st.Size != 20*mib || st.Blocks*512 < 20*mib {
-			t.Errorf("the file has %d bytes and %d of them allocated, want 20 MiB", st.Size, st.Blocks*512)
-		}
-		if v := b.volume("pvc-1"); !v.Enforced || v.Condition.Abnormal || v.Bytes != 20*mib {
-			t.Errorf("volume %+v, want 20 MiB in order", v)
-		}
-		b.restart(local)
-		if v := b.volume("pvc-1"); v.Bytes != 20*mib || v.Condition.Abnormal {
-			t.Errorf("volume %+v after a restart, want 20 MiB in order", v)
-		}
-		b.wantClean()
 	})
 }
 
@@ -528,50 +296,6 @@ func (b *bench) wantUnchanged(name string, bytes int64) {
 		b.t.Errorf("volume %+v, want %d bytes in order", v, bytes)
 	}
 	b.wantClean()
-}
-
-// What a creation had allocated that a crash interrupted is not free yet.
-func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "chattr")
-	root := testenv.LoopFS(t, "ext4", 256*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(local)
-		b.create("pvc-0", 100*mib)
-		before := b.capacity()
-		must.Succeed(t, b.Close(t.Context()))
-		half := b.Own("creating", "node-1", "pvc-1")
-		must.Succeed(t, os.Mkdir(half, 0o700))
-		d, err := dir.Open(half)
-		must.Succeed(t, err)
-		f, err := loop.Create(d, "disk.img")
-		must.Succeed(t, err)
-		must.Succeed(t, errors.Join(f.Grow(t.Context(), 90*mib, loop.Thick), f.Close(), d.Close()))
-		// So that it stays in the trash.
-		must.Succeed(t, syscall.Mount(half+"/disk.img", half+"/disk.img", "", syscall.MS_BIND, ""))
-		b.start(local)
-		if got := b.capacity(); got > before-90*mib {
-			t.Errorf("capacity %d with 90 MiB in the trash, want at most %d", got, before-90*mib)
-		}
-		left, err := filepath.Glob(b.Own("trash", "node-1", "*", "disk.img"))
-		must.Succeed(t, err)
-		for _, file := range left {
-			must.Succeed(t, syscall.Unmount(file, 0))
-		}
-		b.later(2 * time.Hour)
-		b.wantClean()
-		if got := b.capacity(); got != before {
-			t.Errorf("capacity %d after the trash is gone, want %d", got, before)
-		}
-	})
-}
-
-func chattr(t *testing.T, flag, path string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "chattr", flag, path).CombinedOutput(); err != nil {
-		t.Fatalf("chattr: %v: %s", err, out)
-	}
 }
 
 // A volume of the upstream KubeVirt driver is its user's, and so is what he calls a disk.

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -22,106 +21,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// The whole life of a volume under a limit that the kernel enforces, on the filesystem
-// that has one everywhere.
-func TestVolumeLifecycleOnBtrfs(t *testing.T) {
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "btrfs")
-	root := testenv.LoopFS(t, "btrfs", 512*mib)
-	if out, err := exec.CommandContext(t.Context(), "btrfs", "quota", "enable", root).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
-		b.create("pvc-1", 16*mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		data := b.Path("pool", "pvc-1", "data")
-		if err := os.WriteFile(data, make([]byte, 32*mib), 0o644); !errors.Is(err, syscall.EDQUOT) {
-			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
-		}
-		must.Succeed(t, os.Remove(data))
-		syncfs(t, root)
-		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 64 * mib}); err != nil {
-			t.Error(err)
-		}
-		must.Succeed(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))
-		syncfs(t, root)
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if s := stats.Space; s.SizeBytes != 64*mib || s.UsedBytes < 32*mib || s.UsedBytes > 33*mib {
-			t.Errorf("space %+v, want 32 MiB of 64 in use", s)
-		}
-		nested := b.Path("pool", "pvc-1", "nested")
-		if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		if c := b.volume("pvc-1").Condition; c.Reason != health.OutsideLimit {
-			t.Errorf("with a subvolume of its user the volume is %+v, want the reason %s", c, health.OutsideLimit)
-		}
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.restart(local)
-		// A tower cannot be moved out of its subvolume.
-		deep := b.Path("pool", "pvc-1")
-		for range 100 {
-			deep += "/d"
-		}
-		must.Succeed(t, os.MkdirAll(deep, 0o755))
-		b.delete("pvc-1")
-		b.wantVolumes()
-		b.wantClean()
-	})
-}
-
 func syncfs(t *testing.T, root string) {
 	t.Helper()
 	d, err := dir.Open(root)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
 	must.Succeed(t, unix.Syncfs(d.Fd()))
-}
-
-// A user of a volume needs no privilege to make a snapshot in it that is read-only.
-func TestDeleteRemovesSnapshotsInVolume(t *testing.T) {
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "btrfs")
-	root := testenv.LoopFS(t, "btrfs", 512*mib)
-	run := func(args ...string) {
-		t.Helper()
-		if out, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
-			t.Fatalf("btrfs %v: %v: %s", args, err, out)
-		}
-	}
-	run("quota", "enable", root)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
-		b.create("pvc-1", 64*mib)
-		made, snapshot := b.Path("pool", "pvc-1", "made"), b.Path("pool", "pvc-1", "snapshot")
-		run("subvolume", "create", made)
-		must.Succeed(t, os.MkdirAll(made+"/deep/er", 0o755))
-		must.Succeed(t, os.WriteFile(made+"/deep/er/file", make([]byte, mib), 0o644))
-		run("subvolume", "snapshot", "-r", made, snapshot)
-		b.delete("pvc-1")
-		b.wantClean()
-	})
-}
-
-// Btrfs gives a file the compression of its directory, and none of that is kept off
-// copy on write.
-func TestBlockVolumesInCompressedPool(t *testing.T) {
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "chattr")
-	root := testenv.LoopFS(t, "btrfs", 512*mib)
-	must.Succeed(t, os.Mkdir(root+"/pool", 0o750))
-	chattr(t, "+c", root+"/pool")
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(local)
-		b.createBlock("pvc-1", mib)
-	})
 }
 
 // A pool whose filesystem gets simple quotas instead of ordinary ones sets the limits again with its next check,

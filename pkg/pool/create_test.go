@@ -3,7 +3,6 @@ package pool_test
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"sync"
 	"syscall"
@@ -56,42 +55,6 @@ func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	})
 }
 
-func TestCreateInvalidSizes(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		for _, c := range []struct {
-			r    volume.Range
-			want error
-		}{
-			{volume.Range{Required: -1}, volume.ErrInvalid},
-			{volume.Range{Limit: -1}, volume.ErrInvalid},
-			{volume.Range{Required: 2, Limit: 1}, volume.ErrOutOfRange},
-			{volume.Range{Required: 1, Limit: 100}, volume.ErrOutOfRange}, // not a whole block
-			{volume.Range{Required: math.MaxInt64}, volume.ErrOutOfRange},
-			{volume.Range{Required: 1<<53 - 1}, volume.ErrOutOfRange}, // in whole blocks more than is recorded
-			{volume.Range{Required: 1 << 52}, volume.ErrNoSpace},
-		} {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: c.r})
-			if !errors.Is(err, c.want) {
-				t.Errorf("%+v: %v, want %v", c.r, err, c.want)
-			}
-		}
-		b.wantVolumes()
-		b.wantClean()
-	})
-}
-
-func TestCreateDefaultSize(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		for limit, want := range map[int64]int64{0: gib, 2 * gib: gib, 10000: 8192} {
-			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: volume.Range{Limit: limit}})
-			must.Succeed(t, err)
-			if v.Bytes != want {
-				t.Errorf("limit %d: %d bytes, want %d", limit, v.Bytes, want)
-			}
-		}
-	})
-}
-
 func TestConcurrentCreatesDoNotOversell(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		available := b.capacity()
@@ -129,35 +92,6 @@ func length(m *sync.Map) (n int) {
 	return n
 }
 
-func TestCapacityCountsPromises(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 256*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(`[{"name":"local","path":"pool"}]`)
-		before := b.capacity()
-		if before < 254*mib || before > 256*mib {
-			t.Fatalf("capacity of an empty pool of 256 MiB is %d", before)
-		}
-		b.create("pvc-1", 100*mib)
-		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
-			t.Errorf("a promise of 100 MiB took %d", got)
-		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 200 * mib}})
-		wantError(t, err, volume.ErrNoSpace)
-		// What the volume holds is inside its promise.
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
-		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
-			t.Errorf("after 50 MiB were written into it, the promise of 100 MiB takes %d", got)
-		}
-		b.delete("pvc-1")
-		b.settled()
-		if got := b.capacity(); got != before {
-			t.Errorf("after the volume is gone the capacity is %d, before it was %d", got, before)
-		}
-	})
-}
-
 func TestCapacityCountsForeignUse(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
@@ -176,37 +110,6 @@ func TestCapacityCountsForeignUse(t *testing.T) {
 			t.Errorf("capacity %d after a restart, want about 56 MiB", got)
 		}
 	})
-}
-
-func TestCreateOnFullDiskLeavesNothing(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 64*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(`[{"name":"local","path":"pool","overprovision":1000}]`)
-		b.create("pvc-1", mib)
-		// Creation finds no room for the record, after the ledger let it pass.
-		fill(t, b.Path("filler"))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 4096}})
-		wantError(t, err, volume.ErrNoSpace)
-		wantGone(t, b.Path("pool", "pvc-2"))
-		b.wantClean()
-		must.Succeed(t, os.Remove(b.Path("filler")))
-		b.create("pvc-2", 4096)
-	})
-}
-
-// fill writes until the filesystem is full.
-func fill(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.Create(path)
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, f.Close()) }()
-	for size := 1 << 20; size >= 1; {
-		if _, err := f.Write(make([]byte, size)); err != nil {
-			size /= 2
-		}
-	}
 }
 
 func TestReserveAndOverprovision(t *testing.T) {
@@ -253,16 +156,6 @@ func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 		must.Succeed(t, os.Rename(b.Path("elsewhere"), b.Path("pool", "pvc-1")))
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.wantClean()
-	})
-}
-
-func TestDeleteLostVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
-		b.delete("pvc-1")
-		b.wantVolumes()
 		b.wantClean()
 	})
 }

@@ -2,7 +2,6 @@ package pool_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,26 +13,12 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
-
-func TestDeleteRemovesContents(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.MkdirAll(b.Path("pool", "pvc-1", "a", "b"), 0o755))
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "a", "file"), nil, 0o400))
-		b.delete("pvc-1")
-		wantGone(t, b.Path("pool", "pvc-1"))
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrNotFound)
-		b.wantVolumes()
-		b.wantClean()
-	})
-}
 
 func TestDeleteDoesNotFollowLinks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
@@ -85,21 +70,6 @@ func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		must.Succeed(t, b.Mounts.Unpublish(b.Target("subpath"), nil))
 		b.delete("pvc-1")
-	})
-}
-
-func TestNameIsFreeAfterDelete(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		for range 3 {
-			b.create("pvc-1", mib)
-			must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
-			b.delete("pvc-1")
-		}
-		b.create("pvc-1", mib)
-		if left := names(t, b.Path("pool", "pvc-1")); len(left) > 0 {
-			t.Errorf("a new volume holds %q", left)
-		}
-		b.wantClean()
 	})
 }
 
@@ -196,29 +166,6 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	})
 }
 
-func TestFailedPublishRemovesInlineVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.Path("pods", "a"), []byte("x"), 0o644))
-		err := b.PublishInline(t.Context(),
-			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
-			pool.Publication{ID: id(t, "csi-1"), Target: b.Target("a")})
-		wantError(t, err, volume.ErrExists)
-		b.wantVolumes()
-		b.wantClean()
-	})
-}
-
-func TestUnpublishKeepsMountOfOtherVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		wantError(t, b.unpublish("absent", "a"), volume.ErrInUse)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-	})
-}
-
 func TestUnpublishKeepsMountBelow(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
@@ -233,32 +180,6 @@ func TestUnpublishKeepsMountBelow(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-2")
-	})
-}
-
-// noTable is a mount table that cannot be read.
-type noTable struct{ *bindtest.Fake }
-
-func (noTable) Published(*dir.Dir) (map[string][]bind.Publication, error) {
-	return nil, errors.New("the mount table is not to be read")
-}
-
-// The table has lines for all pods of a node, and each publication changes it.
-func TestPublishDoesNotReadMountTable(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		b.table = noTable{b.Mounts}
-		b.start(local)
-		for range 2 {
-			must.Succeed(t, b.publish("pvc-1", "a"))
-			must.Succeed(t, b.publish("pvc-1", "a"))
-			_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-			must.Succeed(t, err)
-			must.Succeed(t, b.unpublish("pvc-1", "a"))
-			wantGone(t, b.Path("pods", "a"))
-			must.Succeed(t, b.unpublish("pvc-1", "a"))
-		}
 	})
 }
 
@@ -282,32 +203,6 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 	}
 }
 
-func TestStats(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		wantError(t, err, volume.ErrNotFound)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if stats.Space.SizeBytes < gib || stats.Condition.Abnormal || !strings.Contains(stats.Condition.Message, "not enforced") {
-			t.Errorf("stats %+v, want the pool's numbers, and that the size is not enforced", stats)
-		}
-		_, err = b.Stats(t.Context(), id(t, "pvc-2"), b.Target("a"))
-		wantError(t, err, volume.ErrNotFound)
-		_, err = b.Stats(t.Context(), id(t, "none"), b.Target("a"))
-		wantError(t, err, volume.ErrNotFound)
-		// The directory is lost under the mount.
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("elsewhere")))
-		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if !stats.Condition.Abnormal {
-			t.Errorf("stats of a lost volume: %+v, want it abnormal", stats)
-		}
-	})
-}
-
 func TestCanceledCallsDoNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
@@ -318,30 +213,6 @@ func TestCanceledCallsDoNothing(t *testing.T) {
 		wantError(t, b.Delete(ctx, id(t, "pvc-1")), context.Canceled)
 		b.wantVolumes("pvc-1")
 		b.wantClean()
-	})
-}
-
-func TestLocks(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		unlock, err := b.Lock(id(t, "a"))
-		must.Succeed(t, err)
-		if _, err := b.Lock(id(t, "a")); !errors.Is(err, volume.ErrBusy) {
-			t.Errorf("a second lock on one volume: %v, want ErrBusy", err)
-		}
-		other, err := b.LockTarget(id(t, "b"), b.Target("x"))
-		must.Succeed(t, err)
-		if _, err := b.LockTarget(id(t, "c"), b.Target("x")); !errors.Is(err, volume.ErrBusy) {
-			t.Errorf("a second lock on one target: %v, want ErrBusy", err)
-		}
-		// The volume of the refused call is free.
-		free, err := b.Lock(id(t, "c"))
-		must.Succeed(t, err)
-		free()
-		other()
-		unlock()
-		unlock, err = b.Lock(id(t, "a"))
-		must.Succeed(t, err)
-		unlock()
 	})
 }
 

@@ -2,12 +2,10 @@ package pool_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -152,30 +150,6 @@ func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
 		b.wantCapacity("a", 156, 2)
 		b.wantCapacity("b", 156, 2)
 	})
-}
-
-func TestConcurrentCreatesInPoolsThatShareFilesystem(t *testing.T) {
-	testenv.NeedRoot(t)
-	b := newBench(t, testenv.Tmpfs(t, 64*mib))
-	b.Set = b.Start(b.Configs(neighbours), b.Options("node-1"))
-	must.Succeed(t, b.Wait(t.Context()))
-	var made atomic.Int64
-	var work sync.WaitGroup
-	for i := range 32 {
-		work.Go(func() {
-			err := b.tryCreateIn([]string{"a", "b"}[i%2], fmt.Sprintf("pvc-%d", i), 4*mib)
-			switch {
-			case err == nil:
-				made.Add(1)
-			case !errors.Is(err, volume.ErrNoSpace):
-				t.Error(err)
-			}
-		})
-	}
-	work.Wait()
-	if got := made.Load(); got != 15 {
-		t.Errorf("%d volumes of 4 MiB were promised of a filesystem of 64 MiB, which needs some itself; want 15", got)
-	}
 }
 
 func TestPoolMountedLaterSharesFilesystem(t *testing.T) {

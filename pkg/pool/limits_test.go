@@ -15,9 +15,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 
-	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
@@ -353,25 +351,6 @@ func TestProjectIDInTwoRecords(t *testing.T) {
 	})
 }
 
-func TestInodesUsedPerVolume(t *testing.T) {
-	withFaults(t, `[{"name":"local","path":"pool","bytesPerInode":16384}]`, func(t *testing.T, b *bench, _ *faulty) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, b.write("pvc-1", 1))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
-		must.Succeed(t, err)
-		if s := stats.Space; s.Inodes != 65 || s.InodesUsed != 2 || s.InodesFree != 63 {
-			t.Errorf("space %+v, want 2 of 65 inodes in use", s)
-		}
-		for range 63 {
-			must.Succeed(t, b.write("pvc-1", 1))
-		}
-		if err := b.write("pvc-1", 1); !errors.Is(err, syscall.ENOSPC) {
-			t.Errorf("one more file: %v", err)
-		}
-	})
-}
-
 func TestTrashIsRemovedAfterQuotasAreLost(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
@@ -507,23 +486,6 @@ func TestPanicReleasesReservation(t *testing.T) {
 			b.wantVolumes("pvc-1", "pvc-disk")
 		}
 		b.create("pvc-2", mib)
-	})
-}
-
-func TestUnreadableUseIsReportedByAll(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.each = true
-		b.restart(local)
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		f.uncounted.Store(uint32(b.carried("pvc-1")))
-		b.later(time.Minute)
-		want := health.Condition{Abnormal: true, Reason: health.ReadFailed, Message: "reading the volume failed: " + errFault.Error()}
-		for call, condition := range b.conditions("pvc-1", "a") {
-			if diff := cmp.Diff(want, condition); diff != "" {
-				t.Errorf("the condition by %s (-want +got):\n%s", call, diff)
-			}
-		}
 	})
 }
 

@@ -50,26 +50,6 @@ func onDisk(t *testing.T, test func(t *testing.T, b *bench)) {
 	})
 }
 
-func TestMissingPoolIsReopened(t *testing.T) {
-	testenv.NeedRoot(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		b.start(twoPools)
-		if got := b.capacity(); got != 0 {
-			t.Errorf("capacity %d of a pool that is not mounted, want 0", got)
-		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
-		wantError(t, err, volume.ErrNoSpace)
-		if left := names(t, b.Path("disk")); len(left) > 0 {
-			t.Errorf("the bare mount point holds %q", left)
-		}
-		disk(t, b)
-		b.later(10 * time.Second)
-		b.create("pvc-1", mib)
-	})
-}
-
 func TestUnmountedPoolIsNotWritten(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, datadir := range []string{twoPools, strings.Replace(twoPools, `,"requireMount":true`, "", 1)} {
@@ -323,33 +303,6 @@ func newBenchPool(t *testing.T, root string) string {
 	return b.Path("pool")
 }
 
-func TestReadOnlyPoolServesVolumes(t *testing.T) {
-	onDisk(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-		b.restart(twoPools)
-		if got := b.capacity(); got != 0 {
-			t.Errorf("capacity %d of a read-only pool, want 0", got)
-		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
-		wantError(t, err, volume.ErrNoSpace)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
-		wantError(t, err, volume.ErrCannotGrow)
-		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
-		if !v.Condition.Abnormal {
-			t.Errorf("condition %+v, want it abnormal", v.Condition)
-		}
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		if b.Delete(t.Context(), id(t, "pvc-1")) == nil {
-			t.Error("deleted from a read-only pool")
-		}
-		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT, ""))
-		b.delete("pvc-1")
-	})
-}
-
 // What a crash left is still there when the pool is opened, and goes once it can.
 func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -367,7 +320,7 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
 		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
 		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
-		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-before"), 0o700))
+		must.Succeed(t, errors.Join(os.MkdirAll(b.Own("trash", "node-before"), 0o700), os.MkdirAll(b.Own("creating", "node-before", "pvc-9"), 0o700)))
 		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
 		must.Succeed(t, b.Quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
 		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-disk", "disk.img"), 2*mib))
@@ -383,7 +336,7 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 		b.later(10 * time.Second)
 		b.wantVolumes("pvc-3", "pvc-disk")
 		b.wantClean()
-		if left := names(t, b.Own("trash", "node-before")); len(left) > 0 {
+		if left := slices.Concat(names(t, b.Own("trash", "node-before")), names(t, b.Own("creating", "node-before"))); len(left) > 0 {
 			t.Errorf("the node before has left %q", left)
 		}
 		if got := b.limitOf("pvc-3"); got != limit {

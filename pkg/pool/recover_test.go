@@ -1,8 +1,6 @@
 package pool_test
 
 import (
-	"context"
-	"errors"
 	"os"
 	"strings"
 	"sync"
@@ -10,77 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const local = `[{"name":"local","path":"pool"}]`
-
-// Each case is what a crash between two steps leaves on disk.
-func TestRecoveryAfterCrash(t *testing.T) {
-	for name, c := range map[string]struct {
-		// crash changes a pool in which pvc-1 and pvc-2 exist, pvc-1 holding data.
-		crash func(t *testing.T, b *bench)
-		want  []string
-	}{
-		"nothing": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
-		"create, after the directory was made aside": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-3"), 0o777))
-		}, []string{"pvc-1", "pvc-2"}},
-		"create, while the record was written": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-3"), 0o777))
-			must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
-		}, []string{"pvc-1", "pvc-2"}},
-		"create, after the record was written": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("creating", "node-1", "pvc-2")))
-		}, []string{"pvc-1"}},
-		"create, after its last step": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
-		"a creation that failed and whose remains were being thrown away": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
-		}, []string{"pvc-1", "pvc-2"}},
-		"delete, after the directory was thrown away": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
-		}, []string{"pvc-2"}},
-		"delete, after its last step": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
-			must.Succeed(t, os.Remove(b.Own("volumes", "pvc-1.json")))
-		}, []string{"pvc-2"}},
-		"delete of a volume without a record": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
-		}, []string{"pvc-1", "pvc-2"}},
-		"a reaper in the middle of a deep tree": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
-		}, []string{"pvc-1", "pvc-2"}},
-		"the first start, after the layout's directory": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.RemoveAll(b.Own()))
-			must.Succeed(t, os.Mkdir(b.Own(), 0o700))
-		}, []string{"pvc-1", "pvc-2"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bench) {
-				b.create("pvc-1", mib)
-				must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
-				b.create("pvc-2", mib)
-				must.Succeed(t, b.Close(t.Context()))
-				c.crash(t, b)
-				b.start(local)
-				b.wantVolumes(c.want...)
-				b.wantClean()
-				// The repeated call gives the answer of an undisturbed run.
-				b.create("pvc-2", mib)
-				for _, name := range []string{"pvc-1", "pvc-2", "pvc-3"} {
-					if err := b.Delete(t.Context(), id(t, name)); err != nil {
-						wantError(t, err, volume.ErrNotFound)
-					}
-				}
-				b.wantVolumes()
-				b.wantClean()
-			})
-		})
-	}
-}
 
 // uid is the record's own name of a volume.
 func uid(t *testing.T, b *bench, name string) string {
@@ -107,32 +39,6 @@ func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 		if len(page) != 1 || !page[0].Lost {
 			t.Errorf("list %+v, want the lost volume", page)
 		}
-	})
-}
-
-func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.Path("pool", "moved-in"), 0o755))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("moved-out")))
-		b.later(2 * time.Minute)
-		b.wantVolumes("moved-in", "pvc-1")
-		page, _ := b.List(t.Context(), volume.ID{}, 10)
-		if page[0].Lost || !page[1].Lost {
-			t.Errorf("list %+v, want only pvc-1 to be lost", page)
-		}
-	})
-}
-
-func TestStaleCreationsAreRemoved(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
-		must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", ".odd"), 0o755))
-		// A check that meets another at the volume leaves it to the next.
-		b.later(5 * time.Minute)
-		b.wantVolumes()
-		b.wantClean()
 	})
 }
 
@@ -171,86 +77,6 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 	})
 }
 
-func TestNameInTwoPoolsIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.MkdirAll(b.Path("a", "pvc-1"), 0o755))
-		must.Succeed(t, os.MkdirAll(b.Path("b", "pvc-1"), 0o755))
-		b.start(`[{"name":"a","path":"a"},{"name":"b","path":"b"}]`)
-		err := b.Delete(t.Context(), id(t, "pvc-1"))
-		wantError(t, err, volume.ErrAmbiguous)
-		if got := err.Error(); got != `volume pvc-1 exists in several pools: "a" and "b"; move one of the two away` {
-			t.Errorf("the error is %q", got)
-		}
-		name, err := volume.ParsePoolName("b")
-		must.Succeed(t, err)
-		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.Target("x")}))
-	})
-}
-
-func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		one := newBench(t, t.TempDir())
-		one.start(shared)
-		two := &bench{t: t, Node: one.Node}
-		two.startNode("node-2", shared)
-
-		before := two.capacity()
-		one.create("pvc-1", 512*mib)
-		if got := before - two.capacity(); got < 448*mib || got > 1024*mib {
-			t.Errorf("a promise of 512 MiB by the other node took %d here", got)
-		}
-		two.wantVolumes("pvc-1")
-		two.create("pvc-1", 512*mib)
-		// creating/ and trash/ of the other node are not touched by a restart.
-		must.Succeed(t, os.Mkdir(one.Own("creating", "node-1", "pvc-2"), 0o777))
-		must.Succeed(t, two.Close(t.Context()))
-		two.startNode("node-2", shared)
-		if _, err := os.Stat(one.Own("creating", "node-1", "pvc-2")); err != nil {
-			t.Error(err)
-		}
-		two.delete("pvc-1")
-		one.wantVolumes()
-	})
-}
-
-// A driver on another node that hangs keeps the whole pool locked.
-func TestPoolLockWaitIsCanceled(t *testing.T) {
-	onPools(t, `[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		own, err := dir.Open(b.Own())
-		must.Succeed(t, err)
-		defer func() { must.Succeed(t, own.Close()) }()
-		unlock, err := own.Lock(t.Context(), "lock")
-		must.Succeed(t, err)
-		inTime := func(call func(context.Context) error) error {
-			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
-			defer stop()
-			return call(ctx)
-		}
-		for name, call := range map[string]func(context.Context) error{
-			"create": func(ctx context.Context) error {
-				_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
-				return err
-			},
-			"publish": func(ctx context.Context) error {
-				return b.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: b.Target("a")})
-			},
-			"delete": func(ctx context.Context) error { return b.Delete(ctx, id(t, "pvc-1")) },
-		} {
-			if err := inTime(call); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s: %v, want the end of its time", name, err)
-			}
-		}
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
-		must.Succeed(t, err)
-		unlock()
-		b.delete("pvc-1")
-		b.create("pvc-2", mib)
-	})
-}
-
 func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -275,21 +101,6 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 					t.Errorf("%s of the node %q has %q, want %d entries", part, node, got, want)
 				}
 			}
-		}
-	})
-}
-
-func TestPublishedMarksAfterNodeRestart(t *testing.T) {
-	const shared = `[{"name":"local","path":"pool","shared":true}]`
-	onPools(t, shared, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, b.publish("pvc-2", "b"))
-		must.Succeed(t, b.Mounts.Unpublish(b.Target("a"), nil)) // as a reboot does
-		b.restart(shared)
-		if got := names(t, b.Own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
-			t.Errorf("marks %q, want only that of pvc-2", got)
 		}
 	})
 }

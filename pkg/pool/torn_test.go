@@ -288,30 +288,6 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 	}
 }
 
-func TestTruncatedSnapshotRecordIsKept(t *testing.T) {
-	every := 1
-	if testing.Short() {
-		every = 16
-	}
-	withTwoSnapshots(t, func(t *testing.T, b *bench) {
-		record := b.Own("volumes", "~s-1.json")
-		whole, err := os.ReadFile(record)
-		must.Succeed(t, err)
-		for length := 0; length < len(whole)-1; length += every { // the last byte is the end of the line
-			must.Succeed(t, os.WriteFile(record, whole[:length], 0o600))
-			b.restart(aPoolAndAnother)
-			b.wantOneBadSnapshot()
-			if t.Failed() {
-				t.Fatalf("with %d bytes of the record", length)
-			}
-		}
-		must.Succeed(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
-		b.restart(aPoolAndAnother)
-		_, err = b.restore("pvc-4", "s-1")
-		must.Succeed(t, err)
-	})
-}
-
 // A disk that lost its power may have any part of a file.
 func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {

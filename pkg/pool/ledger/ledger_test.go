@@ -58,14 +58,6 @@ func TestAvailable(t *testing.T) {
 	}
 }
 
-func TestQuantum(t *testing.T) {
-	for size, want := range map[int64]int64{1 << 20: 1 << 20, 10 * g: 16 << 20, 100 * g: 64 << 20, 100 << 40: 64 << 20} {
-		if got := quantum(size); got != want {
-			t.Errorf("quantum(%d) = %d, want %d", size, got, want)
-		}
-	}
-}
-
 func TestInodes(t *testing.T) {
 	xfs := NewCard(g, "uid", 1, HasDirectory|HasRecord|ByXFS)
 	block := NewCard(g, "uid", 1, HasDirectory|HasRecord|ByXFS|IsBlock).WithInodes(16 << 10)

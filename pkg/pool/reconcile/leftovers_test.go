@@ -59,30 +59,6 @@ func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	}
 }
 
-func TestInterruptedCreationIsErased(t *testing.T) {
-	p := aPool(t)
-	id, err := volume.ParseID("pvc-1")
-	must.Succeed(t, err)
-	must.Succeed(t, p.Store.Records().Write(store.NewRecord(id, volume.ModeMount, 4096)))
-	must.Succeed(t, os.MkdirAll(filepath.Join(p.Store.Creating().String(), "pvc-1", "data"), 0o700))
-
-	must.Succeed(t, p.RecoverCreations(p.Store.Creating()))
-	wantTrash(t, p, "after the creation is undone", 1)
-	if rec, err := p.Store.Records().Read(id); rec != nil || err != nil {
-		t.Errorf("the record is %+v, %v, want none", rec, err)
-	}
-	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
-	wantTrash(t, p, "after it is erased", 0)
-	if files.Load() == 0 {
-		t.Error("no file was counted")
-	}
-	left, err := os.ReadDir(p.Store.Trash().String())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) || len(left) > 0 {
-		t.Errorf("%v is left in the trash, %v", left, err)
-	}
-}
-
 // What a creation left may be what fills the disk, and then the trash has no room for its name. It is erased where it is.
 func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -17,20 +17,6 @@ func idOf(t *testing.T, name string) volume.ID {
 	return id
 }
 
-func TestLoad(t *testing.T) {
-	p := newPool(t, nil)
-	for _, name := range []string{"whole", "plain"} {
-		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
-	}
-	for _, name := range []string{"whole", "lost"} {
-		must.Succeed(t, p.Store.Records().Write(store.NewRecord(idOf(t, name), volume.ModeMount, 4096)))
-	}
-	must.Succeed(t, p.Load())
-	if got := p.Ledger.Summary(); got.Volumes != 3 || got.Promised != 2*4096 {
-		t.Errorf("%+v, want three volumes: %+v", got, p.Ledger.After(volume.ID{}, 3))
-	}
-}
-
 func TestResync(t *testing.T) {
 	for title, busy := range map[string]error{"no call": nil, "a call on each volume": volume.ErrBusy} {
 		t.Run(title, func(t *testing.T) {

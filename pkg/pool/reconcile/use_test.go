@@ -10,7 +10,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -56,23 +55,4 @@ func TestUseOfBlockVolume(t *testing.T) {
 	want("attached", 0, true, volume.ErrNotFound)
 	must.Succeed(t, v.Detach(t.Context()))
 	want("detached", 0, false, volume.ErrNotFound)
-}
-
-func TestUseOfDirectory(t *testing.T) {
-	p := newPool(t, nil)
-	id, err := volume.ParseID("pvc-1")
-	must.Succeed(t, err)
-	d, err := p.Store.Root().Make(id.String())
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, d.Close()) }()
-	v := &reconcile.VolumeUse{Pool: p, ID: id, Entry: store.Entry{Present: true}, Dir: d}
-	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
-	must.Succeed(t, err)
-	must.ErrorIs(t, v.CheckPublished(target), volume.ErrNotFound)
-	must.Succeed(t, p.Host.Mounts.Publish(d, target, bind.Flags{}))
-	must.Succeed(t, v.CheckPublished(target))
-	if used, err := v.Used(); err != nil || !used {
-		t.Errorf("used %v, %v", used, err)
-	}
-	must.Succeed(t, p.Host.Mounts.(*bindtest.Fake).Unpublish(target, nil))
 }

@@ -78,17 +78,6 @@ func TestOutOfUse_unreadable(t *testing.T) {
 	}
 }
 
-func TestWithoutMemory(t *testing.T) {
-	n := served.Note{Memory: served.In("")}
-	done, err := n.Making(served.Pool{UUID: "u1"})
-	must.Succeed(t, err)
-	done()
-	must.Succeed(t, n.Write(served.Pool{UUID: "u1"}, volumes()))
-	if pools, err := n.Memory.OutOfUse(none); err != nil || len(pools) > 0 {
-		t.Errorf("it has %+v, %v", pools, err)
-	}
-}
-
 // A driver that is killed while it notes a pool leaves the beginning of a file, and nothing writes that again once the
 // pool is not configured any more.
 func TestOutOfUse_interruptedNote(t *testing.T) {

@@ -112,11 +112,3 @@ func TestRecordOfVersion1Loads(t *testing.T) {
 		t.Errorf("record %+v, want %+v", *got, want)
 	}
 }
-
-func BenchmarkDecodeRecord(b *testing.B) {
-	for range b.N {
-		if _, err := decodeRecord(idOf("pvc-1"), []byte(wholeRecord+"\n")); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

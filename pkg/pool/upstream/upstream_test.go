@@ -173,35 +173,6 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// A removal that is interrupted before any of its steps leaves nothing that looks like a
-// snapshot, and the next one ends it.
-func TestRemoveInterrupted(t *testing.T) {
-	for steps := 0; ; steps++ {
-		p := aPlace(t)
-		p.snapshot("snapshot-1", "pvc-1")
-		done := 0
-		err := upstream.Remove(t.Context(), p.dir, p.id("snapshot-1"), func(context.Context) error {
-			if done++; done > steps {
-				return context.Canceled
-			}
-			return nil
-		})
-		if err == nil {
-			if steps < 4 {
-				t.Errorf("it had only %d steps", steps)
-			}
-			return
-		}
-		if all, err := upstream.List(p.dir); err != nil || len(all) > 0 {
-			t.Errorf("after %d steps %v is listed (%v)", steps, all, err)
-		}
-		must.Succeed(t, p.remove("snapshot-1"))
-		if left := p.names(); len(left) > 0 {
-			t.Errorf("after %d steps and another removal %q is left", steps, left)
-		}
-	}
-}
-
 func TestIn(t *testing.T) {
 	p := aPlace(t)
 	p.make("inside/deep", "elsewhere")
