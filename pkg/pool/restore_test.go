@@ -75,7 +75,8 @@ func (b *bench) tryPublish(p pool.Publication) error {
 	return b.Publish(b.t.Context(), p)
 }
 
-// While a directory is copied by reading it, pods that only read it come and go, and it grows. None may write to it.
+// While a directory is copied by reading it, pods that only read it come and go, and it grows. None may write to it. Other volumes do not
+// wait.
 func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
@@ -85,6 +86,9 @@ func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
 		must.Succeed(t, b.tryPublish(at("a", true)))
 		b.during(f, "pvc-1", func() {
 			must.Succeed(t, b.tryPublish(at("b", true)))
+			b.create("pvc-2", mib)
+			must.Succeed(t, b.publish("pvc-2", "c"), b.unpublish("pvc-2", "c"))
+			b.delete("pvc-2")
 			wantError(t, b.tryPublish(at("c", false)), volume.ErrBusy)
 			wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrBusy)
 			unlock, err := b.LockTarget(id(t, "pvc-1"), b.Target("a"))

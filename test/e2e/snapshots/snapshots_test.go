@@ -69,7 +69,6 @@ var checks = []struct {
 	{"a file of many extents", limitsStall},
 	{"a file with a write lease", refusesLeased},
 	{"what a pod has made immutable", copiesProtected},
-	{"a torn record", tornRecords},
 	{"a volume that came without a record", cameWithoutRecord},
 	{"what is promised is kept and given back", accounts},
 	{"a restart keeps what was made", survivesRestart},
@@ -365,20 +364,6 @@ func snapshotsReadOnly(b *bench) {
 	b.AwaitNoTrash(b.pool.Path)
 }
 
-// A tmpfs does not set the ctime of a file that is written through a mapping: a copy may be torn, and nothing would
-// say so.
-func TestFreezeOnTmpfsIsRefused(t *testing.T) {
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.Tmpfs(t, 512*mib)}
-	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
-	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: true}
-	v := directory("pvc-1", size)
-	b.create(v)
-	_, err := b.Snapshot(b.Context(), "s-1", v.ID, "freeze")
-	b.WantCode("a snapshot with freeze", err, codes.FailedPrecondition)
-	b.Must(b.DeleteSnapshot(b.Context(), b.snapshot("s-1", v.ID)))
-	b.delete(v.ID)
-}
-
 // accounts expects the capacity to fall by what a snapshot and a restored volume are promised,
 // and to come back when they are gone.
 func accounts(b *bench) {
@@ -587,47 +572,6 @@ func copiesProtected(b *bench) {
 		b.delete("pvc-1", "pvc-2", "pvc-3")
 		b.AwaitNoTrash(b.pool.Path)
 	}
-}
-
-// tornRecords spoils the record of a snapshot: that snapshot cannot be used, all else can, and it
-// is whole again with its record.
-func tornRecords(b *bench) {
-	b.create(directory("pvc-1", size))
-	b.Must(os.WriteFile(filepath.Join(b.path("pvc-1"), "file"), []byte("content"), 0o600))
-	torn, whole := b.snapshot("s-torn", "pvc-1"), b.snapshot("s-whole", "pvc-1")
-	file := b.pool.Own("volumes", "~s-torn.json")
-	record, err := os.ReadFile(file)
-	b.Must(err)
-	for name, spoilt := range map[string]string{
-		"empty":              "",
-		"half":               string(record[:len(record)/2]),
-		"of another":         strings.Replace(string(record), "~s-torn", "~s-other", 1),
-		"without a source":   strings.Replace(string(record), `"origin"`, `"original"`, 1),
-		"an unknown method":  strings.Replace(string(record), `"method":"`, `"method":"un`, 1),
-		"a source elsewhere": strings.Replace(string(record), `"id":"pvc-1"`, `"id":"../pvc-1"`, 1),
-		"of a later version": strings.Replace(string(record), `"version":1`, `"version":9`, 1),
-	} {
-		if spoilt == string(record) {
-			b.Fatalf("%s: nothing is spoilt in %s", name, record)
-		}
-		b.Must(os.WriteFile(file, []byte(spoilt), 0o600))
-		b.Restart()
-		_, err := b.Restore(b.Context(), directory("pvc-2", size), torn)
-		b.WantCode(name+", restore", err, codes.Internal)
-		_, err = b.Snapshot(b.Context(), "s-torn", "pvc-1", "")
-		b.WantCode(name+", the repeated call", err, codes.Internal)
-		_, err = b.Restore(b.Context(), directory("pvc-2", size), whole)
-		b.Must(err)
-		b.delete("pvc-2")
-	}
-	b.Must(os.WriteFile(file, record, 0o600))
-	b.Restart()
-	_, err = b.Restore(b.Context(), directory("pvc-2", size), torn)
-	b.Must(err)
-	// Deleting one that cannot be read succeeds: it is gone either way.
-	b.Must(os.WriteFile(file, nil, 0o600))
-	b.Must(errors.Join(b.DeleteSnapshot(b.Context(), torn), b.DeleteSnapshot(b.Context(), whole)))
-	b.delete("pvc-1", "pvc-2")
 }
 
 // cameWithoutRecord refuses a volume whose size is not known, until it is written down.

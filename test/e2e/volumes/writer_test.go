@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
-	"testing"
 
 	"golang.org/x/sys/unix"
 )
@@ -143,41 +142,4 @@ func appendUntil(file io.Writer, size *int64, wanted int64) (refused syscall.Err
 		}
 	}
 	return refused, nil
-}
-
-// A risingFile has its limit raised when it has refused all but a single byte.
-type risingFile struct{ size, limit, raised, writes int64 }
-
-func (f *risingFile) Write(p []byte) (int, error) {
-	f.writes++
-	if len(p) == 1 {
-		f.limit = f.raised
-	}
-	if f.size+int64(len(p)) > f.limit {
-		return 0, syscall.ENOSPC
-	}
-	f.size += int64(len(p))
-	return len(p), nil
-}
-
-func TestWriterSpeedAfterENOSPC(t *testing.T) {
-	file := &risingFile{limit: 10*chunkSize + 123, raised: 100 * chunkSize}
-	var size int64
-	refused, err := appendUntil(file, &size, file.raised)
-	if refused != 0 || err != nil || size != file.raised || size != file.size {
-		t.Errorf("%d bytes of %d in a file of %d: %v, %v", size, file.raised, file.size, refused, err)
-	}
-	if file.writes > 200 {
-		t.Errorf("%d writes for 100 chunks", file.writes)
-	}
-}
-
-func TestWriterStopsAtLimit(t *testing.T) {
-	const limit = 10*chunkSize + 123
-	file := &risingFile{limit: limit, raised: limit}
-	var size int64
-	refused, err := appendUntil(file, &size, 2*limit)
-	if refused != syscall.ENOSPC || err != nil || size != limit {
-		t.Errorf("%d bytes, %v, %v; want %d and ENOSPC", size, refused, err, limit)
-	}
 }
