@@ -568,17 +568,6 @@ func aFragmentedFile(t *testing.T, path string) *os.File {
 	return f
 }
 
-func TestExtents(t *testing.T) {
-	for _, kind := range []string{"xfs", "btrfs", "ext4"} {
-		t.Run(kind, func(t *testing.T) {
-			f := aFragmentedFile(t, filepath.Join(testenv.LoopFS(t, kind, 512*mib), "fragmented"))
-			if n, err := clone.Extents(f); err != nil || n < 100 || n > 300 {
-				t.Errorf("%d extents (%v), want about one for each of 100 writes", n, err)
-			}
-		})
-	}
-}
-
 // A file that would stop its writers for too long is not shared.
 func TestLimit(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs"} {

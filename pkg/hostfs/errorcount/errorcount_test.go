@@ -96,20 +96,3 @@ func TestUnsupportedFilesystems(t *testing.T) {
 		})
 	}
 }
-
-func BenchmarkOf(b *testing.B) {
-	for _, kind := range []string{"ext4", "btrfs"} {
-		b.Run(kind, func(b *testing.B) {
-			d, err := dir.Open(testenv.LoopFS(b, kind, 128*mib))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() { _ = d.Close() }()
-			for b.Loop() {
-				if _, err := errorcount.Of(d); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -2,11 +2,7 @@ package loop
 
 import (
 	"context"
-	"os"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // SetPause has a test decide what happens between two tries to detach.
@@ -30,15 +26,6 @@ func UsableBlock(align int64) int64 { return usableBlock(align) }
 
 // DeviceBlock is the block where the filesystem does not report it.
 func DeviceBlock(dev uint64) int64 { return deviceBlock(dev) }
-
-// Discard discards a range of a device: where it begins, and its length.
-func Discard(f *os.File, area *[2]uint64) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(area)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
 
 // AskAll asks devices.
 var AskAll = askAll

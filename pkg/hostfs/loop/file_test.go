@@ -72,19 +72,6 @@ func TestGrow_allocation(t *testing.T) {
 	}
 }
 
-func TestGrow_keepsContent(t *testing.T) {
-	for _, how := range []loop.Allocation{loop.Thick, loop.Thin} {
-		path := t.TempDir()
-		f := file(t, open(t, path), "file", mib)
-		must.Succeed(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, mib), 0o600))
-		write(t, filepath.Join(path, "file"), "kept", mib-4096)
-		must.Succeed(t, f.Grow(t.Context(), 4*mib, how))
-		if got := read(t, filepath.Join(path, "file"), 4, mib-4096); got != "kept" {
-			t.Errorf("the file holds %q, want what was there", got)
-		}
-	}
-}
-
 func TestGrow_failureRestoresSize(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, mount := range filesystems {
@@ -197,23 +184,4 @@ func free(t *testing.T, d *dir.Dir) int64 {
 	space, err := d.Space()
 	must.Succeed(t, err)
 	return space.FreeBytes
-}
-
-func write(t *testing.T, path, what string, at int64) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
-	_, err = f.WriteAt([]byte(what), at)
-	must.Succeed(t, errors.Join(err, f.Sync(), f.Close()))
-}
-
-func read(t *testing.T, path string, bytes int, at int64) string {
-	t.Helper()
-	f, err := os.Open(path)
-	must.Succeed(t, err)
-	defer f.Close()
-	got := make([]byte, bytes)
-	_, err = f.ReadAt(got, at)
-	must.Succeed(t, err)
-	return string(got)
 }

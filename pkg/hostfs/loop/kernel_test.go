@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -34,44 +33,6 @@ func thick(t testing.TB, at string, bytes int64) *loop.File {
 }
 
 func path(d loop.Device) string { return "/dev/" + d.Name }
-
-func TestAttach_readWrite(t *testing.T) {
-	for name, mount := range filesystems {
-		t.Run(name, func(t *testing.T) {
-			k := kernel(t)
-			at := mount(t)
-			f := thick(t, at, 16*mib)
-			d := attach(t, k, f, loop.Options{})
-			t.Logf("a block of %d bytes, direct IO: %v", d.BlockBytes, d.DirectIO)
-			write(t, path(d), "through the device", 8192)
-			if got := read(t, filepath.Join(at, "file"), 18, 8192); got != "through the device" {
-				t.Errorf("the file holds %q", got)
-			}
-			r := attach(t, k, f, loop.Options{ReadOnly: true})
-			if got := read(t, path(r), 18, 8192); got != "through the device" {
-				t.Errorf("the read-only device holds %q", got)
-			}
-			w, err := os.OpenFile(path(r), os.O_WRONLY, 0)
-			if err == nil {
-				_, err = w.WriteAt([]byte("no"), 0)
-				w.Close()
-			}
-			if err == nil {
-				t.Error("the read-only device was written to")
-			}
-			must.Succeed(t, f.Grow(t.Context(), 32*mib, loop.Thick))
-			grown, err := k.Grow(d)
-			must.Succeed(t, err)
-			if grown.SizeBytes != 32*mib {
-				t.Errorf("grown to %d bytes, want %d", grown.SizeBytes, 32*mib)
-			}
-			write(t, path(d), "behind the old end", 32*mib-4096)
-			if got := read(t, filepath.Join(at, "file"), 18, 32*mib-4096); got != "behind the old end" {
-				t.Errorf("the file holds %q", got)
-			}
-		})
-	}
-}
 
 // A device of another program whose filesystem does not answer, such as NFS with a dead server,
 // must not delay others for long.
@@ -253,26 +214,6 @@ func TestAttach_diskWithLargeBlocks(t *testing.T) {
 	must.Succeed(t, k.Detach(t.Context(), d))
 }
 
-func TestDiscard_freesSpace(t *testing.T) {
-	for _, discard := range []bool{false, true} {
-		t.Run(fmt.Sprint(discard), func(t *testing.T) {
-			f := thick(t, testenv.LoopFS(t, "xfs", 320*mib), 16*mib)
-			d := attach(t, kernel(t), f, loop.Options{Discard: discard})
-			w, err := os.OpenFile(path(d), os.O_RDWR, 0)
-			must.Succeed(t, err)
-			defer w.Close()
-			whole := [2]uint64{0, 16 * mib}
-			err = loop.Discard(w, &whole)
-			if (err == nil) != discard {
-				t.Errorf("discarding: %v", err)
-			}
-			if got := allocated(t, f); (got < 16*mib) != discard {
-				t.Errorf("%d bytes are allocated after all was discarded", got)
-			}
-		})
-	}
-}
-
 // A process that was killed while it detached leaves one that refuses discards.
 func TestAttach_deviceRefusingDiscardsIsNotReused(t *testing.T) {
 	k := kernel(t)
@@ -366,7 +307,7 @@ func TestAttach_openFreeDeviceIsPassedBy(t *testing.T) {
 	defer held.Close()
 	for _, name := range []string{"a", "b"} {
 		d := attach(t, k, file(t, root, name, mib), loop.Options{})
-		write(t, path(d), "secret", 0)
+		must.Succeed(t, os.WriteFile(path(d), []byte("secret"), 0))
 		seen := make([]byte, 6)
 		if _, err := held.ReadAt(seen, 0); string(seen) == "secret" {
 			t.Errorf("%s shows a file that was attached to %s while it was open: %v", held.Name(), d.Name, err)
@@ -584,60 +525,4 @@ func TestMissingNodesAreAnError(t *testing.T) {
 	must.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = k.Inspect(d.Name)
 	must.ErrorIs(t, err, fs.ErrNotExist)
-}
-
-func TestPublishedDevice(t *testing.T) {
-	k := kernel(t)
-	at := testenv.Tmpfs(t, 64*mib)
-	f := thick(t, at, 16*mib)
-	d := attach(t, k, f, loop.Options{})
-	dev := open(t, "/dev")
-	b, err := bind.NewKernel()
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, b.Close()) })
-	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
-	must.Succeed(t, err)
-	must.Succeed(t, b.PublishDevice(dev, d.Name, target))
-	t.Cleanup(func() { must.Succeed(t, b.Unpublish(target, nil)) })
-
-	write(t, target.String(), "through the target", 0)
-	if got := read(t, filepath.Join(at, "file"), 18, 0); got != "through the target" {
-		t.Errorf("the file holds %q", got)
-	}
-	published, err := b.Published(dev)
-	must.Succeed(t, err)
-	if got := published[d.Name]; len(got) != 1 || !target.Is(got[0].Path) || got[0].Inside != "" {
-		t.Errorf("%s is published at %+v, want %s", d.Name, got, target)
-	}
-	must.Succeed(t, b.Unpublish(target, nil))
-	if published, err = b.Published(dev); err != nil || len(published[d.Name]) > 0 {
-		t.Errorf("after that it is published at %+v, %v", published[d.Name], err)
-	}
-}
-
-func TestNoDescriptorLeaks(t *testing.T) {
-	k := kernel(t)
-	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
-	before := descriptors(t)
-	for range 3 {
-		d, err := k.Attach(f, loop.Options{})
-		must.Succeed(t, err)
-		_, err = k.Attach(f, loop.Options{BlockBytes: 1})
-		must.ErrorIs(t, err, loop.ErrSize)
-		must.Succeed(t, f.Grow(t.Context(), mib, loop.Thick))
-		_, err = k.Grow(d)
-		must.Succeed(t, err)
-		must.Succeed(t, k.Detach(t.Context(), d))
-	}
-	// Fewer are no leak: files of tests before may have been closed since.
-	if after := descriptors(t); after > before {
-		t.Errorf("%d descriptors are open, %d were before", after, before)
-	}
-}
-
-func descriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	must.Succeed(t, err)
-	return len(entries)
 }

@@ -493,39 +493,6 @@ func TestLimit_defaultOfProjects(t *testing.T) {
 	}
 }
 
-func BenchmarkFacility(b *testing.B) {
-	testenv.NeedRoot(b)
-	for _, fs := range filesystems() {
-		b.Run(fs.name, func(b *testing.B) { benchmark(b, fs.subject(b, fs.mount(b))) })
-	}
-}
-
-func benchmark(b *testing.B, s quotatest.Subject) {
-	d, err := s.Make(s.Root, "a")
-	must.Succeed(b, err)
-	defer func() { must.Succeed(b, d.Close()) }()
-	id, err := s.NewID(d, 0, func(quota.ID) bool { return false })
-	must.Succeed(b, err)
-	must.Succeed(b, s.Limit(d, id, quota.Limit{Bytes: 1 << 20}))
-	id, err = s.IDOf(d)
-	must.Succeed(b, err)
-	for name, call := range map[string]func(i int) error{
-		"Usage": func(int) error { _, err := s.Usage(d, id); return err },
-		"Limit": func(i int) error { return s.Limit(d, id, quota.Limit{Bytes: int64(i%100) << 20}) },
-		"IDOf":  func(int) error { _, err := s.IDOf(d); return err },
-		"NewID": func(int) error {
-			_, err := s.NewID(d, 0, func(id quota.ID) bool { return id < quota.FirstID+10_000 })
-			return err
-		},
-	} {
-		b.Run(name, func(b *testing.B) {
-			for i := 0; b.Loop(); i++ {
-				must.Succeed(b, call(i))
-			}
-		})
-	}
-}
-
 func open(t testing.TB, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
