@@ -13,7 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/prometheus/promql/parser"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
@@ -21,79 +23,23 @@ import (
 const (
 	monitoringDir = "../../deploy/monitoring"
 	docsDir       = "../../docs"
-
-	// The value of the label "job" by which alerts and dashboard know the driver.
-	job = "hostpath-csi-driver"
 )
 
-func TestServiceMonitorSelectsDriver(t *testing.T) {
-	svc := manifest.Only[corev1.Service](t, manifest.Render(t, csiDir), "Service")
-	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, monitoringDir), "ServiceMonitor")
-
-	if !matches(monitor.Spec.Selector.MatchLabels, svc.Labels) || len(monitor.Spec.Selector.MatchExpressions) != 0 {
-		t.Errorf("the monitor selects %v, the service is %v", monitor.Spec.Selector, svc.Labels)
+// A case of the cluster has the monitor of the driver.
+func TestDevicesMonitor(t *testing.T) {
+	svc := manifest.Only[corev1.Service](t, manifest.Render(t, deployDir+"devices"), "Service")
+	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, deployDir+"devices/monitoring"), "ServiceMonitor")
+	selected, pods := labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels), labels.SelectorFromSet(svc.Spec.Selector)
+	set := manifest.Only[appsv1.DaemonSet](t, manifest.Render(t, deployDir+"devices"), "DaemonSet")
+	if selected.Empty() || !selected.Matches(labels.Set(svc.Labels)) || pods.Empty() || !pods.Matches(labels.Set(set.Spec.Template.Labels)) {
+		t.Errorf("the monitor selects %s, and the service, with %v, %s", selected, svc.Labels, pods)
 	}
-	if ns := monitor.Spec.NamespaceSelector; ns.Any || len(ns.MatchNames) != 0 || monitor.Namespace != svc.Namespace {
-		t.Errorf("the monitor in %s selects namespaces %+v, the service is in %s", monitor.Namespace, ns, svc.Namespace)
-	}
-	if got := svc.Labels[monitor.Spec.JobLabel]; got != job {
-		t.Errorf("the label job will be %q, want %q", got, job)
-	}
-	if len(monitor.Spec.Endpoints) != 1 {
-		t.Fatalf("the monitor has %d endpoints, want 1", len(monitor.Spec.Endpoints))
+	if got := svc.Labels[monitor.Spec.JobLabel]; got != "local-pv-provisioner" {
+		t.Errorf("the label job will be %q", got)
 	}
 	endpoint := monitor.Spec.Endpoints[0]
-	if endpoint.Port != svc.Spec.Ports[0].Name {
-		t.Errorf("the monitor takes port %q, the service has %q", endpoint.Port, svc.Spec.Ports[0].Name)
-	}
-	// The driver serves nothing without TLS.
-	if ptr(endpoint.Scheme) != "https" || endpoint.TLSConfig == nil {
-		t.Errorf("metrics are asked for by %q, with TLS %v", ptr(endpoint.Scheme), endpoint.TLSConfig)
-	}
-}
-
-// Series of a pool are distinguished by the node, and go on when a pod is replaced.
-func TestTargetsHaveNodeLabel(t *testing.T) {
-	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, monitoringDir), "ServiceMonitor")
-	labels := map[string]string{ // what the operator gives a target
-		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics",
-		"pod": "hostpath-csi-driver-abcde", "container": "driver", "endpoint": "metrics", "instance": "10.0.0.1:8443",
-	}
-	meta := map[string]string{"__meta_kubernetes_pod_node_name": "node-a"}
-	for _, relabel := range monitor.Spec.Endpoints[0].RelabelConfigs {
-		switch relabel.Action {
-		case "", "replace":
-			if len(relabel.SourceLabels) != 1 || relabel.Regex != "" || relabel.Replacement != nil {
-				t.Fatalf("this test does not know how to relabel %+v", relabel)
-			}
-			labels[relabel.TargetLabel] = meta[string(relabel.SourceLabels[0])]
-		case "labeldrop":
-			drop := regexp.MustCompile("^(?:" + relabel.Regex + ")$")
-			for name := range labels {
-				if drop.MatchString(name) {
-					delete(labels, name)
-				}
-			}
-		default:
-			t.Fatalf("this test does not know how to relabel %+v", relabel)
-		}
-	}
-	want := map[string]string{
-		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics", "node": "node-a", "instance": "node-a",
-	}
-	if !matches(want, labels) || len(labels) != len(want) {
-		t.Errorf("the labels of a target are %v, want %v", labels, want)
-	}
-}
-
-func TestMonitoringInOtherNamespace(t *testing.T) {
-	for _, o := range overlay(t, map[string]string{"kustomization.yaml": `
-namespace: elsewhere
-resources: [$csi/../monitoring]
-`}) {
-		if o.Namespace != "elsewhere" {
-			t.Errorf("%s is in namespace %q", o, o.Namespace)
-		}
+	if r := endpoint.RelabelConfigs[0]; endpoint.Port != svc.Spec.Ports[0].Name || !endpoint.HonorLabels || r.TargetLabel != "node" || r.SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
+		t.Errorf("the endpoint is %+v", endpoint)
 	}
 }
 

@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,46 +45,49 @@ type strategy struct {
 	Type string `json:"type"`
 }
 
-func TestSecurityContextConstraints(t *testing.T) {
-	scc := manifest.Only[securityContextConstraints](t, manifest.Render(t, openshiftDir), "SecurityContextConstraints")
-	tests := []struct {
-		name string
-		ok   bool
-	}{
-		{"let the driver be privileged", scc.AllowPrivilegedContainer && ptr(scc.AllowPrivilegeEscalation)},
-		{"let the pod mount directories of the host", scc.AllowHostDirVolumePlugin},
-		{"keep the pod out of the host's network", !scc.AllowHostNetwork && !scc.AllowHostPorts},
-		{"keep the pod out of the host's processes", !scc.AllowHostPID && !scc.AllowHostIPC},
-		{"let no container write to its root filesystem", scc.ReadOnlyRootFilesystem},
-		{"let no container add a capability", len(scc.AllowedCapabilities)+len(scc.DefaultAddCapabilities) == 0},
-		{"let the sidecars be root", scc.RunAsUser.Type == "RunAsAny"},
-		{"let the sidecars be spc_t", scc.SELinuxContext.Type == "RunAsAny"},
-		{"say something on groups, as they must", scc.FSGroup.Type != "" && scc.SupplementalGroups.Type != ""},
-		{"let the sidecars be filtered by the runtime, and none be unconfined",
-			slices.Equal(scc.SeccompProfiles, []string{"runtime/default"})},
-		{"are given only by a role", len(scc.Users)+len(scc.Groups) == 0},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if !tt.ok {
-				t.Errorf("%+v", scc)
+// The constraints allow what the pod has, to its account alone, and no more.
+func TestConstraintsAllowWhatThePodHas(t *testing.T) {
+	for _, p := range programs {
+		t.Run(p.dir, func(t *testing.T) {
+			objs := manifest.Render(t, deployDir+p.dir+"/openshift")
+			scc, pod := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints"), podOf(t, objs)
+			used, privileged, profiles := []string{"projected"}, false, []string{} // the token
+			for _, v := range pod.Volumes {
+				used = append(used, volumeType(t, v))
+			}
+			capabilities := []string{}
+			for _, c := range pod.Containers {
+				of := accessOf(t, pod, c)
+				privileged, capabilities = privileged || of.privileged, append(capabilities, strings.Fields(of.capabilities)...)
+				if !of.privileged {
+					profiles = []string{"runtime/default"}
+				}
+			}
+			slices.Sort(used)
+			for what, c := range map[string][2]any{
+				"volumes":      {slices.Compact(used), slices.Sorted(slices.Values(scc.Volumes))},
+				"capabilities": {capabilities, append(append([]string{}, scc.AllowedCapabilities...), scc.DefaultAddCapabilities...)},
+				"profiles":     {profiles, scc.SeccompProfiles},
+				"privileged, PID, network, IPC, ports, read-only": {
+					[]bool{privileged, pod.HostPID, false, false, false, true},
+					[]bool{scc.AllowPrivilegedContainer, scc.AllowHostPID, scc.AllowHostNetwork, scc.AllowHostIPC, scc.AllowHostPorts, scc.ReadOnlyRootFilesystem},
+				},
+				"accounts": {0, len(scc.Users) + len(scc.Groups)},
+				"strategies": {[]bool{true, true, true, true, true}, []bool{scc.AllowHostDirVolumePlugin, scc.RunAsUser.Type == "RunAsAny", scc.SELinuxContext.Type == "RunAsAny",
+					scc.FSGroup.Type != "", scc.SupplementalGroups.Type != ""}},
+			} {
+				if diff := cmp.Diff(c[0], c[1]); diff != "" {
+					t.Errorf("%s (- of the pod, + allowed):\n%s", what, diff)
+				}
+			}
+			want := []rbacv1.PolicyRule{{APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"}, ResourceNames: []string{scc.Name}, Verbs: []string{"use"}}}
+			// TestOpenShiftAddsOnlyConstraints has that it is one role.
+			for name, rules := range roles(t, objs) {
+				if strings.HasSuffix(name, "-scc") && !cmp.Equal(want, rules) {
+					t.Errorf("%s: %s", name, cmp.Diff(want, rules))
+				}
 			}
 		})
-	}
-}
-
-func TestConstraintsAllowOnlyPodVolumes(t *testing.T) {
-	objs := manifest.Render(t, openshiftDir)
-	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
-	var used []string
-	for _, v := range daemonSet(t, objs).Spec.Template.Spec.Volumes {
-		used = append(used, volumeType(t, v))
-	}
-	slices.Sort(used)
-	used = slices.Compact(used)
-	allowed := slices.Sorted(slices.Values(scc.Volumes))
-	if !slices.Equal(used, allowed) {
-		t.Errorf("the pod uses %q, allowed are %q", used, allowed)
 	}
 }
 
@@ -101,53 +105,17 @@ func volumeType(t *testing.T, v corev1.Volume) string {
 	return ""
 }
 
-// OpenShift gets what every cluster gets, and the constraints, and no more.
+// OpenShift gets what every cluster gets, and the constraints with their role and its binding; the migration also the rights on owners.
 func TestOpenShiftAddsOnlyConstraints(t *testing.T) {
-	plain := map[string]string{}
-	for _, o := range manifest.Render(t, csiDir) {
-		plain[o.String()] = string(o.YAML)
-	}
-	var added []string
-	for _, o := range manifest.Render(t, openshiftDir) {
-		was, ok := plain[o.String()]
-		if !ok {
-			added = append(added, o.String())
-		} else if diff := cmp.Diff(was, string(o.YAML)); diff != "" {
-			t.Errorf("%s (- elsewhere, + on OpenShift):\n%s", o, diff)
+	for dir, adds := range map[string]int{"csi": 3, "devices": 3, "provisioner": 3, "single-node": 3, "migrate": 5} {
+		was, is := byName(manifest.Render(t, deployDir+dir)), byName(manifest.Render(t, deployDir+dir+"/openshift"))
+		for name, text := range was {
+			if is[name] != text {
+				t.Errorf("%s (- elsewhere, + on OpenShift):\n%s", name, cmp.Diff(text, is[name]))
+			}
 		}
-		delete(plain, o.String())
-	}
-	for o := range plain {
-		t.Errorf("%s is missing on OpenShift", o)
-	}
-	want := []string{
-		"Role hostpath-csi-scc",
-		"RoleBinding hostpath-csi-scc",
-		"SecurityContextConstraints hostpath-csi-driver",
-	}
-	if slices.Sort(added); !slices.Equal(added, want) {
-		t.Errorf("added are %q, want %q", added, want)
-	}
-}
-
-func TestRoleAllowsOnlyOwnConstraints(t *testing.T) {
-	objs := manifest.Render(t, openshiftDir)
-	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
-	want := []rbacv1.PolicyRule{{
-		APIGroups:     []string{"security.openshift.io"},
-		Resources:     []string{"securitycontextconstraints"},
-		ResourceNames: []string{scc.Name},
-		Verbs:         []string{"use"},
-	}}
-	if diff := cmp.Diff(want, roles(t, objs)["Role hostpath-csi-scc"]); diff != "" {
-		t.Errorf("(- want, + got):\n%s", diff)
-	}
-}
-
-// OpenShift's default node selector would keep the driver off some nodes.
-func TestNamespaceOverridesDefaultNodeSelector(t *testing.T) {
-	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir+"/namespace"), "Namespace")
-	if got, ok := ns.Annotations["openshift.io/node-selector"]; !ok || got != "" {
-		t.Errorf("the node selector of the namespace is %q (set: %t)", got, ok)
+		if added := len(is) - len(was); added != adds {
+			t.Errorf("%s: %d objects are added, want %d", dir, added, adds)
+		}
 	}
 }

@@ -48,142 +48,120 @@ func roles(t *testing.T, objs manifest.Objects) map[string][]rbacv1.PolicyRule {
 	return rules
 }
 
-// A right is one verb on one resource, in the driver's namespace or everywhere.
-type right struct {
-	resource    string // resource.group, or only resource for the core group
-	verb        string
-	clusterWide bool
-}
-
-// rights are what the bindings give.
-func rights(t *testing.T, objs manifest.Objects) map[right]bool {
+// rights are the verbs that the bindings give, by resource.group, with a slash in front if only in the namespace.
+func rights(t *testing.T, objs manifest.Objects) map[string]string {
 	t.Helper()
-	rules := roles(t, objs)
-	has := map[right]bool{}
+	rules, verbs, has := roles(t, objs), map[string][]string{}, map[string]string{}
 	for _, b := range bindings(t, objs) {
 		for _, rule := range rules[b.ref.Kind+" "+b.ref.Name] {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
-					for _, verb := range rule.Verbs {
-						name := strings.TrimSuffix(resource+"."+group, ".")
-						has[right{name, verb, b.clusterWide}] = true
+					name := strings.TrimSuffix(resource+"."+group, ".")
+					if !b.clusterWide {
+						name = "/" + name
 					}
+					verbs[name] = append(verbs[name], rule.Verbs...)
 				}
 			}
 		}
 	}
+	for name, of := range verbs {
+		slices.Sort(of)
+		has[name] = strings.Join(slices.Compact(of), " ")
+	}
 	return has
+}
+
+// The whole of what the programs ask for. The cases of the cluster show that it suffices, and that each right is used.
+func TestRights(t *testing.T) {
+	for dir, want := range map[string]map[string]string{
+		"csi": {
+			"persistentvolumes":                    "create delete get list patch watch",
+			"persistentvolumeclaims":               "get list update watch",
+			"persistentvolumeclaims/status":        "patch",
+			"storageclasses.storage.k8s.io":        "get list watch",
+			"events":                               "create get list patch watch",
+			"/csistoragecapacities.storage.k8s.io": "create delete get list update watch",
+			"/pods":                                "get",
+			"/leases.coordination.k8s.io":          "create get update",
+		},
+		"devices": {
+			"nodes":                       "list watch",
+			"persistentvolumes":           "create delete list patch watch",
+			"events.events.k8s.io":        "create patch",
+			"/configmaps":                 "list watch",
+			"/leases.coordination.k8s.io": "create delete get",
+		},
+		"provisioner": {
+			"persistentvolumes":             "create delete get list patch watch",
+			"persistentvolumeclaims":        "get list update watch",
+			"storageclasses.storage.k8s.io": "get list watch",
+			"nodes":                         "get",
+			"daemonsets.apps":               "list",
+			"events":                        "create patch",
+		},
+		"single-node": {
+			"persistentvolumes":             "create delete get list patch watch",
+			"persistentvolumeclaims":        "get list watch",
+			"storageclasses.storage.k8s.io": "get list watch",
+			"nodes":                         "get list",
+			"events":                        "create patch",
+		},
+		"migrate": {
+			"persistentvolumes":             "create delete get list patch",
+			"persistentvolumeclaims":        "create delete get",
+			"pods":                          "list",
+			"nodes":                         "list",
+			"storageclasses.storage.k8s.io": "get",
+		},
+	} {
+		t.Run(dir, func(t *testing.T) {
+			if diff := cmp.Diff(want, rights(t, manifest.Render(t, deployDir+dir))); diff != "" {
+				t.Errorf("(- want, + got):\n%s", diff)
+			}
+		})
+	}
 }
 
 func TestRBACHasNoWildcards(t *testing.T) {
 	for name, rules := range roles(t, manifest.Render(t, openshiftDir)) {
 		for _, r := range rules {
-			for _, s := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
-				if strings.Contains(s, "*") {
-					t.Errorf("%s has a wildcard: %v", name, r)
-				}
-			}
-			for _, s := range r.Resources {
-				if strings.Contains(s, "/") && s != "persistentvolumeclaims/status" {
-					t.Errorf("%s names a subresource: %s", name, s)
-				}
+			if strings.Contains(strings.Join(slices.Concat(r.APIGroups, r.Resources, r.Verbs), ""), "*") || len(r.NonResourceURLs) != 0 {
+				t.Errorf("%s has a wildcard or URLs: %v", name, r)
 			}
 			for _, v := range []string{"escalate", "bind", "impersonate", "deletecollection"} {
 				if slices.Contains(r.Verbs, v) {
 					t.Errorf("%s may %s", name, v)
 				}
 			}
-			if len(r.NonResourceURLs) != 0 {
-				t.Errorf("%s names URLs: %v", name, r.NonResourceURLs)
-			}
 		}
 	}
 }
 
-// The whole of what the sidecars ask for, and nothing that they do not.
-func TestSidecarRBAC(t *testing.T) {
-	want := map[right]bool{}
-	add := func(clusterWide bool, resource string, verbs ...string) {
-		for _, v := range verbs {
-			want[right{resource, v, clusterWide}] = true
-		}
-	}
-	add(true, "persistentvolumes", "get", "list", "watch", "create", "patch", "delete")
-	add(true, "persistentvolumeclaims", "get", "list", "watch", "update")
-	add(true, "persistentvolumeclaims/status", "patch")
-	add(true, "storageclasses.storage.k8s.io", "get", "list", "watch")
-	add(true, "events", "get", "list", "watch", "create", "patch")
-	add(false, "csistoragecapacities.storage.k8s.io", "get", "list", "watch", "create", "update", "delete")
-	add(false, "pods", "get")
-	add(false, "leases.coordination.k8s.io", "get", "create", "update")
-
-	got := rights(t, manifest.Render(t, csiDir))
-	for r := range want {
-		if !got[r] {
-			t.Errorf("missing: %+v", r)
-		}
-	}
-	for r := range got {
-		if !want[r] {
-			t.Errorf("too much: %+v", r)
-		}
-	}
-}
-
-// The resizer makes the name of its lease of that of the driver. Only the making
-// of one cannot be held to a name.
-func TestLeaseRuleNamesResizerLease(t *testing.T) {
-	lease := "external-resizer-" + strings.ReplaceAll(driverName, ".", "-")
-	want := []rbacv1.PolicyRule{{
-		APIGroups:     []string{"coordination.k8s.io"},
-		Resources:     []string{"leases"},
-		ResourceNames: []string{lease},
-		Verbs:         []string{"get", "update"},
-	}, {
-		APIGroups: []string{"coordination.k8s.io"},
-		Resources: []string{"leases"},
-		Verbs:     []string{"create"},
-	}}
-	if diff := cmp.Diff(want, roles(t, manifest.Render(t, csiDir))["Role hostpath-csi-resizer-leader"]); diff != "" {
-		t.Errorf("(- want, + got):\n%s", diff)
-	}
-}
-
+// Each role is there, and for the account of the pod alone. No other pod that names that of the driver gets its token.
 func TestBindings(t *testing.T) {
-	objs := manifest.Render(t, openshiftDir)
-	sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
-	rules := roles(t, objs)
-	used := map[string]bool{}
-	for _, b := range bindings(t, objs) {
-		role := b.ref.Kind + " " + b.ref.Name
-		used[role] = true
-		if _, ok := rules[role]; !ok || b.ref.APIGroup != rbacv1.GroupName {
-			t.Errorf("%s refers to %s of %q, which does not exist", b.name, role, b.ref.APIGroup)
-		}
-		if len(b.subjects) != 1 {
-			t.Errorf("%s has %d subjects, want 1", b.name, len(b.subjects))
-		}
-		for _, s := range b.subjects {
-			want := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: sa.Name, Namespace: sa.Namespace}
-			if s != want {
-				t.Errorf("%s is for %+v, want %+v", b.name, s, want)
+	for _, p := range programs {
+		t.Run(p.dir, func(t *testing.T) {
+			objs := manifest.Render(t, deployDir+p.dir+"/openshift")
+			sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+			if got := podOf(t, objs).ServiceAccountName; got != sa.Name || p.dir == "csi" && (sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken) {
+				t.Errorf("the pod runs as %q, the account is %+v", got, sa)
 			}
-		}
-	}
-	for role := range rules {
-		if !used[role] {
-			t.Errorf("%s is bound to no account", role)
-		}
-	}
-}
-
-func TestPodServiceAccount(t *testing.T) {
-	objs := manifest.Render(t, csiDir)
-	sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
-	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {
-		t.Errorf("the pod runs as %q, and the service account is %q", got, sa.Name)
-	}
-	if sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken {
-		t.Error("any pod that names the service account gets its token")
+			unused := roles(t, objs)
+			for _, b := range bindings(t, objs) {
+				role := b.ref.Kind + " " + b.ref.Name
+				if _, ok := roles(t, objs)[role]; !ok || b.ref.APIGroup != rbacv1.GroupName {
+					t.Errorf("%s refers to %s of %q, which does not exist", b.name, role, b.ref.APIGroup)
+				}
+				delete(unused, role)
+				want := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: sa.Name, Namespace: sa.Namespace}}
+				if !slices.Equal(b.subjects, want) {
+					t.Errorf("%s is for %+v, want %+v", b.name, b.subjects, want)
+				}
+			}
+			if len(unused) > 0 {
+				t.Errorf("bound to no account: %v", unused)
+			}
+		})
 	}
 }

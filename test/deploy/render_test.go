@@ -1,6 +1,6 @@
 // Package deploy_test renders what users apply from deploy/, with kustomize as
 // a library, and checks the objects that come out: that they agree with each
-// other, and that nothing in the pod can do more than it has to. It is a module
+// other, and that nothing in the pods can do more than it has to. It is a module
 // of its own, so that neither kustomize nor the Kubernetes API is in the
 // product's go.mod.
 package deploy_test
@@ -8,8 +8,10 @@ package deploy_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -25,9 +27,9 @@ const (
 	driverName = "kubevirt.io.hostpath-provisioner"
 	namespace  = "hostpath-provisioner"
 
-	csiDir       = "../../deploy/csi"
-	openshiftDir = "../../deploy/csi/openshift"
-	exampleDir   = "../../deploy/csi/example"
+	deployDir    = "../../deploy/"
+	csiDir       = deployDir + "csi"
+	openshiftDir = deployDir + "csi/openshift"
 )
 
 // kinds are the kinds that deploy/ may have, with the type that one decodes
@@ -53,7 +55,6 @@ var kinds = map[string]struct {
 	"storage.k8s.io/v1 CSIDriver":                                      {strictly[storagev1.CSIDriver], false},
 	"storage.k8s.io/v1 StorageClass":                                   {strictly[storagev1.StorageClass], false},
 	"security.openshift.io/v1 SecurityContextConstraints":              {strictly[securityContextConstraints], false},
-	"snapshot.storage.k8s.io/v1 VolumeSnapshotClass":                   {strictly[volumeSnapshotClass], false},
 	"monitoring.coreos.com/v1 ServiceMonitor":                          {strictly[monitoringv1.ServiceMonitor], true},
 	"monitoring.coreos.com/v1 PrometheusRule":                          {strictly[monitoringv1.PrometheusRule], true},
 }
@@ -81,14 +82,8 @@ func overlay(t *testing.T, files map[string]string) manifest.Objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expand := func(variable string) string {
-		if variable == "csi" {
-			return csi
-		}
-		return "$" + variable
-	}
 	for name, content := range files {
-		content = os.Expand(content, expand)
+		content = strings.ReplaceAll(content, "$csi", csi)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -96,10 +91,26 @@ func overlay(t *testing.T, files map[string]string) manifest.Objects {
 	return manifest.Render(t, dir)
 }
 
+// ptr is what p points to, or the zero value.
+func ptr[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// What the cases of the cluster apply has been decoded there too, but for that of OpenShift.
 func TestObjectsDecodeStrictly(t *testing.T) {
-	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir, monitoringDir} {
-		for _, o := range manifest.Render(t, dir) {
-			t.Run(o.String(), func(t *testing.T) {
+	for dir, wantNamespace := range map[string]string{
+		"csi": namespace, "csi/openshift": namespace, "monitoring": namespace, "csi/example": "", "csi/example/block": "",
+		"devices": "local-pv-provisioner", "devices/monitoring": "local-pv-provisioner", "devices/openshift": "local-pv-provisioner",
+		"provisioner": "kubevirt-hostpath-provisioner", "provisioner/openshift": "kubevirt-hostpath-provisioner", "provisioner/example": "",
+		"single-node": "hostpath-provisioner-single-node", "single-node/openshift": "hostpath-provisioner-single-node", "single-node/example": "",
+		"migrate": "hostpath-migrate", "migrate/openshift": "hostpath-migrate",
+	} {
+		for _, o := range manifest.Render(t, deployDir+dir) {
+			t.Run(dir+" "+o.String(), func(t *testing.T) {
 				k, ok := kinds[o.APIVersion+" "+o.Kind]
 				if !ok {
 					t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
@@ -107,62 +118,67 @@ func TestObjectsDecodeStrictly(t *testing.T) {
 				if err := k.decode(o.YAML); err != nil {
 					t.Error(err)
 				}
+				if k.namespaced && o.Namespace != wantNamespace {
+					t.Errorf("it is in namespace %q, want %q", o.Namespace, wantNamespace)
+				}
 			})
 		}
 	}
 }
 
-func TestObjectNamespaces(t *testing.T) {
-	made := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir+"/namespace"), "Namespace").Name
-	if made != namespace {
-		t.Errorf("the namespace is %q, want %q", made, namespace)
-	}
-	for _, dir := range []string{csiDir, openshiftDir, monitoringDir} {
-		for _, o := range manifest.Render(t, dir) {
-			want := ""
-			if kinds[o.APIVersion+" "+o.Kind].namespaced {
-				want = made
-			}
-			if o.Namespace != want {
-				t.Errorf("%s is in namespace %q, want %q", o, o.Namespace, want)
-			}
+func TestNamespacesAdmitThePods(t *testing.T) {
+	for _, dir := range []string{"csi/namespace", "devices", "provisioner", "single-node", "migrate"} {
+		ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, deployDir+dir), "Namespace")
+		// OpenShift's default node selector would keep the driver off some nodes.
+		selector, ok := ns.Annotations["openshift.io/node-selector"]
+		if ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" || ns.Name == namespace && (!ok || selector != "") {
+			t.Errorf("%s has the labels %v and the annotations %v", ns.Name, ns.Labels, ns.Annotations)
 		}
 	}
 }
 
-// The operator has the same namespace, with the claims of its pools: what removes deploy/csi leaves it.
-func TestNamespaceOutlivesTheDriver(t *testing.T) {
-	for _, dir := range []string{csiDir, openshiftDir, monitoringDir} {
-		for _, o := range manifest.Render(t, dir) {
+// The namespace has the claims of pools, and Kubernetes deletes their data with it. The operator and deploy/csi have the same: what is
+// deleted to remove one of them does not have it.
+func TestNamespaceOutlivesDriverAndOperator(t *testing.T) {
+	for _, dir := range []string{"csi", "csi/openshift", "monitoring", "operator", "operator/webhook", "operator/restores"} {
+		for _, o := range manifest.Render(t, deployDir+dir) {
 			if o.Kind == "Namespace" {
-				t.Errorf("%s has the namespace %s", dir, o.Name)
+				t.Errorf("deploy/%s has the namespace %s", dir, o.Name)
 			}
 		}
-	}
-}
-
-func TestNamespaceAdmitsPrivilegedPods(t *testing.T) {
-	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir+"/namespace"), "Namespace")
-	if got := ns.Labels["pod-security.kubernetes.io/enforce"]; got != "privileged" {
-		t.Errorf("pod security is enforced at %q, want privileged", got)
 	}
 }
 
 func TestOverlayChangesNamespace(t *testing.T) {
-	objs := overlay(t, map[string]string{"kustomization.yaml": `
-namespace: elsewhere
-resources: [$csi/openshift]
-`})
+	objs := overlay(t, map[string]string{"kustomization.yaml": "namespace: elsewhere\nresources: [$csi/openshift, $csi/../monitoring]\n"})
 	for _, o := range objs {
 		if kinds[o.APIVersion+" "+o.Kind].namespaced && o.Namespace != "elsewhere" {
 			t.Errorf("%s is in namespace %q", o, o.Namespace)
 		}
 	}
 	for _, b := range bindings(t, objs) {
-		for _, s := range b.subjects {
-			if s.Namespace != "elsewhere" {
-				t.Errorf("%s gives rights to %s in namespace %q", b.name, s.Name, s.Namespace)
-			}
+		if b.subjects[0].Namespace != "elsewhere" {
+			t.Errorf("%s gives rights to %+v", b.name, b.subjects)
 		}
 	}
+}
+
+// For those who apply it by URL, as they did the manifests of the earlier provisioner.
+func TestSingleNodeManifestIsCurrent(t *testing.T) {
+	text, err := os.ReadFile(deployDir + "single-node/install.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(byName(manifest.Render(t, deployDir+"single-node")), byName(manifest.Parse(t, string(text)))); diff != "" {
+		t.Errorf("run kubectl kustomize deploy/single-node > deploy/single-node/install.yaml (- want, + got):\n%s", diff)
+	}
+}
+
+// byName are objects as text.
+func byName(objects manifest.Objects) map[string]string {
+	all := map[string]string{}
+	for _, o := range objects {
+		all[o.String()] = strings.TrimSpace(string(o.YAML))
+	}
+	return all
 }

@@ -11,8 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-
-	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const root = "../.."
@@ -52,13 +50,13 @@ func rows(t *testing.T, text, chapter string) [][]string {
 }
 
 func TestDocumentedMountsAreCurrent(t *testing.T) {
-	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
+	pod := driverPod(t)
 	written, given := map[string]string{}, map[string]string{}
 	for _, row := range rows(t, securityText(t), "Mounts and devices") {
 		written[row[0]] = strings.Join(row[1:4], " ")
 	}
-	for _, m := range container(t, pod, driver).VolumeMounts {
-		v, _ := volume(pod, m.Name)
+	for _, m := range container(t, pod, "driver").VolumeMounts {
+		v := volume(pod, m.Name)
 		access, propagation := "write", corev1.MountPropagationNone
 		if m.ReadOnly {
 			access = "read"
@@ -74,7 +72,7 @@ func TestDocumentedMountsAreCurrent(t *testing.T) {
 }
 
 func TestDocumentedPortsAreCurrent(t *testing.T) {
-	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
+	pod := driverPod(t)
 	var written, open []string
 	for _, row := range rows(t, securityText(t), "Network") {
 		for port := range strings.SplitSeq(row[0], ",") {

@@ -88,18 +88,6 @@ func gives(rule rbacv1.PolicyRule, group, resource, verb, name string) bool {
 		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
 }
 
-// The namespace has the claims of pools, and Kubernetes deletes their data with it: what is applied to install the operator, and deleted to
-// remove it, does not have it.
-func TestNamespaceOutlivesTheOperator(t *testing.T) {
-	for _, directory := range []string{"", "/webhook", "/restores"} {
-		for _, object := range manifest.Render(t, "../../../deploy/operator"+directory) {
-			if object.Kind == "Namespace" {
-				t.Errorf("deploy/operator%s has the namespace %s", directory, object.Name)
-			}
-		}
-	}
-}
-
 // The pod security standard restricted, which the API server of the cluster's cases checks, does not ask for this.
 func TestOperatorCannotWriteToItsRoot(t *testing.T) {
 	installed := manifest.Render(t, "../../../deploy/operator")
