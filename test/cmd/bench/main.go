@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,10 +13,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -34,36 +37,24 @@ func main() {
 type order struct {
 	rounds  int
 	samples int      // of what takes microseconds, in each round; of what takes longer, fewer
-	only    []string // the groups; all if there are none
+	only    []string // the groups
 	kind    string   // of the filesystem that is made for the pools
 	dir     string   // where the pools' filesystem is, or if kind is empty the pools
 	files   int      // in the volume that is deleted with all it has
 	volumes int      // in the largest pool
-
-	disk     int64         // the size of the block volume, in bytes
-	duration time.Duration // of each measurement of IO, in whole seconds
-	binary   string
-	// io does IO to a path, and returns how many bytes a second.
-	io func(ctx context.Context, l load, path string, o order) (float64, error)
+	disk    int64    // the size of the block volume, in bytes
+	binary  string
+	// io does IO to a path for a second, and returns how many bytes it was.
+	io func(ctx context.Context, l load, path string, bytes int64) float64
 }
 
-// A group is figures that have a scene in common. Each group is measured by itself,
-// for what one does to the disk is not to be seen in another.
-type group struct {
-	name string // for --only
-	rows func(ctx context.Context, s *scene) ([]comparison, error)
-}
-
-var groups = []group{
-	{"mounts", mountRows},
-	{"calls", callRows},
-	{"creation", creationRows},
-	{"removal", removalRows},
-	{"snapshots", snapshotRows},
-	{"parallel", parallelRows},
-	{"scale", scaleRows},
-	{"size", sizeRows},
-	{"blocks", blockRows},
+// Each group of rows is measured by itself, for what one does to the disk is not to be seen in another.
+var groups = []struct {
+	name string
+	rows func(s *scene) []row
+}{
+	{"mounts", mountRows}, {"calls", callRows}, {"creation", creationRows}, {"removal", removalRows}, {"snapshots", snapshotRows},
+	{"parallel", parallelRows}, {"scale", scaleRows}, {"size", sizeRows}, {"blocks", blockRows},
 }
 
 func parse(args []string) (order, error) {
@@ -71,7 +62,7 @@ func parse(args []string) (order, error) {
 	for _, g := range groups {
 		names = append(names, g.name)
 	}
-	o := order{disk: 512 << 20, duration: time.Second, io: fio}
+	o := order{disk: 512 << 20, io: fio}
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")
@@ -93,9 +84,6 @@ func parse(args []string) (order, error) {
 	return o, nil
 }
 
-// fewer is the number of samples of what takes so much longer than microseconds.
-func (o order) fewer(times int) int { return max(1, o.samples/times) }
-
 func start() (status int, err error) {
 	o, err := parse(os.Args[1:])
 	if err != nil {
@@ -113,44 +101,77 @@ func start() (status int, err error) {
 	if o.binary, err = drivertest.Binary(ctx, os.TempDir()); err != nil {
 		return 1, err
 	}
-	_, err = measure(ctx, o, os.Stdout)
-	return 0, err
+	return 0, o.measure(ctx, os.Stdout)
 }
 
 var errBudget = errors.New("a budget is exceeded")
 
-// measure measures each group and prints it.
-func measure(ctx context.Context, o order, out io.Writer) ([]result, error) {
-	fmt.Fprintf(out, "%s Medians of %d rounds.\n\n%s", machine(o), o.rounds, heading)
-	var all []result
+// measure measures each group and prints it, as a table of docs/performance.md.
+func (o order) measure(ctx context.Context, out io.Writer) error {
+	fmt.Fprintf(out, "%s Medians of %d rounds.\n\n| | driver | limit | ratio | noise | budget | |\n|---|--:|--:|--:|--:|--:|---|\n", o.machine(), o.rounds)
+	var verdict error
 	for _, g := range groups {
 		if !slices.Contains(o.only, g.name) {
 			continue
 		}
-		results, err := measureGroup(ctx, o, g)
-		if err != nil {
-			return all, fmt.Errorf("%s: %w", g.name, err)
+		var results []result
+		s := &scene{order: o, ctx: ctx}
+		err := try(func() {
+			s.setUp()
+			results = compare(g.rows(s), o.rounds)
+		})
+		if err := errors.Join(err, s.close()); err != nil {
+			return fmt.Errorf("%s: %w", g.name, err)
 		}
 		for _, r := range results {
 			fmt.Fprint(out, r)
+			if r.exceeded {
+				verdict = errBudget
+			}
 		}
-		all = append(all, results...)
 	}
-	if slices.ContainsFunc(all, func(r result) bool { return r.exceeded }) {
-		return all, errBudget
-	}
-	return all, nil
+	return verdict
 }
 
-func measureGroup(ctx context.Context, o order, g group) (_ []result, err error) {
-	s, err := setUp(ctx, o)
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err != nil {
-		return nil, err
+// machine is what figures depend on.
+func (o order) machine() string {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	text := fmt.Sprintf("Linux %s, %d CPUs, the pools on %s.", unix.ByteSliceToString(name.Release[:]), runtime.NumCPU(), cmp.Or(o.kind, "the filesystem of "+o.dir))
+	var load float64
+	if now, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(now), &load) // 0 if it cannot be read
 	}
-	comparisons, err := g.rows(ctx, s)
-	if err != nil {
-		return nil, err
+	if load > float64(runtime.NumCPU()) {
+		text += fmt.Sprintf(" The machine was busy before, with a load of %.1f: expect worse ratios, and try again.", load)
 	}
-	return compare(ctx, comparisons, o.rounds)
+	return text
+}
+
+// A failure ends what is measured, up to try: nothing goes on without what has failed.
+type failure struct{ error }
+
+func check(errs ...error) {
+	if err := errors.Join(errs...); err != nil {
+		panic(failure{err})
+	}
+}
+
+func got[T any](value T, err error) T {
+	check(err)
+	return value
+}
+
+func try(do func()) (err error) {
+	defer func() {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			err = f.error
+		default:
+			panic(f)
+		}
+	}()
+	do()
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -36,70 +38,50 @@ const (
 
 // A scene is where a group is measured: drivers with a pool each, in one directory.
 type scene struct {
-	order  order
-	dir    string
-	actors []*actor
+	order
+	ctx    context.Context
+	at     string
+	actors int
 	ends   []func() error // stop what was started, the last first
 }
 
 // An actor is a driver with one pool, and who asks it.
 type actor struct {
 	drivertest.Client
+	s    *scene
 	disk string // what the pool and all that is compared with it is on
 }
 
-func setUp(ctx context.Context, o order) (*scene, error) {
-	dir, err := os.MkdirTemp(o.dir, "bench-")
-	if err != nil {
-		return &scene{}, err
+func (s *scene) setUp() {
+	s.at = got(os.MkdirTemp(s.dir, "bench-"))
+	if s.kind != "" {
+		s.makeFilesystem("fs", s.kind)
 	}
-	s := &scene{order: o, dir: dir}
-	if o.kind == "" {
-		return s, nil
-	}
-	return s, makeFilesystem(ctx, s.path("fs"), o.kind)
 }
 
-func (s *scene) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *scene) path(name string) string { return filepath.Join(s.at, name) }
 
-func makeFilesystem(ctx context.Context, path, kind string) error {
-	if err := os.Mkdir(path, 0o750); err != nil {
-		return err
-	}
-	if err := loopfs.Mount(ctx, path, kind, filesystemBytes); err != nil {
-		return err
-	}
+func (s *scene) makeFilesystem(name, kind string) {
+	check(os.Mkdir(s.path(name), 0o750))
+	check(loopfs.Mount(s.ctx, s.path(name), kind, filesystemBytes))
 	if kind == "btrfs" {
-		return loopfs.SwitchQuotasOn(ctx, path)
+		check(loopfs.SwitchQuotasOn(s.ctx, s.path(name)))
 	}
-	return nil
 }
 
-// enter starts a driver whose pool is on the filesystem of the scene.
-func (s *scene) enter(ctx context.Context) (*actor, error) {
-	return s.enterOn(ctx, filepath.Join(s.path("fs"), fmt.Sprint("actor-", len(s.actors))))
-}
-
-// enterOn starts a driver whose pool is in a directory.
-func (s *scene) enterOn(ctx context.Context, disk string) (*actor, error) {
-	a := &actor{disk: disk}
-	a.Targets = s.path(fmt.Sprint("pods-", len(s.actors)))
-	s.actors = append(s.actors, a)
-	if err := os.MkdirAll(a.pool(), 0o750); err != nil {
-		return nil, err
-	}
-	var err error
-	a.Process, err = drivertest.StartProcess(ctx, drivertest.Config{
-		Binary: s.order.binary, Name: nodeName, Version: "bench",
-		Pools: []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
+// enter starts a driver whose pool is on a filesystem of the scene.
+func (s *scene) enter(filesystem string) *actor {
+	s.actors++
+	a := &actor{s: s, disk: s.path(fmt.Sprintf("%s/actor-%d", filesystem, s.actors))}
+	a.Targets = s.path(fmt.Sprint("pods-", s.actors))
+	check(os.MkdirAll(a.pool(), 0o750))
+	a.Process = got(drivertest.StartProcess(s.ctx, drivertest.Config{
+		Binary: s.binary, Name: nodeName, Version: "bench", Pools: []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
 		// Flags of deploy/csi that take memory.
 		Flags: []string{"--v=2", drivertest.ServeMetrics},
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	s.ends = append(s.ends, a.Process.Close)
-	return a, nil
+	return a
 }
 
 func (a *actor) pool() string { return a.beside("pool") }
@@ -109,74 +91,47 @@ func (a *actor) beside(name string) string { return filepath.Join(a.disk, name) 
 
 // close stops and removes all that there is, whatever state it is in.
 func (s *scene) close() error {
-	if s.dir == "" {
+	if s.at == "" {
 		return nil
 	}
 	var problems []error
 	for _, end := range slices.Backward(s.ends) {
 		problems = append(problems, end())
 	}
-	mounts, err := mountns.Below(s.dir)
-	problems = append(problems, err)
+	mounts, err := mountns.Below(s.at)
 	for _, mount := range slices.Backward(mounts) {
 		// Devices of files in it would keep a filesystem busy.
 		problems = append(problems, loopfs.Detach(mount), loopfs.Unmount(mount))
 	}
-	return errors.Join(append(problems, loopfs.Detach(s.dir), os.RemoveAll(s.dir))...)
+	return errors.Join(append(problems, err, loopfs.Detach(s.at), os.RemoveAll(s.at))...)
 }
 
 // inside serves another pool next to that of an actor in this process, put together as in the driver's
 // main: what it does is what the driver does, without the way to it.
-func (s *scene) inside(ctx context.Context, a *actor) (_ *pool.Set, err error) {
+func (a *actor) inside() *pool.Set {
 	path := a.beside("inside")
-	if err := os.Mkdir(path, 0o750); err != nil {
-		return nil, err
-	}
-	mounts, err := bind.NewKernel()
-	if err != nil {
-		return nil, err
-	}
-	s.ends = append(s.ends, mounts.Close)
-	dev, err := dir.Open("/dev")
-	if err != nil {
-		return nil, err
-	}
-	s.ends = append(s.ends, dev.Close)
-	datadir, err := json.Marshal([]drivertest.PoolConfig{{Name: poolName, Path: path}})
-	if err != nil {
-		return nil, err
-	}
-	configs, err := poolconfig.Parse(string(datadir), "/")
-	if err != nil {
-		return nil, err
-	}
-	name, err := volume.ParseNodeID(nodeName)
-	if err != nil {
-		return nil, err
-	}
-	pools := pool.Start(configs, pool.Options{
-		Node: name, Mounts: mounts, Labels: label.NewKernel(), Devices: loop.NewKernel(dev), Dev: dev, Log: logr.Discard(),
+	check(os.Mkdir(path, 0o750))
+	mounts, dev := got(bind.NewKernel()), got(dir.Open("/dev"))
+	datadir := got(json.Marshal([]drivertest.PoolConfig{{Name: poolName, Path: path}}))
+	pools := pool.Start(got(poolconfig.Parse(string(datadir), "/")), pool.Options{
+		Node: got(volume.ParseNodeID(nodeName)), Mounts: mounts, Labels: label.NewKernel(), Devices: loop.NewKernel(dev), Dev: dev, Log: logr.Discard(),
 	})
-	s.ends = append(s.ends, func() error { return pools.Close(context.Background()) })
-	return pools, pools.Wait(ctx)
+	a.s.ends = append(a.s.ends, mounts.Close, dev.Close, func() error { return pools.Close(context.Background()) })
+	check(pools.Wait(a.s.ctx))
+	return pools
 }
 
 // settled waits until the reaper of a pool has nothing to do, so that what it does to the disk is
 // not taken for something else.
-func settled(pool string) action {
-	trash := filepath.Join(pool, ".hostpath-provisioner", "trash", nodeName)
-	return func(ctx context.Context) error {
+func (s *scene) settled(pool string) action {
+	return func() {
 		again := time.NewTicker(500 * time.Microsecond)
 		defer again.Stop()
-		for {
-			left, err := os.ReadDir(trash)
-			if err != nil || len(left) == 0 {
-				return err
-			}
+		for len(got(os.ReadDir(filepath.Join(pool, ".hostpath-provisioner", "trash", nodeName)))) > 0 {
 			select {
 			case <-again.C:
-			case <-ctx.Done():
-				return fmt.Errorf("wait for %d volumes to be erased: %w", len(left), context.Cause(ctx))
+			case <-s.ctx.Done():
+				check(fmt.Errorf("wait for volumes to be erased: %w", context.Cause(s.ctx)))
 			}
 		}
 	}
@@ -185,39 +140,123 @@ func settled(pool string) action {
 // The calls of an actor, as actions.
 
 // ask is a call that does nothing but travel.
-func (a *actor) ask(ctx context.Context) error {
-	_, err := a.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return err
+func (a *actor) ask() {
+	got(a.Identity().GetPluginInfo(a.s.ctx, &csi.GetPluginInfoRequest{}))
 }
 
 func (a *actor) create(id string, bytes int64) action {
-	return func(ctx context.Context) error {
-		_, err := a.Create(ctx, drivertest.Volume{ID: id, Pool: poolName, Bytes: bytes})
-		return err
-	}
+	return func() { got(a.Create(a.s.ctx, drivertest.Volume{ID: id, Pool: poolName, Bytes: bytes})) }
 }
 
 func (a *actor) remove(id string) action {
-	return func(ctx context.Context) error { return a.Delete(ctx, id) }
+	return func() { check(a.Delete(a.s.ctx, id)) }
 }
 
 // publish publishes a volume for a pod of the same name.
 func (a *actor) publish(id string) action {
-	return func(ctx context.Context) error { return a.Publish(ctx, drivertest.Volume{ID: id, Pool: poolName}, id) }
+	return func() { check(a.Publish(a.s.ctx, drivertest.Volume{ID: id, Pool: poolName}, id)) }
 }
 
 func (a *actor) unpublish(id string) action {
-	return func(ctx context.Context) error { return a.Unpublish(ctx, id, id) }
+	return func() { check(a.Unpublish(a.s.ctx, id, id)) }
 }
 
-func (a *actor) stats(id string) action {
-	return func(ctx context.Context) error {
-		_, err := a.Stats(ctx, id, id)
-		return err
+func (a *actor) stats(id string) action { return func() { got(a.Stats(a.s.ctx, id, id)) } }
+
+func (a *actor) capacity() { got(a.Capacity(a.s.ctx, poolName)) }
+
+// volume makes and removes an empty volume.
+func (a *actor) volume(id string) pair {
+	return pair{a.create(id, volumeBytes), a.remove(id), a.s.settled(a.pool())}
+}
+
+// asked is a pair each of whose steps comes after an empty call.
+func (a *actor) asked(p pair) pair { return pair{inOrder(a.ask, p.do), inOrder(a.ask, p.undo), p.rest} }
+
+// A maker makes and removes volumes in the layout of docs/layout.md, with each step
+// that is needed for a crash to find them whole or not at all, and with no other: it
+// parses, locks, checks and remembers nothing. It is the limit of what a driver can do.
+type maker struct {
+	root, volumes, creating, trash *dir.Dir
+	// quota enforces the sizes; nil where none does.
+	quota quota.Facility
+	// last is the project id that was given last. They are given from the end of the
+	// driver's range, and it gives them from the beginning.
+	last atomic.Uint64
+}
+
+// maker makes the layout in a directory, and opens it until the scene ends.
+func (s *scene) maker(path string) *maker {
+	open := func(elements ...string) *dir.Dir {
+		at := filepath.Join(append([]string{path}, elements...)...)
+		check(os.MkdirAll(at, 0o700))
+		d := got(dir.Open(at))
+		s.ends = append(s.ends, d.Close)
+		return d
+	}
+	const own = ".hostpath-provisioner"
+	m := &maker{root: open(), volumes: open(own, "volumes"), creating: open(own, "creating", nodeName), trash: open(own, "trash", nodeName)}
+	m.last.Store(uint64(quota.LastID) + 1)
+	facility, err := quota.Detect(m.root)
+	if !errors.Is(err, quota.ErrNone) {
+		m.quota = got(facility, err)
+	}
+	return m
+}
+
+// newDir makes the directory of a volume aside, which may have a limit.
+func (m *maker) newDir(id string) *dir.Dir {
+	if m.quota == nil {
+		return got(m.creating.Make(id))
+	}
+	return got(m.quota.Make(m.creating, id))
+}
+
+// make makes a volume of a directory, and fill what is in it.
+func (m *maker) make(id string, bytes int64, d *dir.Dir, fill func(*dir.Dir)) {
+	defer func() { check(d.Close()) }()
+	kept := ""
+	if m.quota != nil {
+		var project quota.ID
+		kept = fmt.Sprintf(`"quota":%q,`, m.quota.Kind())
+		if m.quota.Kind() != quota.Btrfs {
+			project = quota.ID(m.last.Add(^uint64(0)))
+			kept += fmt.Sprintf(`"projectID":%d,`, project)
+		}
+		check(m.quota.Limit(d, project, quota.Limit{Bytes: bytes}))
+	}
+	fill(d)
+	check(d.Chmod(0o777), d.Sync())
+	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"handmade","mode":"mount","bytes":%d,%s"created":%q}`+"\n",
+		id, bytes, kept, time.Now().UTC().Format(time.RFC3339))
+	check(m.volumes.WriteFile(id+".json", []byte(record)))
+	check(m.creating.Rename(id, m.root, id))
+	check(m.root.Sync())
+}
+
+// pair makes and removes a volume, of which the latter leaves what it held in the trash.
+func (m *maker) pair(id string, bytes int64, newDir func(id string) *dir.Dir, fill func(*dir.Dir)) pair {
+	trashed := id + ".handmade"
+	return pair{
+		func() { m.make(id, bytes, newDir(id), fill) },
+		func() {
+			check(m.root.Rename(id, m.trash, trashed))
+			check(m.trash.Sync(), m.root.Sync())
+			check(m.volumes.Remove(id+".json"), m.volumes.Sync())
+		},
+		func() {
+			var project quota.ID
+			if m.quota != nil {
+				d := got(m.trash.Open(trashed))
+				project = got(m.quota.IDOf(d))
+				check(d.Close())
+			}
+			check(m.trash.RemoveTree(context.Background(), trashed, func(context.Context) error { return nil }))
+			if m.quota != nil {
+				check(m.quota.Release(m.root, project))
+			}
+		},
 	}
 }
 
-func (a *actor) capacity(ctx context.Context) error {
-	_, err := a.Capacity(ctx, poolName)
-	return err
-}
+func (m *maker) volume(id string) pair { return m.pair(id, volumeBytes, m.newDir, func(*dir.Dir) {}) }
