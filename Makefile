@@ -156,7 +156,7 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, in eig
 test-hard: FUZZTIME = 5m
 test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege check-site ## Attack the driver in full, which takes hours: what make test does in a short form
 	$(GO_TEST) ./test/cmd/kernel $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
-	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
+	@$(MAKE) test-kernel KERNEL_TESTS='./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes' CASES_FLAGS=
 	@$(MAKE) test-cluster CASES='OperatorWithPoolOnClaims|MonitoringWithPrometheusOperator' CASES_FLAGS= QUIET=1h CASES_TIMEOUT=2h
@@ -202,7 +202,7 @@ sanity: ## Run csi-sanity against the real binary with real mounts
 	$(GO_TEST) -v ./sanity
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper ./test/e2e/devices
+KERNEL_TESTS := ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper ./test/e2e/devices
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
@@ -225,9 +225,8 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 		--add bin/kernel/pool-mounter:/usr/bin/pool-mounter --env POOL_MOUNTER=/usr/bin/pool-mounter \
 		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
 	@# The other machine that it can be: for containers, without SELinux. Its control groups are of version 2.
-	$(if $(filter ./test/cmd/kernel/lab,$(KERNEL_TESTS)),cd test/cluster && go test -c -o $(CURDIR)/bin/kernel/ ./sandbox)
-	$(if $(filter ./test/cmd/kernel/lab,$(KERNEL_TESTS)),bin/kernel/kernel --env CI --timeout 10m --memory 3072 --selinux off --containers \
-		--run 'bin/kernel/lab.test -test.timeout 9m $(KERNEL_FLAGS)' \
+	$(if $(filter ./pkg/hostfs/quota,$(KERNEL_TESTS)),cd test/cluster && go test -c -o $(CURDIR)/bin/kernel/ ./sandbox)
+	$(if $(filter ./pkg/hostfs/quota,$(KERNEL_TESTS)),bin/kernel/kernel --env CI --timeout 10m --memory 3072 --selinux off --containers \
 		--run 'bin/kernel/sandbox.test -test.timeout 9m -test.run ^TestSandboxLeavesNothingBehind|^TestMissingControlGroupsAreReported')
 
 # What a machine lacks for a cluster is said before anything is built.

@@ -52,34 +52,3 @@ func TestOutcome(t *testing.T) {
 		})
 	}
 }
-
-func TestReadMessagesReportsTruncation(t *testing.T) {
-	messages, err := readMessages(strings.NewReader(`{"Result":{"Run":0,"Status":2}}` + "\n" + `{"Done":tr`))
-	if err == nil || len(messages) != 1 || messages[0].Result.Status != 2 {
-		t.Errorf("readMessages = %+v, %v", messages, err)
-	}
-}
-
-func TestTailKeepsEnd(t *testing.T) {
-	var end tail
-	for n := range 2000 {
-		fmt.Fprintf(&end, "line %d\n", n)
-	}
-	if s := end.String(); len(s) > 4<<10 || !strings.HasSuffix(s, "line 1998\nline 1999") {
-		t.Errorf("the tail has %d bytes and ends with %q", len(s), s[len(s)-30:])
-	}
-}
-
-func TestSummarize(t *testing.T) {
-	var text strings.Builder
-	runs := []program{{Run: guest.Run{Args: []string{"a", "-v"}}}, {Run: guest.Run{Args: []string{"b"}}}, {Run: guest.Run{Args: []string{"c"}}}, {Run: guest.Run{Args: []string{"d"}}}}
-	summarize(&text, runs, []guest.Result{{Run: 0, Duration: 1500e6}, {Run: 1, Status: 2}, {Run: 2, Status: 137}})
-	want := `kernel:    1.5 s  passed              a -v
-kernel:    0.0 s  exit status 2       b
-kernel:    0.0 s  ended by killed     c
-kernel: did not end                   d
-`
-	if got := text.String(); got != want {
-		t.Errorf("the summary is\n%s\nwant\n%s", got, want)
-	}
-}
