@@ -5,15 +5,11 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -203,56 +199,6 @@ func TestCapacityCountsVolumeSizes(t *testing.T) {
 	}
 }
 
-// The overlay has capacities polled every 5 seconds.
-const polls = 20 * time.Second
-
-// Each rewrite of an object goes to every scheduler. So there is none while nothing
-// changes. A capacity that was just above a multiple of the quantum may become the one
-// below, once, by what the filesystem takes for itself.
-func TestCapacityObjectsAreStable(t *testing.T) {
-	s := begin(t)
-	s.settle(nodeA, 0)
-	s.settle(nodeB, 0)
-	s.claim("data", "64Mi")
-	s.pod("user", with("data", "/data"), doing("while sleep 0.1; do date >>/data/dates; done"), on(nodeA))
-	s.ready("user")
-	s.wantCapacity("hostpath-csi", nodeA, s.room(nodeA, "/var/hpvolumes")-64*mib+quantum)
-
-	list, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	was := map[string]int64{}
-	for _, item := range list.Items {
-		was[item.Name] = item.Capacity.Value()
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), polls)
-	defer cancel()
-	changes, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer changes.Stop()
-	for change := range changes.ResultChan() {
-		item, ok := change.Object.(*storagev1.CSIStorageCapacity)
-		if !ok {
-			t.Fatalf("the watch ended with %v %v", change.Type, change.Object)
-		}
-		if _, ok := poolPaths[item.StorageClassName]; !ok {
-			continue
-		}
-		if change.Type != watch.Modified {
-			t.Fatalf("class %s on %v is %s", item.StorageClassName, item.NodeTopology.MatchLabels, change.Type)
-		}
-		if before, ok := was[item.Name]; ok && near(item.Capacity.Value(), before) {
-			delete(was, item.Name)
-			continue
-		}
-		t.Errorf("class %s on %v was rewritten: now %v, before %d MiB", item.StorageClassName, item.NodeTopology.MatchLabels, item.Capacity, was[item.Name]/mib)
-	}
-	s.remove("user")
-}
-
 // filler is the pod that fills a node, and its claim.
 func filler(node string) string { return "filler-" + node }
 
@@ -268,19 +214,6 @@ func (s *scene) fill(node string, leave int64) (taken int64) {
 	s.ready(name)
 	s.wantCapacity("hostpath-csi", node, leave)
 	return size * mib
-}
-
-// A node can be filled right after a volume was deleted, though btrfs frees its space only
-// with one of the next commits, and the driver counts what is not its own once a minute.
-func TestNodeCanBeFilledAfterDelete(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "256Mi")
-	s.pod("user", with("data", "/data"), on(nodeA))
-	s.ready("user")
-	s.mustRun("user", "dd if=/dev/zero of=/data/file bs=1M count=200; sync")
-	s.remove("user")
-	s.removeClaim("data")
-	s.fill(nodeA, 512*mib)
 }
 
 // A pod that fits only on one node lands there, also if it would rather be on the
@@ -303,54 +236,6 @@ func TestSchedulingByCapacity(t *testing.T) {
 	if got := s.ready("small").Spec.NodeName; got != nodeA {
 		t.Errorf("the small one is on %s, want it where it prefers to be and has room", got)
 	}
-}
-
-// Two pods that are scheduled to the last space of a node at the same time both run in
-// the end, one of them on the other node, to which it was rescheduled when the driver
-// refused its volume. If the scheduler hears of the first volume in time there is no race,
-// and they try again.
-func TestPodIsRescheduledWhenSpaceIsTaken(t *testing.T) {
-	s := begin(t)
-	taken := s.fill(nodeA, 1536*mib)
-	for try := range 5 {
-		names := []string{fmt.Sprintf("one-%d", try), fmt.Sprintf("two-%d", try)}
-		for _, name := range names {
-			s.claim(name, "1Gi")
-		}
-		for _, name := range names {
-			s.pod(name, with(name, "/data"), preferring(nodeA))
-		}
-		var nodes []string
-		for _, name := range names {
-			nodes = append(nodes, s.ready(name).Spec.NodeName)
-		}
-		slices.Sort(nodes)
-		if !slices.Equal(nodes, []string{nodeA, nodeB}) {
-			t.Fatalf("the pods are on %v, want one on each node", nodes)
-		}
-		if s.rescheduled(names) {
-			return
-		}
-		s.remove(names...)
-		for _, name := range names {
-			s.removeClaim(name)
-		}
-		s.settle(nodeA, taken)
-		s.settle(nodeB, 0)
-	}
-	t.Error("no volume was refused on its way in any try: there was no race")
-}
-
-// rescheduled reports whether the driver had to refuse a volume of one of the claims.
-func (s *scene) rescheduled(claims []string) bool {
-	s.Helper()
-	events, err := c.Client.CoreV1().Events(s.namespace).List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
-	return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-		return slices.Contains(claims, e.InvolvedObject.Name) && e.Reason == "ProvisioningFailed"
-	})
 }
 
 // A pod that fits nowhere waits, and an event says why. When there is room it

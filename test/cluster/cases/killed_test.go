@@ -120,19 +120,6 @@ func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 	}
 }
 
-func TestProvisionerWithWrongConfiguration_exitsWithStatus1(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "pool")
-	cmd := exec.CommandContext(t.Context(), program(t, "hostpath-provisioner"))
-	cmd.Env = []string{"PV_DIR=" + dir, "USE_NAMING_PREFIX=maybe"}
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 1 || !hasAll(string(out), []string{"--node-name", "--use-naming-prefix"}) {
-		t.Errorf("%v\n%s", err, out)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s was made (%v)", dir, err)
-	}
-}
-
 // probes is where a provisioner that runs without a pod answers them: on the address that all of the cluster share.
 const probes = "127.0.0.1:19808"
 

@@ -41,27 +41,6 @@ func TestReadOnlyMounts(t *testing.T) {
 	s.mustRun("writer", "echo more >>/data/file")
 }
 
-// Two directories of one volume are mounted on their own, and a file too.
-func TestSubPath(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "64Mi")
-	s.pod("maker", with("data", "/data"))
-	s.ready("maker")
-	s.mustRun("maker", "echo file >/data/file")
-	s.pod("user",
-		withVolume(corev1.VolumeMount{MountPath: "/one", SubPath: "one"}, claimSource("data", false)),
-		withVolume(corev1.VolumeMount{MountPath: "/two", SubPath: "deep/two"}, claimSource("data", false)),
-		withVolume(corev1.VolumeMount{MountPath: "/etc/file", SubPath: "file"}, claimSource("data", false)))
-	s.ready("user")
-	s.mustRun("user", "echo 1 >/one/f; echo 2 >/two/f")
-	if got := s.mustRun("user", "cat /etc/file"); got != "file\n" {
-		t.Errorf("the file holds %q", got)
-	}
-	path := s.disk(s.volume("data"))
-	s.wantFile(filepath.Join(path, "one/f"), "1\n")
-	s.wantFile(filepath.Join(path, "deep/two/f"), "2\n")
-}
-
 // A pod that is not root writes, with its own group and without one.
 func TestUsersAndGroups(t *testing.T) {
 	s := begin(t)
@@ -92,38 +71,6 @@ func (s *scene) wantGroup(path string, want uint32) {
 	} else if got := info.Sys().(*syscall.Stat_t).Gid; got != want {
 		s.Errorf("%s belongs to group %d, want %d", path, got, want)
 	}
-}
-
-// A claim for one pod is not had by a second one, until the first is gone.
-func TestReadWriteOncePod(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-	})
-	s.pod("first", with("data", "/data"))
-	s.ready("first")
-	s.mustRun("first", "echo hello >/data/file")
-	s.pod("second", with("data", "/data"))
-	s.wantEvent("Pod", "second", "FailedScheduling", "ReadWriteOncePod")
-	s.remove("first")
-	s.ready("second")
-	if got := s.mustRun("second", "cat /data/file"); got != "hello\n" {
-		t.Errorf("the second pod reads %q", got)
-	}
-}
-
-// A generic ephemeral volume is a claim that comes and goes with its pod.
-func TestGenericEphemeralVolume(t *testing.T) {
-	s := begin(t)
-	s.pod("user", withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
-		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claimSpec("hostpath-csi", "64Mi")}},
-	}))
-	s.ready("user")
-	s.mustRun("user", "echo hello >/data/file")
-	path := s.disk(s.volume("user-volume-0"))
-	s.wantFile(filepath.Join(path, "file"), "hello\n")
-	s.remove("user")
-	s.wantGone(path)
 }
 
 // An inline volume is made by the mount, holds what its size allows, and goes with it.

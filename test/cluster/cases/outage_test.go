@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -144,54 +143,6 @@ func (s *scene) driverPods() []string {
 		names = append(names, pod.Name)
 	}
 	return names
-}
-
-// A kubelet that is started again finds the volumes that it had mounted.
-func TestVolumesSurviveKubeletRestart(t *testing.T) {
-	s := begin(t)
-	all := s.writers(10, on(nodeA))
-	node := c.Nodes[nodeA]
-	if err := node.StopKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.goOn(all)
-	if err := node.StartKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.claim("next", "64Mi")
-	s.pod("next", with("next", "/data"), on(nodeA))
-	s.ready("next")
-	if err := c.DriverReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.goOn(all)
-	s.wantUninterrupted(all)
-	s.remove(all[0].pod.Name)
-	s.removeClaim(all[0].pod.Name)
-}
-
-// A pod whose volume is on a node that takes no pods waits for that node, and has
-// its data when it is back.
-func TestPodWaitsForCordonedNode(t *testing.T) {
-	s := begin(t)
-	s.statefulSet("set", 1, claimTemplate("hostpath-csi", "64Mi"))
-	node := s.ready("set-0").Spec.NodeName
-	s.mustRun("set-0", "echo hello >/data/file")
-
-	s.cordon(node, true)
-	t.Cleanup(func() { s.cordon(node, false) })
-	if err := c.Client.CoreV1().Pods(s.namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "set-0"}}); err != nil {
-		t.Fatal(err)
-	}
-	s.wantEvent("Pod", "set-0", "FailedScheduling", "didn't match PersistentVolume's node affinity", "unschedulable")
-
-	s.cordon(node, false)
-	if got := s.ready("set-0").Spec.NodeName; got != node {
-		t.Errorf("the pod is on %s, its volume on %s", got, node)
-	}
-	if got := s.mustRun("set-0", "cat /data/file"); got != "hello\n" {
-		t.Errorf("the pod reads %q", got)
-	}
 }
 
 func (s *scene) cordon(node string, on bool) {

@@ -80,14 +80,6 @@ func TestImmediateBinding(t *testing.T) {
 	s.mustRun("user", "echo hello >/data/file")
 }
 
-// Also a claim that is bound at once says that its pool is not there.
-func TestImmediateBindingToUnknownPool(t *testing.T) {
-	s := begin(t)
-	s.class(s.namespace, "nowhere", storagev1.VolumeBindingImmediate)
-	s.claim("data", "64Mi", ofClass(s.namespace))
-	s.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
-}
-
 // class makes a StorageClass for a pool, which is gone at the end of the test.
 func (s *scene) class(name, pool string, binding storagev1.VolumeBindingMode) {
 	s.Helper()

@@ -18,7 +18,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -244,94 +243,12 @@ func TestClusterUpAndDown(t *testing.T) {
 	}
 }
 
-// Who interrupts the start is left with nothing.
-func TestInterruptedStartLeavesNothing(t *testing.T) {
-	term := open(t)
-	up := term.start(term.cluster("up"))
-	up.until("nodes node-a and node-b")
-	box := term.sandbox()
-	up.interrupt()
-	if status := up.wait(); status == 0 || !strings.Contains(up.output.String(), "interrupted") {
-		t.Errorf("up ends with %d and does not say that it was interrupted", status)
-	}
-	box.WantNothing(t)
-	term.wantLogs(filepath.Join(term.state, "logs"), "etcd", "kube-apiserver")
-	if _, err := os.Stat(filepath.Join(term.state, "kubeconfig")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a kubeconfig of no cluster: %v", err)
-	}
-}
-
-// A cluster that is up for another process ends with that, also while it starts.
-func TestClusterEndsWithItsProcess(t *testing.T) {
-	term := open(t)
-	other := exec.Command("sleep", "infinity")
-	other.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end := sync.OnceFunc(func() {
-		_ = other.Process.Kill() // it cannot have ended
-		_ = other.Wait()
-	})
-	t.Cleanup(end)
-	up := term.start(term.cluster("-while", strconv.Itoa(other.Process.Pid), "up"))
-	up.until("nodes node-a and node-b")
-	box := term.sandbox()
-	end()
-	if status := up.wait(); status == 0 || !strings.Contains(up.output.String(), "the cluster did not start") {
-		t.Errorf("up ends with %d and does not say that the cluster did not start", status)
-	}
-	box.WantNothing(t)
-}
-
-// Who interrupts the tests, while their pods write into volumes, is left with the
-// logs only.
-func TestInterruptedTestsLeaveOnlyLogs(t *testing.T) {
-	term := open(t)
-	tests := term.start(term.command("../cases", "cases.test", "-test.v", "-test.run", "^TestWritesSurviveDriverRestart$",
-		"-programs", term.programs, "-logs", term.logs))
-	tests.until("=== RUN")
-	box := term.sandbox()
-	term.untilWritten(box, 5)
-	tests.interrupt()
-	if status := tests.wait(); status != 130 {
-		t.Errorf("it ends with %d, want 130", status)
-	}
-	box.WantNothing(t)
-	term.wantLogs(term.logs, append(ofCluster, ofDriver...)...)
-}
-
-// untilWritten waits until so many pods write.
-func (t *terminal) untilWritten(box sandboxtest.Sandbox, count int) {
-	t.Helper()
-	t.await("pods to write", func(context.Context) (string, error) {
-		files, err := box.Glob("node-*/pools/var/hpvolumes/*/numbers")
-		if err != nil || len(files) >= count {
-			return "", err
-		}
-		return fmt.Sprintf("%d pods do", len(files)), nil
-	})
-}
-
 // await checks until there is nothing left to wait for, as package progress has it.
 func (t *terminal) await(what string, check func(context.Context) (string, error)) {
 	t.Helper()
 	if err := progress.New(io.Discard).Until(t.Context(), 2*time.Minute, what, check); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// The logs of all components are there when something has failed.
-func TestLogsAreKeptAfterFailure(t *testing.T) {
-	term := open(t)
-	failing := term.start(term.cluster("run", "false"))
-	failing.until("kubectl apply -k")
-	box := term.sandbox()
-	if status, said := failing.wait(), failing.output.String(); status == 0 || !strings.Contains(said, "false: exit status 1") || !strings.Contains(said, term.logs) {
-		t.Errorf("it ends with %d, and does not say what has failed and where the logs are", status)
-	}
-	box.WantNothing(t)
-	term.wantLogs(term.logs, append(ofCluster, ofDriver...)...)
 }
 
 // The logs that there are, as patterns.
