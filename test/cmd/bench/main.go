@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -148,30 +149,7 @@ func (o order) machine() string {
 	return text
 }
 
-// A failure ends what is measured, up to try: nothing goes on without what has failed.
-type failure struct{ error }
+// The steps of a measurement end it when they fail.
+var check, try = must.Go, must.Try
 
-func check(errs ...error) {
-	if err := errors.Join(errs...); err != nil {
-		panic(failure{err})
-	}
-}
-
-func got[T any](value T, err error) T {
-	check(err)
-	return value
-}
-
-func try(do func()) (err error) {
-	defer func() {
-		switch f := recover().(type) {
-		case nil:
-		case failure:
-			err = f.error
-		default:
-			panic(f)
-		}
-	}()
-	do()
-	return nil
-}
+func got[T any](value T, err error) T { return must.Get(value, err) }
