@@ -11,7 +11,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
-	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -70,34 +69,4 @@ func wantLimitAfter(t *testing.T, way store.Handover, set *pool.Set, id volume.I
 	defer func() { must.Succeed(t, root.Close()) }()
 	must.Succeed(t, root.Remove("file"))
 	must.Succeed(t, unix.Syncfs(root.Fd())) // by which btrfs counts what was removed
-}
-
-// Neither process knows the other. What a volume of the one takes is nothing that the other can promise.
-func TestProvisionerAndDriverOnOneDisk_eitherCountsWhatTheOtherWrites(t *testing.T) {
-	if testenv.Guest() {
-		t.Skip("make test has this: it is the same on all filesystems")
-	}
-	path := filepath.Join(testenv.LoopFS(t, "ext4", 512*mib), "pool")
-	csi := filepath.Join(path, provisioner.CSIDirectory)
-	set := serve(t, path)
-	driver := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{{Name: "local", Path: csi}}})
-	name, err := volume.ParsePoolName(poolName)
-	must.Succeed(t, err)
-	wantLess := func(whose, volume string, capacity func() (int64, error)) {
-		t.Helper()
-		before, err := capacity()
-		must.Succeed(t, err)
-		_, err = write(t, filepath.Join(volume, "file"), 64)
-		must.Succeed(t, err)
-		// The capacity is rounded to 1 MiB.
-		if after, err := capacity(); err != nil || before-after < 63*mib || before-after > 66*mib {
-			t.Errorf("the capacity of the %s goes from %d to %d (%v), when 64 MiB are written to %s", whose, before, after, err, volume)
-		}
-	}
-	_, err = create(t.Context(), set, "pvc-1")
-	must.Succeed(t, err)
-	wantLess("driver", filepath.Join(path, "pvc-1"), func() (int64, error) { return driver.Capacity(t.Context(), "local") })
-	_, err = driver.Create(t.Context(), drivertest.Volume{ID: "pvc-2", Pool: "local", Bytes: mib})
-	must.Succeed(t, err)
-	wantLess("provisioner", filepath.Join(csi, "pvc-2"), func() (int64, error) { return set.Capacity(name, false) })
 }

@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -477,7 +476,8 @@ func (s *scene) upstreamVolume(node, disk string, bytes int64) *corev1.Persisten
 
 // The volumes of the upstream program are taken over as they are but for the identities of their devices, one in use and one that an early version made, and again
 // by the next version of the agent. The pod that uses one does not notice.
-func (s *scene) takeOverDevices() {
+func TestDevicesOfUpstream(t *testing.T) {
+	s := begin(t)
 	const bytes = 160 * mib
 	disk := s.addDisk(nodeB, "disk-used", bytes)
 	s.addDisk(nodeB, "disk-early", bytes)
@@ -523,94 +523,4 @@ func (s *scene) takeOverDevices() {
 	s.releaseDevice("used")
 	s.untilOfferedAgain(*after)
 	s.wantNothingOn(disk)
-}
-
-// A new disk is a volume within two seconds, also beside those of the upstream program, and costs the API server three requests.
-func TestNewDevices(t *testing.T) {
-	s := begin(t)
-	s.takeOverDevices()
-	// What else the machine does makes some times longer, and none shorter.
-	most, tries := 2*time.Second, 3
-	if testing.Short() {
-		most = 10 * time.Second // beside other tests; without being told of it the agents look every 5 minutes
-	}
-	quickest, after := time.Hour, s.settledRequests()
-	for n := 1; n <= tries && quickest > most; n++ {
-		before := after
-		began := time.Now()
-		s.addDisk(nodeB, fmt.Sprintf("disk-%d", n), 64*mib)
-		s.deviceVolumes(nodeB, corev1.VolumeAvailable, 3+n)
-		took := time.Since(began)
-		c.Log.Printf("a new device was a volume after %s", took)
-		quickest = min(quickest, took)
-		after = s.settledRequests()
-		var sent []string
-		for _, r := range after[len(before):] {
-			sent = append(sent, r.Verb+" "+r.Resource)
-		}
-		// The lists are of those who may have it, right before it is overwritten and right before it is offered.
-		if want := []string{"list persistentvolumes", "list persistentvolumes", "create persistentvolumes"}; !slices.Equal(sent, want) {
-			t.Errorf("for a new device the agents sent %q, want %q", sent, want)
-		}
-	}
-	if quickest > most {
-		t.Errorf("a new device was a volume after %s at best, want %s", quickest, most)
-	}
-	for range 5 {
-		s.annotateWith(nodeB, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
-	}
-	s.until("time to pass in which nothing happens", quietFor(5*time.Second))
-	if now := s.settledRequests(); len(now) > len(after) {
-		t.Errorf("the agents sent requests in a steady state: %v", now[len(after):])
-	}
-	s.wantOwnWatches()
-}
-
-// agentRequests are what the agents of all nodes have asked of the API server.
-func (s *scene) agentRequests() []audit.Request {
-	s.Helper()
-	all, err := audit.Requests(audit.Path(c.Logs))
-	must.Succeed(s, err)
-	return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != devicesNamespace+"/local-pv-provisioner" })
-}
-
-// settledRequests are those of the agents, watches apart, once they have sent all that they have to: a change is reported to an agent
-// within a second.
-func (s *scene) settledRequests() (sent []audit.Request) {
-	s.Helper()
-	const enough = 2 * time.Second
-	since := time.Now()
-	s.until("the requests of the agents to end", func(context.Context) (string, error) {
-		now := slices.DeleteFunc(s.agentRequests(), func(r audit.Request) bool { return r.Verb == "watch" })
-		if len(now) != len(sent) {
-			sent, since = now, time.Now()
-		}
-		if time.Since(since) < enough {
-			return fmt.Sprintf("%d requests", len(sent)), nil
-		}
-		return "", nil
-	})
-	return sent
-}
-
-// wantOwnWatches says that an agent watches its own node, the volumes of that, and the ConfigMaps of its namespace.
-func (s *scene) wantOwnWatches() {
-	s.Helper()
-	own := map[string]string{
-		"nodes": "fieldSelector=metadata.name%3Dnode-", "persistentvolumes": "labelSelector=local-pv-provisioner.cybozu.com%2Fnode%3Dnode-",
-		"configmaps": "/namespaces/" + devicesNamespace + "/configmaps",
-	}
-	seen := make(map[string]bool)
-	for _, r := range s.agentRequests() {
-		if r.Verb != "watch" {
-			continue
-		}
-		seen[r.Resource] = true
-		if only := own[r.Resource]; only == "" || !strings.Contains(r.URI, only) {
-			s.Errorf("an agent watches %s; want only its own", r.URI)
-		}
-	}
-	if len(seen) != len(own) {
-		s.Errorf("the agents watch %q, want three", sorted(seen))
-	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
-	"kubevirt.io/hostpath-provisioner/test/cluster/example"
 )
 
 const (
@@ -494,78 +491,5 @@ func (s *scene) labelNode(node, label, value string) {
 	}
 	if _, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		s.Fatal(err)
-	}
-}
-
-// Without the flag of the snapshot-controller a snapshot is never made, and nothing says so but the commands of
-// docs/snapshots.md. With it new ones are; the one from before needs the label that it would have had.
-func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
-	s := begin(t)
-	commands := example.SnapshotPrerequisites.Lines(t)
-	for _, command := range commands {
-		if out, err := s.shell(command); err != nil {
-			t.Errorf("%s: %v: %s", command, err, out)
-		}
-	}
-	s.controllerArgs("--v=2")
-	t.Cleanup(func() { s.controllerArgs("--enable-distributed-snapshotting", "--resync-period=10s", "--v=2") })
-	failed := ""
-	for _, command := range commands {
-		if _, err := s.shell(command); err != nil {
-			failed += command
-		}
-	}
-	if !strings.Contains(failed, "--enable-distributed-snapshotting") || strings.Contains(failed, "crd") {
-		t.Errorf("without the flag these commands fail: %q, want the one that searches for the flag", failed)
-	}
-
-	s.claim("data", "64Mi")
-	s.pod("data", with("data", "/volume"), on(nodeB))
-	s.ready("data")
-	s.snapshot("unmade", "data")
-	made := s.snapshotUntil("unmade", "waiting", func(v volumeSnapshot) string {
-		if v.Status.BoundVolumeSnapshotContentName != "" {
-			return ""
-		}
-		return "it is " + v.String()
-	})
-	content := s.contentOf(made)
-	if label, ok := content.GetLabels()[managedBy]; ok {
-		t.Errorf("the content has the label %q without the flag", label)
-	}
-	s.controllerArgs("--enable-distributed-snapshotting", "--resync-period=10s", "--v=2")
-	s.snapshot("made", "data")
-	s.snapshotReady("made")
-	if got := s.snapshotUntil("unmade", "still waiting", func(volumeSnapshot) string { return "" }); got.Status.ReadyToUse || got.Status.Error.Message != "" {
-		t.Errorf("the snapshot without a label is %v, want it to wait and to say nothing", got)
-	}
-	if out, err := c.Kubectl(t.Context(), "label", "volumesnapshotcontent", content.GetName(), managedBy+"="+nodeB); err != nil {
-		t.Fatal(out, err)
-	}
-	s.snapshotReady("unmade")
-}
-
-// shell runs a command line of a document.
-func (s *scene) shell(line string) (string, error) {
-	cmd := exec.CommandContext(s.Context(), "sh", "-c", line)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "PATH="+c.Programs+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
-// controllerArgs starts the snapshot-controller again with other arguments.
-func (s *scene) controllerArgs(args ...string) {
-	s.Helper()
-	list, err := json.Marshal(args)
-	if err != nil {
-		s.Fatal(err)
-	}
-	ctx := context.Background()
-	patch := fmt.Sprintf(`[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": %s}]`, list)
-	if _, err := c.Client.AppsV1().Deployments("kube-system").Patch(ctx, "snapshot-controller", types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
-	}
-	if out, err := c.Kubectl(ctx, "--namespace=kube-system", "rollout", "status", "deployment/snapshot-controller", "--timeout=1m"); err != nil {
-		s.Fatal(out, err)
 	}
 }

@@ -1,5 +1,4 @@
-// Package example has the examples of the documents that the tests of the cluster type. Its own test, which needs no
-// cluster, finds out in seconds whether a document still has them.
+// Package example has the examples of the documents that the tests of the cluster type.
 package example
 
 import (
@@ -15,10 +14,9 @@ type Example struct{ document, words string }
 
 // All that are typed.
 var (
-	PodAndClaim           = Example{"cluster.md", "deploy/csi/example/pod.yaml"}
-	WriteAndGrow          = Example{"cluster.md", "kubectl patch pvc"}
-	SnapshotPrerequisites = Example{"snapshots.md", "kubectl auth can-i list nodes"}
-	FreezeClass           = Example{"snapshots.md", "name: hostpath-csi-freeze"}
+	PodAndClaim  = Example{"cluster.md", "deploy/csi/example/pod.yaml"}
+	WriteAndGrow = Example{"cluster.md", "kubectl patch pvc"}
+	FreezeClass  = Example{"snapshots.md", "name: hostpath-csi-freeze"}
 )
 
 // Lines are those of the example, without their indent. The working directory is that of a package two directories

@@ -12,7 +12,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
@@ -55,55 +54,6 @@ func TestNetworkPolicies(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Where network policies are enforced, each Service reaches its pods: those of metrics, and with the webhooks that of theirs.
-func TestServicesAreLetThrough(t *testing.T) {
-	installed := manifest.Render(t, "../../../deploy/operator")
-	policies := manifest.All[networkingv1.NetworkPolicy](t, installed, "NetworkPolicy")
-	all := slices.Concat(installed, operated(t, example(t, "legacy.yaml")))
-	var pods []corev1.PodTemplateSpec
-	for _, set := range manifest.All[appsv1.DaemonSet](t, all, "DaemonSet") {
-		pods = append(pods, set.Spec.Template)
-	}
-	pods = append(pods, manifest.Only[appsv1.Deployment](t, all, "Deployment").Spec.Template)
-	services := manifest.All[corev1.Service](t, all, "Service")
-	if len(services) < 3 {
-		t.Errorf("%d services, want those of the webhooks and of the metrics", len(services))
-	}
-	for _, service := range services {
-		behind := 0
-		for _, pod := range pods {
-			if !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
-				continue
-			}
-			behind++
-			ingress, _ := allowed(t, policies, pod.Labels)
-			for _, port := range service.Spec.Ports {
-				if number := target(pod, port); !slices.Contains(ingress, number) {
-					t.Errorf("%s leads to port %d (%v), and %d are let through", service.Name, number, port.TargetPort.String(), ingress)
-				}
-			}
-		}
-		if behind == 0 {
-			t.Errorf("%s leads to no pod", service.Name)
-		}
-	}
-}
-
-// target is the port of a pod that one of a Service leads to, or 0.
-func target(pod corev1.PodTemplateSpec, port corev1.ServicePort) int32 {
-	if port.TargetPort.Type == intstr.Int {
-		return port.TargetPort.IntVal
-	}
-	for _, container := range pod.Spec.Containers {
-		for _, p := range container.Ports {
-			if p.Name == port.TargetPort.StrVal {
-				return p.ContainerPort
-			}
-		}
-	}
-	return 0
 }
 
 // allowed are the ports of a pod that the policies let everybody at, and whether they let the pod out. Without any policy

@@ -2,7 +2,6 @@ package operator_test
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -10,24 +9,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
-
-// Kubernetes lets no client grant a right that it does not have. The operator has all that it gives to what it deploys.
-func TestOperatorHasRightsThatItGrants(t *testing.T) {
-	installed := manifest.Render(t, "../../../deploy/operator")
-	inCluster := manifest.Named[rbacv1.ClusterRole](t, installed, "ClusterRole", "hostpath-provisioner-operator").Rules
-	inNamespace := slices.Concat(inCluster, manifest.Named[rbacv1.Role](t, installed, "Role", "hostpath-provisioner-operator").Rules)
-	for _, object := range []string{
-		example(t, "legacy.yaml"), strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1),
-	} {
-		deployed := operated(t, object)
-		for _, role := range manifest.All[rbacv1.ClusterRole](t, deployed, "ClusterRole") {
-			wantHeld(t, role.Name, role.Rules, inCluster)
-		}
-		for _, role := range manifest.All[rbacv1.Role](t, deployed, "Role") {
-			wantHeld(t, role.Name, role.Rules, inNamespace)
-		}
-	}
-}
 
 // The namespace may be one that others use too. What has a name that is known beforehand the operator may change and delete by that name
 // alone. Mounters, their clean-ups and claims have the names of pools and nodes.
@@ -55,28 +36,6 @@ func TestOperatorChangesOnlyWhatItDeploys(t *testing.T) {
 		for kind := range resources {
 			if held(kind, "of-a-user", verb) {
 				t.Errorf("the operator may %s every %s", verb, kind)
-			}
-		}
-	}
-}
-
-// wantHeld says that each right of some rules is one of others.
-func wantHeld(t *testing.T, role string, granted, held []rbacv1.PolicyRule) {
-	t.Helper()
-	for _, rule := range granted {
-		names := rule.ResourceNames
-		if len(names) == 0 {
-			names = []string{""}
-		}
-		for _, group := range rule.APIGroups {
-			for _, resource := range rule.Resources {
-				for _, verb := range rule.Verbs {
-					for _, name := range names {
-						if !slices.ContainsFunc(held, func(h rbacv1.PolicyRule) bool { return gives(h, group, resource, verb, name) }) {
-							t.Errorf("%s gives %s %s.%s %s, which the operator does not have", role, verb, resource, group, name)
-						}
-					}
-				}
 			}
 		}
 	}
