@@ -155,7 +155,7 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, in eig
 .PHONY: test-hard
 test-hard: FUZZTIME = 5m
 test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege check-site ## Attack the driver in full, which takes hours: what make test does in a short form
-	$(GO_TEST) ./test/cmd/kernel $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
+	$(GO_TEST) $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes' CASES_FLAGS=
@@ -224,10 +224,6 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
 		--add bin/kernel/pool-mounter:/usr/bin/pool-mounter --env POOL_MOUNTER=/usr/bin/pool-mounter \
 		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
-	@# The other machine that it can be: for containers, without SELinux. Its control groups are of version 2.
-	$(if $(filter ./pkg/hostfs/quota,$(KERNEL_TESTS)),cd test/cluster && go test -c -o $(CURDIR)/bin/kernel/ ./sandbox)
-	$(if $(filter ./pkg/hostfs/quota,$(KERNEL_TESTS)),bin/kernel/kernel --env CI --timeout 10m --memory 3072 --selinux off --containers \
-		--run 'bin/kernel/sandbox.test -test.timeout 9m -test.run ^TestSandboxLeavesNothingBehind|^TestMissingControlGroupsAreReported')
 
 # What a machine lacks for a cluster is said before anything is built.
 .PHONY: cluster-check

@@ -175,30 +175,6 @@ func TestCapacityObjects(t *testing.T) {
 	}
 }
 
-// A volume takes its size from its own pool on its own node, before anything is
-// written to it, and gives it back.
-func TestCapacityCountsVolumeSizes(t *testing.T) {
-	s := begin(t)
-	s.settle(nodeA, 0)
-	s.settle(nodeB, 0)
-	before := map[string]int64{nodeA: s.capacity(nodeA), nodeB: s.capacity(nodeB)}
-	s.claim("data", "1Gi")
-	s.pod("user", with("data", "/data"), on(nodeA))
-	s.ready("user")
-	s.wantCapacity("hostpath-csi", nodeA, before[nodeA]-gib+step-1)
-	if got := s.capacity(nodeB); !near(got, before[nodeB]) {
-		t.Errorf("a volume on %s changed the capacity of %s from %d to %d", nodeA, nodeB, before[nodeB], got)
-	}
-	s.wantCapacity("hostpath-csi-plain", nodeA, s.room(nodeA, "/var/plain"))
-
-	s.remove("user")
-	s.removeClaim("data")
-	s.settle(nodeA, 0)
-	if got := s.capacity(nodeA); !near(got, before[nodeA]) {
-		t.Errorf("the capacity is %d after the volume is gone, was %d", got, before[nodeA])
-	}
-}
-
 // filler is the pod that fills a node, and its claim.
 func filler(node string) string { return "filler-" + node }
 
