@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // variables are those that deploy/migrate sets.
@@ -15,9 +17,7 @@ var variables = map[string]string{"NODE_NAME": "node-a", "DATADIR": `[{"name":"l
 func TestParseMigration(t *testing.T) {
 	getenv := func(name string) string { return variables[name] }
 	c, err := parseMigration([]string{"--claim=a/b", "--claim=c/d", "--namespace=e", "--from-class=f", "--apply", "--steps=2"}, getenv, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if want := []types.NamespacedName{{Namespace: "a", Name: "b"}, {Namespace: "c", Name: "d"}}; !slices.Equal(c.Chosen.Claims, want) {
 		t.Errorf("claims %v", c.Chosen.Claims)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/kubectl"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestCommandLines(t *testing.T) {
@@ -70,9 +71,7 @@ case "$*" in
 *) echo '{"items":[]}' ;;
 esac
 `
-	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(kubectl, []byte(script), 0o700))
 	inspect := "--context test -n storage --kubectl=" + kubectl + " inspect "
 	for line, want := range map[string]string{
 		"":                            "doctor inspect pools version volumes",

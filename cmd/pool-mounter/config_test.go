@@ -8,13 +8,12 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/mounter"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestCommandLine(t *testing.T) {
 	c, err := parse(strings.Fields("mount --target /pool/csi --device /dev/pool --fs-type ext4 --mount-options noatime,discard"), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	device, ok := c.mounter.Claim.(*mounter.Device)
 	if c.name != mountCommand || !ok || device.Type != "ext4" || strings.Join(device.Options, " ") != "noatime discard" {
 		t.Errorf("parsed %+v, %+v", c, device)

@@ -3,6 +3,8 @@ package kubectl
 import (
 	"strings"
 	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // healthy is a cluster in order, in which a test breaks something.
@@ -66,17 +68,13 @@ func findings(t *testing.T, a answers) []Finding {
 	t.Helper()
 	k := a.kubectl(t)
 	found, err := Doctor(t.Context(), k, nodesOf(t, a))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return found
 }
 
 func TestClusterInOrder(t *testing.T) {
 	var table strings.Builder
-	if err := WriteTable(&table, FindingHeadings, findings(t, healthy())); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, WriteTable(&table, FindingHeadings, findings(t, healthy())))
 	want := `CHECK          RESULT   ABOUT
 driver         ok       it runs and answers on 2 of 3 nodes of the cluster
 registration   ok       kubelet knows it on each of these nodes

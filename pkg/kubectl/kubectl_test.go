@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // standIn prints the file that has what kubectl is asked as its name. test/cluster has the real one.
@@ -49,18 +51,12 @@ func (a answers) kubectl(t *testing.T) Kubectl {
 		text, ok := answer.(string)
 		if !ok {
 			encoded, err := json.Marshal(answer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			text = string(encoded)
 		}
 		at := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(at), 0o700))
+		must.Succeed(t, os.WriteFile(at, []byte(text), 0o600))
 	}
 	t.Setenv("KUBECTL_ANSWERS", dir)
 	return Kubectl{Program: "/bin/sh", Flags: []string{"-c", standIn, "kubectl"}, Namespace: "storage"}
@@ -94,9 +90,7 @@ func report(more string) string { return `{"version":1,` + more + `}` }
 func nodesOf(t *testing.T, a answers) []Node {
 	t.Helper()
 	nodes, err := Nodes(t.Context(), a.kubectl(t), time.Minute, func(int, int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return nodes
 }
 
@@ -111,9 +105,7 @@ func TestNodesThatGiveNoReportAreShown(t *testing.T) {
 	}
 	rows := Pools(nodesOf(t, a))
 	var table strings.Builder
-	if err := WriteTable(&table, PoolHeadings, rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, WriteTable(&table, PoolHeadings, rows))
 	lines := strings.Split(table.String(), "\n")
 	for i, want := range []string{
 		"NODE     POOL    SIZE      PROMISED   USED      FREE      AVAILABLE   CONDITION",
@@ -149,9 +141,7 @@ func TestVolumesHaveTheirClaims(t *testing.T) {
 	}
 	nodes := nodesOf(t, a)
 	rows, err := Volumes(t.Context(), a.kubectl(t), nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	one, half := int64(1024), int64(512)
 	want := []VolumeRow{
 		{Volume: "pv-2", ID: "pvc-2", Node: "node-b", Pool: "nfs", PublishedOn: []string{"node-b"}},

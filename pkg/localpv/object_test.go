@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 var config = devices.Config{StorageClass: "local-storage", VolumeMode: devices.Filesystem, FSType: "xfs", DeviceDir: "/dev/disk/by-path",
@@ -52,9 +53,7 @@ spec:
   volumeMode: Filesystem
 `
 	var expected corev1.PersistentVolume
-	if err := yaml.UnmarshalStrict([]byte(want), &expected); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.UnmarshalStrict([]byte(want), &expected))
 	if diff := cmp.Diff(expected, *volume()); diff != "" {
 		t.Error(diff)
 	}

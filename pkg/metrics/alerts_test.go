@@ -8,14 +8,13 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // Each reason has one alert. Those of the whole pool have none here: the pool has one.
 func TestEveryReasonHasAnAlert(t *testing.T) {
 	rules, err := os.ReadFile("../../deploy/monitoring/prometheusrule.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	selectors := regexp.MustCompile(`hostpath_pool_abnormal_volumes\{reason(=|=~|!~)"([A-Za-z|]+)"\}`).FindAllStringSubmatch(string(rules), -1)
 	alertsOf := func(reason health.Reason) int {
 		found := 0

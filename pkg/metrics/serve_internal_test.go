@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestSelfSignedCertificateIsRenewed(t *testing.T) {
@@ -31,13 +33,9 @@ func TestSelfSignedCertificateIsRenewed(t *testing.T) {
 func current(t *testing.T, c *certificates) *tls.Certificate {
 	t.Helper()
 	certificate, err := c.current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	parsed, err := x509.ParseCertificate(certificate.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if now := time.Now(); now.Before(parsed.NotBefore) || now.After(parsed.NotAfter) {
 		t.Errorf("at %v the certificate is good from %v to %v", now, parsed.NotBefore, parsed.NotAfter)
 	}

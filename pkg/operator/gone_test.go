@@ -20,6 +20,7 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // volumeOn is a volume of the driver on a node, as its provisioner makes it.
@@ -109,9 +110,7 @@ func TestGoneNodes(t *testing.T) {
 	mislabelled.Object["status"] = map[string]any{"snapshotHandle": "snapshot-5@here"}
 	snapshots = append(snapshots, mislabelled)
 	left, err := leftOn(sets.New("here"), volumes, snapshots)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	g := &goneNodes{}
 	now := time.Now()
 	if found := g.note(left, GoneAfter, now); len(found) > 0 {

@@ -33,13 +33,9 @@ type stage struct {
 func newStage(t *testing.T, objects ...client.Object) *stage {
 	t.Helper()
 	scheme, err := Scheme()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	manifests, err := render.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	api := fake.NewClientBuilder().WithScheme(scheme).WithReturnManagedFields().WithStatusSubresource(&hppv1.HostPathProvisioner{}).WithObjects(objects...).Build()
 	t.Cleanup(func() { ready.Set(noObject) })
 	return &stage{t: t, Client: api, reconciler: &Reconciler{

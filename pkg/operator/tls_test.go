@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	certutil "k8s.io/client-go/util/cert"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func apiServer(profile map[string]any) *unstructured.Unstructured {
@@ -87,20 +89,14 @@ func TestTLSOverrides(t *testing.T) {
 func serveTLS(t *testing.T, policy *TLSPolicy) (dial func(*tls.Config) error) {
 	t.Helper()
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("localhost", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	config := &tls.Config{}
 	policy.Configure(config)
 	config.Certificates = []tls.Certificate{pair} // after Configure, as controller-runtime does
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // clearEnvironment keeps the environment of the tests out of them.
@@ -61,9 +62,7 @@ func startCollector(t *testing.T) *collector {
 	}))
 	t.Cleanup(web.Close)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	server := grpc.NewServer()
 	otlp.RegisterTraceServiceServer(server, c)
 	served := make(chan error, 1)
@@ -114,16 +113,10 @@ func TestExport(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			clearEnvironment(t, row.variables)
 			tracer, err := trace.New(trace.Config{Endpoint: row.endpoint, Service: "driver", Version: "v1", Node: "node-a"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := tracer.Start(logr.Discard()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
+			must.Succeed(t, tracer.Start(logr.Discard()))
 			call(t, tracer)
-			if err := tracer.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, tracer.Close(t.Context()))
 			resource := (<-c.requests).GetResourceSpans()[0]
 			got := make(map[string]string)
 			for _, a := range resource.GetResource().GetAttributes() {
@@ -227,13 +220,9 @@ func TestSilentCollector(t *testing.T) {
 	const room, calls = 10, 1000
 	clearEnvironment(t, map[string]string{"OTEL_BSP_MAX_QUEUE_SIZE": fmt.Sprint(room), "OTEL_BSP_SCHEDULE_DELAY": "1"})
 	tracer, err := trace.New(trace.Config{Endpoint: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var log strings.Builder
-	if err := tracer.Start(funcr.New(func(_, line string) { fmt.Fprintln(&log, line) }, funcr.Options{})); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, tracer.Start(funcr.New(func(_, line string) { fmt.Fprintln(&log, line) }, funcr.Options{})))
 	start := time.Now()
 	for range calls {
 		call(t, tracer)

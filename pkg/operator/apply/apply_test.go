@@ -14,6 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // refusing is an API server that, as the real one, refuses to have rollingUpdate beside Recreate.
@@ -45,12 +47,8 @@ func TestChangedStrategyIsReset(t *testing.T) {
 		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"namespace": "storage", "name": "mounter"},
 		"spec": map[string]any{"strategy": map[string]any{"type": "Recreate"}},
 	}}
-	if err := a.Apply(t.Context(), want); err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(live), live); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Apply(t.Context(), want))
+	must.Succeed(t, api.Get(t.Context(), client.ObjectKeyFromObject(live), live))
 	if s := live.Spec.Strategy; s.Type != appsv1.RecreateDeploymentStrategyType || s.RollingUpdate != nil {
 		t.Errorf("the strategy is %+v", s)
 	}

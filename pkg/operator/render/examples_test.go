@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // Each example is read as a whole, and its class is of a pool that one of them makes.
@@ -21,9 +22,7 @@ func TestExamples(t *testing.T) {
 	pools, classes := map[string]bool{hppv1.LegacyPool: true}, map[string]string{}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		switch {
 		case strings.Contains(string(content), "\nkind: HostPathProvisioner\n"):
 			object := &hppv1.HostPathProvisioner{}

@@ -11,14 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func legacySet(t *testing.T, objects map[string]*unstructured.Unstructured) *appsv1.DaemonSet {
 	t.Helper()
 	set := &appsv1.DaemonSet{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+LegacyDaemonSet].Object, set); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+LegacyDaemonSet].Object, set))
 	return set
 }
 

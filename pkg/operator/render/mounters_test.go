@@ -14,15 +14,14 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // templates are two pools on claims, of which one has a name that the other begins with, on two nodes.
 func templates(t *testing.T, mode corev1.PersistentVolumeMode) *Renderer {
 	t.Helper()
 	m, err := Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	facts := allFacts
 	facts.Nodes = []string{"node-a", "node-b"}
 	return m.For(testConfig, facts, &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{
@@ -98,9 +97,7 @@ func TestMounter(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			all, err := templates(t, tt.mode).mounters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			selectors := map[string]bool{}
 			for _, d := range all {
 				selectors[d.Spec.Selector.MatchLabels[mounterLabel]] = true
@@ -130,9 +127,7 @@ func TestMounter(t *testing.T) {
 func TestCleanUpOfOnePool(t *testing.T) {
 	r := templates(t, corev1.PersistentVolumeBlock)
 	all, err := r.mounters()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	i := slices.IndexFunc(all, func(d *appsv1.Deployment) bool { return d.Name == "hpp-pool-local-fast-node-b" })
 	if i < 0 {
 		t.Fatal("there is no mounter of local-fast on node-b")
@@ -151,9 +146,7 @@ func TestCleanUpOfOnePool(t *testing.T) {
 	for name, d := range map[string]*appsv1.Deployment{"ours": all[i], "of the upstream operator": earlier} {
 		t.Run(name, func(t *testing.T) {
 			job, err := r.CleanUpJob(LeftoverOf(d))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			pod := job.Spec.Template.Spec
 			if got := NodeOf(&corev1.Pod{Spec: pod}); job.Name != "cleanup-pool-local-fast-node-b" || got != "node-b" {
 				t.Errorf("the Job %s is for %s", job.Name, got)
@@ -169,9 +162,7 @@ func TestCleanUpOfOnePool(t *testing.T) {
 func TestCleanUpHasTheClaimThatItNames(t *testing.T) {
 	for block, want := range map[bool]string{true: "--device=/dev/pool", false: "--volume=/volume"} {
 		job, err := templates(t, corev1.PersistentVolumeBlock).CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: "/mnt/local", Claim: "claim", Block: block})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		c := job.Spec.Template.Spec.Containers[0]
 		var at []string
 		for _, d := range c.VolumeDevices {
@@ -208,9 +199,7 @@ func TestMounterIsReplacedUnderItsClaim(t *testing.T) {
 				r.facts.ExclusiveClaims = sets.New(claimName(pool, "node-a"))
 			}
 			d, err := r.mounter(pool, "node-a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			s := d.Spec.Strategy
 			if surges := s.RollingUpdate != nil && s.RollingUpdate.MaxSurge.IntValue() == 1 && s.RollingUpdate.MaxUnavailable.IntValue() == 0; s.Type != tt.want || surges != (tt.want == appsv1.RollingUpdateDeploymentStrategyType) {
 				t.Errorf("the strategy is %+v", s)
@@ -225,9 +214,7 @@ func TestMounterIsReplacedUnderItsClaim(t *testing.T) {
 // The driver is needed without a pool too: by pods that end while the pools on claims are removed.
 func TestDriverWithoutPools(t *testing.T) {
 	data, err := dataDir(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pools, err := poolconfig.Parse(data, "/")
 	if err != nil || len(pools) != 1 || !pools[0].RequireMount {
 		t.Errorf("the pools are %+v, %v", pools, err)
@@ -240,9 +227,7 @@ func TestPoolsWithOneNameDoNotShareAClaim(t *testing.T) {
 		return &hppv1.ClaimTemplate{AccessModes: modes}
 	}
 	m, err := Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, tt := range map[string]struct {
 		pools []hppv1.StoragePool
 		facts Facts
@@ -270,9 +255,7 @@ func TestPoolsWithOneNameDoNotShareAClaim(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := m.For(testConfig, tt.facts, &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: tt.pools}})
 			all, err := r.mounters()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var got []Spot
 			for _, d := range all {
 				l := LeftoverOf(d)

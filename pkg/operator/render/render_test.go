@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
@@ -28,22 +29,16 @@ var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true}
 func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvisionerSpec) map[string]*unstructured.Unstructured {
 	t.Helper()
 	m, err := Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	object := &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", UID: "uid"}, Spec: spec}
 	before := object.DeepCopy()
 	all, err := m.For(config, facts, object).Objects()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(before, object); diff != "" {
 		t.Errorf("rendering has changed the object: %s", diff)
 	}
 	again, err := m.For(config, facts, object).Objects()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(all, again); diff != "" {
 		t.Errorf("rendering twice is not the same: %s", diff)
 	}
@@ -61,9 +56,7 @@ func onePoolSpec() hppv1.HostPathProvisionerSpec {
 func driverSet(t *testing.T, objects map[string]*unstructured.Unstructured) *appsv1.DaemonSet {
 	t.Helper()
 	set := &appsv1.DaemonSet{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+DriverDaemonSet].Object, set); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+DriverDaemonSet].Object, set))
 	return set
 }
 
@@ -189,9 +182,7 @@ func TestRenderPools(t *testing.T) {
 			set := driverSet(t, rendered(t, testConfig, allFacts, tt.spec))
 			driver := containerOf(t, set, driverContainer)
 			var got []map[string]any
-			if err := json.Unmarshal([]byte(variable(driver, "DATADIR")), &got); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, json.Unmarshal([]byte(variable(driver, "DATADIR")), &got))
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -292,9 +283,7 @@ func TestOverlayClasses(t *testing.T) {
 func TestRenderRules(t *testing.T) {
 	rule := rendered(t, testConfig, allFacts, onePoolSpec())["PrometheusRule prometheus-hpp-rules"]
 	text, err := json.Marshal(rule.Object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, want := range []string{
 		"sum(up{namespace='storage', pod=~'hostpath-provisioner-operator-.*'}", "https://example.com/HPPNotReady.md",
 		"HPPOperatorDown", "HPPSharingPoolPathWithOS", "HostPathPoolNotServing", "cluster:kubevirt_hpp_operator_up:sum",
@@ -319,9 +308,7 @@ func TestConfigFromEnvironmentReportsAllProblems(t *testing.T) {
 func TestNamespaceWithoutVariable(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "namespace")
 	for content, want := range map[string]string{"storage": "storage", "storage\n": "storage", "": usualNamespace} {
-		if err := os.WriteFile(at, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(at, []byte(content), 0o600))
 		if got := namespaceOf(at); got != want {
 			t.Errorf("%q: %q", content, got)
 		}
@@ -342,13 +329,9 @@ func TestNamespaceWithoutVariable(t *testing.T) {
 // The rules for paths know each mount of the containers that pools are mounted in: two at one path make the DaemonSet invalid.
 func TestRulesForPathsKnowMounts(t *testing.T) {
 	content, err := os.ReadFile("../../../deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rules, err := yaml.YAMLToJSON(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	objects := rendered(t, testConfig, allFacts, legacySpec())
 	for _, c := range []corev1.Container{
 		containerOf(t, driverSet(t, objects), driverContainer), containerOf(t, legacySet(t, objects), legacyContainer),

@@ -17,6 +17,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A world is an API server with the webhook configured, and replicas of the operator.
@@ -52,9 +54,7 @@ func byService() admissionv1.WebhookClientConfig {
 func (w *world) path() string {
 	w.t.Helper()
 	configuration := &admissionv1.ValidatingWebhookConfiguration{}
-	if err := w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration))
 	return ptr.Deref(configuration.Webhooks[0].ClientConfig.Service.Path, "/")
 }
 
@@ -62,9 +62,7 @@ func (w *world) path() string {
 func (w *world) caBundle() []byte {
 	w.t.Helper()
 	configuration := &admissionv1.ValidatingWebhookConfiguration{}
-	if err := w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration))
 	return configuration.Webhooks[0].ClientConfig.CABundle
 }
 
@@ -76,9 +74,7 @@ func (w *world) call(c *Certificates, bundle []byte) error {
 	config := &tls.Config{}
 	c.Configure(config)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -112,9 +108,7 @@ func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
 			if i == 1 && step%2 == 1 {
 				continue // behind
 			}
-			if err := c.refresh(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.refresh(t.Context()))
 		}
 		now := w.caBundle()
 		for i, c := range w.replicas {
@@ -145,24 +139,16 @@ func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
 // The webhook of claims accepts the same certificates as the other one, once it is there.
 func TestCertificatesOfRestores(t *testing.T) {
 	w := newWorld(t, nil, 1)
-	if err := w.replicas[0].refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.replicas[0].refresh(t.Context()))
 	restores := &admissionv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: restoresName},
 		Webhooks:   []admissionv1.MutatingWebhook{{Name: restoresWebhook, ClientConfig: byService()}},
 	}
-	if err := w.api.Create(t.Context(), restores); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.api.Create(t.Context(), restores))
 	var versions []string
 	for range 2 {
-		if err := w.replicas[0].refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.api.Get(t.Context(), client.ObjectKeyFromObject(restores), restores); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.replicas[0].refresh(t.Context()))
+		must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(restores), restores))
 		versions = append(versions, restores.ResourceVersion)
 	}
 	if err := w.call(w.replicas[0], restores.Webhooks[0].ClientConfig.CABundle); err != nil {
@@ -181,15 +167,11 @@ func TestCertificatesAreNotRewritten(t *testing.T) {
 	w := newWorld(t, nil, 1)
 	version := func() string {
 		t.Helper()
-		if err := w.replicas[0].refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.replicas[0].refresh(t.Context()))
 		secret, configuration := &corev1.Secret{}, &admissionv1.ValidatingWebhookConfiguration{}
 		err := errors.Join(w.api.Get(t.Context(), client.ObjectKey{Namespace: "storage", Name: Name}, secret),
 			w.api.Get(t.Context(), client.ObjectKey{Name: Name}, configuration))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return secret.ResourceVersion + " " + configuration.ResourceVersion
 	}
 	first := version()
@@ -218,15 +200,9 @@ func TestDamagedCertificatesAreMadeAnew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil, 1)
-			if err := w.replicas[0].refresh(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := damage(w); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.replicas[0].refresh(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, w.replicas[0].refresh(t.Context()))
+			must.Succeed(t, damage(w))
+			must.Succeed(t, w.replicas[0].refresh(t.Context()))
 			if err := w.call(w.replicas[0], w.caBundle()); err != nil {
 				t.Error(err)
 			}
@@ -250,17 +226,11 @@ func TestCertManagerSecretIsNotWritten(t *testing.T) {
 		t.Error("there is no Secret, and no error")
 	}
 	data, _, err := w.replicas[0].rotation.step(nil, w.now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: Name}, Data: data}
-	if err := w.api.Create(t.Context(), secret); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.api.Create(t.Context(), secret))
 	w.now = w.now.Add(29 * time.Hour) // ours would be renewed
-	if err := w.replicas[0].refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.replicas[0].refresh(t.Context()))
 	if err := w.call(w.replicas[0], data[servedCertificate]); err != nil {
 		t.Error(err)
 	}
@@ -275,9 +245,7 @@ func TestCertManagerSecretIsNotWritten(t *testing.T) {
 // Without a configuration nothing is made.
 func TestWithoutTheWebhookThereIsNoSecret(t *testing.T) {
 	api := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).Build()
-	if err := NewCertificates(api, api, "storage").refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, NewCertificates(api, api, "storage").refresh(t.Context()))
 	secrets := &corev1.SecretList{}
 	if err := api.List(t.Context(), secrets); err != nil || len(secrets.Items) > 0 {
 		t.Errorf("the Secrets are %v: %v", secrets.Items, err)

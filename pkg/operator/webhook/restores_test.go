@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // boundClaim is one of the namespace apps, on a volume.
@@ -138,9 +139,7 @@ func TestRestores(t *testing.T) {
 func requestOf(t *testing.T, claim *corev1.PersistentVolumeClaim) admission.Request {
 	t.Helper()
 	raw, err := json.Marshal(claim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 		Namespace: claim.Namespace, Name: claim.Name, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: raw},
 	}}
@@ -153,9 +152,7 @@ func wantPlaced(t *testing.T, answer admission.Response, node string, first bool
 		t.Errorf("the claim is refused: %v", answer.Result)
 	}
 	got, err := json.Marshal(answer.Patches)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := "null"
 	switch {
 	case node != "" && first:

@@ -23,14 +23,13 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func validator(t *testing.T, objects ...client.Object) *Validator {
 	t.Helper()
 	scheme := clientgoscheme.Scheme
-	if err := hppv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, hppv1.AddToScheme(scheme))
 	return &Validator{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()}
 }
 
@@ -131,9 +130,7 @@ func TestFailedReadIsNoRefusal(t *testing.T) {
 		t.Helper()
 		encoded := func(o *hppv1.HostPathProvisioner) runtime.RawExtension {
 			raw, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return runtime.RawExtension{Raw: raw}
 		}
 		response := v.Handler(scheme).Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{

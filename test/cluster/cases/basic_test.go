@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A claim waits for its first pod, is bound on the node of that, holds what pods
@@ -20,9 +22,7 @@ func TestVolumeLifecycleOnCluster(t *testing.T) {
 	pod := s.ready("first")
 
 	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	volume := s.volume("data")
 	want := resource.MustParse("64Mi")
 	if got := claim.Status.Capacity.Storage(); got.Cmp(want) != 0 {
@@ -56,9 +56,7 @@ func TestVolumeLifecycleOnCluster(t *testing.T) {
 func (s *scene) wantUnmade(name string) {
 	s.Helper()
 	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	if claim.Status.Phase != corev1.ClaimPending || claim.Spec.VolumeName != "" {
 		s.Errorf("the claim is %s with volume %q, want it to wait for a pod", claim.Status.Phase, claim.Spec.VolumeName)
 	}

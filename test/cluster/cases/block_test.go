@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func asBlock(claim *corev1.PersistentVolumeClaim) {
@@ -30,9 +32,7 @@ func withDevice(claim, path string) func(*corev1.Pod) {
 func (s *scene) attached(volume *corev1.PersistentVolume) []string {
 	s.Helper()
 	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	var found []string
 	for _, file := range all {
 		// The file may have gone meanwhile, with its device.
@@ -49,9 +49,7 @@ func (s *scene) deviceSize(pod, device string) int64 {
 	s.Helper()
 	text := s.mustRun(pod, "blockdev --getsize64 "+device)
 	size, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return size
 }
 

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -59,9 +60,7 @@ func capacities(ctx context.Context) (map[string]map[string]int64, error) {
 func (s *scene) capacity(node string) int64 {
 	s.Helper()
 	all, err := capacities(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	bytes, ok := all["hostpath-csi"][node]
 	if !ok {
 		s.Fatalf("no capacity is known of %s: %v", node, all)
@@ -89,9 +88,7 @@ func (s *scene) wantCapacity(class, node string, want int64) {
 func (s *scene) free(node, pool string) int64 {
 	s.Helper()
 	var stat syscall.Statfs_t
-	if err := syscall.Statfs(c.Nodes[node].Disk(pool), &stat); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, syscall.Statfs(c.Nodes[node].Disk(pool), &stat))
 	return int64(stat.Bavail) * stat.Bsize
 }
 
@@ -100,14 +97,10 @@ func (s *scene) free(node, pool string) int64 {
 func (s *scene) room(node, pool string) int64 {
 	s.Helper()
 	d, err := dir.Open(c.Nodes[node].Disk(pool))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	defer func() { _ = d.Close() }() // opened for reading
 	trees, err := quota.TreesOf(d)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	free := s.free(node, pool)
 	if trees.Copies == 0 {
 		return free
@@ -159,9 +152,7 @@ func TestCapacityObjects(t *testing.T) {
 	s.settle(nodeA, 0)
 	s.settle(nodeB, 0)
 	all, err := capacities(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(all) != len(poolPaths) {
 		t.Errorf("there are capacities of %d classes, want %d: %v", len(all), len(poolPaths), all)
 	}
@@ -225,9 +216,7 @@ func TestPodWaitsUntilSpaceIsFree(t *testing.T) {
 	s.pod("user", with("data", "/data"))
 	s.wantEvent("Pod", "user", "FailedScheduling", "did not have enough free storage")
 	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(t.Context(), "user", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending {
 		t.Errorf("the pod is %s on %q, want it to wait", pod.Status.Phase, pod.Spec.NodeName)
 	}

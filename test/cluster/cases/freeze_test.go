@@ -19,6 +19,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/cluster/example"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -71,9 +72,7 @@ func TestFrozenPodOutlivesDriverAndFreezer(t *testing.T) {
 	}
 	began := time.Now()
 	for _, p := range processes {
-		if err := p.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Kill())
 	}
 	s.until("the pod to go on", func(context.Context) (string, error) {
 		if isFrozen(group) {
@@ -86,9 +85,7 @@ func TestFrozenPodOutlivesDriverAndFreezer(t *testing.T) {
 		t.Errorf("the pod was frozen for %s, at most %s are allowed", took, frozenAtMost)
 	}
 	s.mustRun(name, "echo goes on >/volume/after")
-	if err := c.DriverReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.DriverReady(t.Context()))
 	s.remove(name)
 }
 
@@ -98,9 +95,7 @@ func (s *scene) groupOf(pod *corev1.Pod) string {
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/freezer"} {
 		for _, class := range []string{"", "*"} {
 			found, err := filepath.Glob(filepath.Join(hierarchy, c.Nodes[pod.Spec.NodeName].Cgroup, "kubepods", class, "pod"+string(pod.UID)))
-			if err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, err)
 			if len(found) == 1 && (exists(found[0]+"/freezer.state") || exists(found[0]+"/cgroup.freeze")) {
 				return found[0]
 			}
@@ -130,9 +125,7 @@ func (s *scene) driverOn(node string) *corev1.Pod {
 	s.Helper()
 	for _, name := range s.driverPods() {
 		pod, err := c.Client.CoreV1().Pods(cluster.Namespace).Get(s.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		if pod.Spec.NodeName == node {
 			return pod
 		}
@@ -150,18 +143,12 @@ func (s *scene) processesOf(pod *corev1.Pod, containers ...string) (all []*os.Pr
 		}
 		_, id, _ := strings.Cut(status.ContainerID, "://")
 		numbers, err := os.ReadFile(filepath.Join(s.groupOf(pod), id, "cgroup.procs"))
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		for number := range strings.FieldsSeq(string(numbers)) {
 			pid, err := strconv.Atoi(number)
-			if err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, err)
 			p, err := os.FindProcess(pid)
-			if err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, err)
 			all = append(all, p)
 		}
 	}
@@ -177,9 +164,7 @@ func (s *scene) stopWhileFrozen(group string, processes []*os.Process, snapshot 
 	s.Helper()
 	signal := func(what os.Signal) {
 		for _, p := range processes {
-			if err := p.Signal(what); err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, p.Signal(what))
 		}
 	}
 	client := s.snapshots()
@@ -194,9 +179,7 @@ func (s *scene) stopWhileFrozen(group string, processes []*os.Process, snapshot 
 		}
 		if n%200 == 0 {
 			made, err := client.Get(s.Context(), snapshot, metav1.GetOptions{})
-			if err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, err)
 			if ready, _, _ := unstructured.NestedBool(made.Object, "status", "readyToUse"); ready {
 				return false
 			}
@@ -209,12 +192,8 @@ func (s *scene) stopWhileFrozen(group string, processes []*os.Process, snapshot 
 func (s *scene) withFreezeClass() {
 	s.Helper()
 	class := filepath.Join(s.TempDir(), "class.yaml")
-	if err := os.WriteFile(class, []byte(strings.Join(example.FreezeClass.Lines(s.T), "\n")), 0o600); err != nil {
-		s.Fatal(err)
-	}
-	if out, err := c.Kubectl(s.Context(), "apply", "-f", class); err != nil {
-		s.Fatal(out, err)
-	}
+	must.Succeed(s, os.WriteFile(class, []byte(strings.Join(example.FreezeClass.Lines(s.T), "\n")), 0o600))
+	s.kubectl("apply", "-f", class)
 	s.Cleanup(func() {
 		if out, err := c.Kubectl(context.Background(), "delete", "volumesnapshotclass", freezeClass); err != nil {
 			s.Error(out, err)
@@ -249,9 +228,7 @@ func (s *scene) freezes(storage string) {
 		return "", nil
 	})
 	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 		s.Errorf("the pod was started again %d times", restarts)
 	}
@@ -266,9 +243,7 @@ func (s *scene) freezes(storage string) {
 func (s *scene) written(pod string) int {
 	s.Helper()
 	n, err := strconv.Atoi(strings.TrimSpace(s.mustRun(pod, "cat /volume/f0")))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return n
 }
 
@@ -276,9 +251,7 @@ func (s *scene) written(pod string) int {
 func (s *scene) handleOf(made volumeSnapshot) string {
 	s.Helper()
 	handle, _, err := unstructured.NestedString(s.contentOf(made).Object, "status", "snapshotHandle")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	name, _, _ := strings.Cut(handle, "@")
 	return name
 }
@@ -299,9 +272,7 @@ func (s *scene) wantFrozen(own, snapshot string) {
 	first, before := 0, 0
 	for i := range writtenTo {
 		data, err := os.ReadFile(filepath.Join(own, "snapshots", "~"+snapshot, fmt.Sprint("f", i)))
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
 		switch {
 		case err != nil:

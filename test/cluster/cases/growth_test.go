@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A volume grows under the pod that uses it: the claim, the limit that the kernel
@@ -49,15 +51,11 @@ func TestExpandAfterKubeletRestart(t *testing.T) {
 	before := s.ready("user")
 	disk := s.volume("disk")
 
-	if err := node.StopKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, node.StopKubelet(t.Context()))
 	for _, claim := range []string{"data", "disk"} {
 		s.resize(claim, "128Mi")
 	}
-	if err := node.StartKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, node.StartKubelet(t.Context()))
 	for _, size := range []string{"128Mi", "192Mi"} {
 		for _, claim := range []string{"data", "disk"} {
 			s.resize(claim, size)
@@ -113,12 +111,8 @@ func TestExpandBeyondPoolCapacity(t *testing.T) {
 		}
 	}
 	restart()
-	if err := c.Nodes[nodeA].StopKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Nodes[nodeA].StartKubelet(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Nodes[nodeA].StopKubelet(t.Context()))
+	must.Succeed(t, c.Nodes[nodeA].StartKubelet(t.Context()))
 	restart()
 	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
 	s.mustRun("user", "rm /data/big; sync")

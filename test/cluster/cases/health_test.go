@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // What the driver says of a volume reaches who has the claim: that it is lost, and that it
@@ -42,9 +43,7 @@ func TestLostVolumeIsReportedOnClaim(t *testing.T) {
 	}
 	// Nothing is said of others, and nothing said twice.
 	events, err := c.Client.CoreV1().Events(s.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=PersistentVolumeClaim"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got := map[string]int{}
 	for _, e := range events.Items {
 		if e.Source.Component == "csi-pv-monitor-controller-"+cluster.DriverName {
@@ -58,7 +57,5 @@ func TestLostVolumeIsReportedOnClaim(t *testing.T) {
 
 func (s *scene) rename(from, to string) {
 	s.Helper()
-	if err := os.Rename(from, to); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.Rename(from, to))
 }

@@ -11,6 +11,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // statefulSet makes a set of idle pods, all at once.
@@ -72,9 +74,7 @@ func (s *scene) allReady(name string) {
 // removeSet deletes a set and waits until its pods are gone.
 func (s *scene) removeSet(name string) {
 	s.Helper()
-	if err := c.Client.AppsV1().StatefulSets(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, c.Client.AppsV1().StatefulSets(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
 	s.until("the pods of "+name+" to be gone", func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
 		if err != nil || len(pods.Items) == 0 {

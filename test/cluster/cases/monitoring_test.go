@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const monitoringDir = "../../../deploy/monitoring"
@@ -76,14 +77,10 @@ var sometimes = []string{"hostpath_csi_panics_total", "hostpath_pool_last_error_
 func (s *scene) wantMetrics(p prometheus) {
 	s.Helper()
 	var known []string
-	if err := p.get(s.Context(), "/api/v1/label/__name__/values", &known); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, p.get(s.Context(), "/api/v1/label/__name__/values", &known))
 	for _, file := range []string{"prometheusrule.yaml", "dashboard.json"} {
 		text, err := os.ReadFile(filepath.Join(monitoringDir, file))
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		asked := regexp.MustCompile(`\bhostpath_\w+`).FindAllString(string(text), -1)
 		if len(asked) == 0 {
 			s.Errorf("%s asks for no metric", file)
@@ -97,9 +94,7 @@ func (s *scene) wantMetrics(p prometheus) {
 	}
 
 	series, err := p.query(s.Context(), "hostpath_pool_serving")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	want, got := map[string]bool{}, map[string]bool{}
 	for node := range c.Nodes {
 		for _, pool := range []string{"local", "plain"} {
@@ -123,9 +118,7 @@ func (s *scene) wantQuietAlerts(p prometheus, manifests ...string) {
 	want := map[string]string{}
 	for _, manifest := range manifests {
 		text, err := os.ReadFile(manifest)
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		found := regexp.MustCompile(`(?m)^    - (?:alert|record): (\S+)$`).FindAllStringSubmatch(string(text), -1)
 		for _, name := range found {
 			want[name[1]] = "ok"

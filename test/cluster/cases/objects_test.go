@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // claim makes a claim of the class hostpath-csi, or of what changes make of it.
@@ -141,9 +142,7 @@ func podReady(pod corev1.Pod) bool {
 func (s *scene) remove(pods ...string) {
 	s.Helper()
 	for _, name := range pods {
-		if err := c.Client.CoreV1().Pods(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, c.Client.CoreV1().Pods(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
 	}
 	s.until("pods to be gone: "+strings.Join(pods, " "), func(ctx context.Context) (string, error) {
 		for _, name := range pods {
@@ -162,9 +161,7 @@ func (s *scene) removeClaim(name string) {
 	s.Helper()
 	volume := s.volume(name)
 	path := s.disk(volume)
-	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
 	s.until("volume "+volume.Name+" to be gone", func(ctx context.Context) (string, error) {
 		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -179,15 +176,11 @@ func (s *scene) removeClaim(name string) {
 func (s *scene) volume(claim string) *corev1.PersistentVolume {
 	s.Helper()
 	bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), claim, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	if bound.Status.Phase != corev1.ClaimBound {
 		s.Fatalf("claim %s is %s", claim, bound.Status.Phase)
 	}
 	volume, err := c.Client.CoreV1().PersistentVolumes().Get(s.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return volume
 }

@@ -33,17 +33,13 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	client := s.withOperator()
 	ctx := t.Context()
 	scale := func(replicas string) {
-		if out, err := c.Kubectl(ctx, "-n", cluster.Namespace, "scale", "deployment", "hostpath-provisioner-operator", "--replicas="+replicas); err != nil {
-			t.Fatal(out, err)
-		}
+		s.kubectl("-n", cluster.Namespace, "scale", "deployment", "hostpath-provisioner-operator", "--replicas="+replicas)
 	}
 	scale("0")
 	s.upstreamObjects("testdata/upstream-objects.yaml")
 	set := func() (uid, revision string) {
 		got, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return string(got.UID), fmt.Sprint(got.Generation)
 	}
 	uid, _ := set()
@@ -75,9 +71,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		t.Error("the DaemonSet is another one")
 	}
 	got, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var names []string
 	for _, container := range got.Spec.Template.Spec.Containers {
 		names = append(names, container.Name)
@@ -93,9 +87,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	}
 	s.wantTakenOver("daemonset", "clusterrole", "clusterrolebinding", "role", "rolebinding", "csidriver", "serviceaccount")
 	role, err := c.Client.RbacV1().ClusterRoles().Get(ctx, "hostpath-provisioner-admin-csi", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, rule := range role.Rules {
 		if slices.Contains(rule.Resources, "nodes") {
 			t.Error("a right that only the upstream operator gave is still there")
@@ -138,9 +130,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 // upstreamObjects makes what the upstream operator has made. The name of its field manager is the same as ours, but for the operation.
 func (s *scene) upstreamObjects(file string) {
 	s.Helper()
-	if out, err := c.Kubectl(s.Context(), "create", "--field-manager=hostpath-provisioner-operator", "-f", file); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("create", "--field-manager=hostpath-provisioner-operator", "-f", file)
 }
 
 // upstreamObject makes an object with the status that the upstream operator gives it, under a definition that, as its own, has no
@@ -252,9 +242,7 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 	s.upstreamObjects("testdata/upstream-pools.yaml")
 	s.until("the mounters to be ready", mountersReady)
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	for _, pod := range pods.Items {
 		mount := "mkdir -p /var/adopted-everywhere/csi && mount --bind " + filepath.Join(c.Sandbox.Dir, "everywhere") + " /var/adopted-everywhere/csi"
 		if pod.Labels["hpp-pool"] == "fast-hpp" {
@@ -265,9 +253,7 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 		}
 	}
 	// This driver, which stands in for the upstream one, serves what is mounted over a pool that it knows only from its next start on.
-	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "k8s-app=hostpath-provisioner,!hpp-pool"); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "k8s-app=hostpath-provisioner,!hpp-pool")
 	s.claim("fast", "32Mi", ofClass(class))
 	s.pod("on-fast", with("fast", "/data"))
 	s.ready("on-fast")
@@ -282,9 +268,7 @@ func (s *scene) diskOf(node string) {
 	must.Succeed(s, os.WriteFile(file, nil, 0o600))
 	must.Succeed(s, os.Truncate(file, 320<<20))
 	device, err := n.Output(ctx, "losetup", "--find", "--show", file)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	device = strings.TrimSpace(device)
 	s.Cleanup(func() {
 		_, err := n.Output(context.Background(), "losetup", "--detach", device)
@@ -313,13 +297,9 @@ func (s *scene) diskOf(node string) {
 func (s *scene) loopOf(pod string) string {
 	s.Helper()
 	out, err := s.exec(cluster.Namespace, pod, "", "stat", "-c", "%T", "/dev/data")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	minor, err := strconv.ParseUint(strings.TrimSpace(out), 16, 32)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return fmt.Sprintf("/dev/loop%d", minor)
 }
 
@@ -345,9 +325,7 @@ func (s *scene) poolMounts() map[string]string {
 	mounts := map[string]string{}
 	for name, n := range c.Nodes {
 		table, err := n.Output(s.Context(), "cat", "/proc/self/mountinfo")
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		for line := range strings.Lines(table) {
 			if strings.Contains(line, " /var/adopted") {
 				mounts[name] += line
@@ -367,9 +345,7 @@ func (s *scene) wantAdopted(before map[string]string) {
 		s.Errorf("the pools are not what they were (-want +got):\n%s", diff)
 	}
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{LabelSelector: "hpp-pool"})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	for _, pod := range pods.Items {
 		if image := pod.Spec.Containers[0].Image; pod.DeletionTimestamp == nil && image != "localhost/pool-mounter:test" {
 			s.Errorf("the mounter %s has the image %s", pod.Name, image)

@@ -33,16 +33,10 @@ var provisioners = schema.GroupVersionResource{Group: "hostpathprovisioner.kubev
 // withAPI installs the definition of HostPathProvisioner and returns a client of its objects.
 func (s *scene) withAPI(file string) dynamic.ResourceInterface {
 	s.Helper()
-	if out, err := c.Kubectl(s.Context(), "apply", "--server-side", "--force-conflicts", "-f", file); err != nil {
-		s.Fatal(out, err)
-	}
-	if out, err := c.Kubectl(s.Context(), "wait", "--for=condition=Established", "--timeout=30s", "-f", file); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
+	s.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", file)
 	client, err := dynamic.NewForConfig(c.Config)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return client.Resource(provisioners)
 }
 
@@ -55,9 +49,7 @@ func provisioner(t *testing.T, name, spec string) *unstructured.Unstructured {
 		"metadata":   map[string]any{"name": name},
 	}}
 	var parsed map[string]any
-	if err := yaml.Unmarshal([]byte(spec), &parsed); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.Unmarshal([]byte(spec), &parsed))
 	object.Object["spec"] = parsed
 	return object
 }
@@ -141,9 +133,7 @@ func TestImmutableFields(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			made, err := client.Create(t.Context(), provisioner(t, "changed", tt.before), metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { s.endProvisioner("changed") })
 			after := provisioner(t, "changed", tt.after)
 			after.SetResourceVersion(made.GetResourceVersion())
@@ -160,9 +150,7 @@ func TestImmutableFields(t *testing.T) {
 func TestUpstreamObjectIsRead(t *testing.T) {
 	s := begin(t)
 	s.withAPI("testdata/upstream-crd.yaml")
-	if out, err := c.Kubectl(t.Context(), "apply", "-f", "testdata/upstream-provisioner.yaml"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.kubectl("apply", "-f", "testdata/upstream-provisioner.yaml")
 	client := s.withAPI(crdFile)
 	t.Cleanup(func() { s.endProvisioner("earlier") })
 	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes","reserve":"5%"}]}}`)
@@ -220,9 +208,7 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	}
 	change("its labels", `{"metadata":{"labels":{"example.com/of":"a-user"}}}`)
 	change("another field of its spec", `{"spec":{"logLevel":3}}`)
-	if err := client.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, client.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	change("its finalizer", `{"metadata":{"finalizers":null}}`)
 	if _, err := client.Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is still there: %v", err)
@@ -234,9 +220,7 @@ func TestColumns(t *testing.T) {
 	s := begin(t)
 	client := s.withAPI(crdFile)
 	object, err := client.Create(t.Context(), provisioner(t, "shown", onePool("")), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.endProvisioner("shown") })
 	condition := func(kind, status, message string) any {
 		return map[string]any{"type": kind, "status": status, "reason": "Test", "message": message, "lastTransitionTime": "2024-01-01T00:00:00Z"}
@@ -282,13 +266,9 @@ func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
 	}
 	t.Cleanup(func() { s.endProvisioner("asked") })
 	text, err := os.ReadFile(operatorDir + "/webhook/validatingwebhookconfiguration.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var config admissionv1.ValidatingWebhookConfiguration
-	if err := yaml.UnmarshalStrict(text, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, yaml.UnmarshalStrict(text, &config))
 	config.Webhooks[0].FailurePolicy = pointer(admissionv1.Fail)
 	webhooks := c.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	if _, err := webhooks.Create(t.Context(), &config, metav1.CreateOptions{}); err != nil {

@@ -80,9 +80,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	s.pod("writer", with("fast", "/data"))
 
 	larger, err := json.Marshal(map[string]any{"spec": provisioner(t, "claims", pools("448Mi")).Object["spec"]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := client.Patch(ctx, "claims", types.MergePatchType, larger, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -98,9 +96,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		return "", nil
 	})
 
-	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "hpp-pool", "--force", "--grace-period=0"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "hpp-pool", "--force", "--grace-period=0")
 	if got := s.mustRun("writer", "echo again >>/data/file; cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
@@ -114,20 +110,14 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		t.Errorf("the pod reads %q", got)
 	}
 	s.remove("writer")
-	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
 	s.until("the volumes to be deleted", s.volumesOf(s.namespace))
 
 	s.leaveOnlyLocal(client, "claims")
-	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0")
 	elsewhere := provisioner(t, "claims", strings.Replace(pools("448Mi"), "/var/fast", "/var/faster", 1)).Object["spec"]
 	moved, err := json.Marshal(map[string]any{"spec": elsewhere})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// The webhook that ends, and the one that is not there yet, answer an error.
 	s.until("the change to be accepted", func(ctx context.Context) (string, error) {
 		_, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{})
@@ -177,9 +167,7 @@ func (s *scene) removePoolClaims(want ...string) {
 	s.Helper()
 	ctx := s.Context()
 	claims, err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	got := map[string]bool{}
 	for _, claim := range claims.Items {
 		got[claim.Name] = true
@@ -190,9 +178,7 @@ func (s *scene) removePoolClaims(want ...string) {
 		s.Errorf("the pools have left the claims %q, want %q", sorted(got), want)
 	}
 	volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	for _, volume := range volumes.Items {
 		// Those that were made by hand are not deleted.
 		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == cluster.Namespace && volume.Spec.CSI == nil {
@@ -279,9 +265,7 @@ func poolSizes(s *scene) map[string]int64 {
 	sizes := map[string]int64{}
 	for name, n := range c.Nodes {
 		out, err := n.Output(s.Context(), "stat", "--file-system", "--format=%b %S", "/var/fast/csi")
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		var blocks, bytes int64
 		if _, err := fmt.Sscan(out, &blocks, &bytes); err != nil {
 			s.Fatal(err)

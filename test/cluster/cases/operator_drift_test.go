@@ -22,6 +22,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const operatorManager = "hostpath-provisioner-operator"
@@ -73,25 +74,17 @@ func appliedObjects(t *testing.T) []*applied {
 	config := rest.CopyConfig(c.Config)
 	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
 	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	lists, err := c.Client.Discovery().ServerPreferredResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var found []*applied
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "patch", "delete"}}, lists) {
 		for _, kind := range list.APIResources {
 			version, err := schema.ParseGroupVersion(list.GroupVersion)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			resource := client.Resource(version.WithResource(kind.Name))
 			objects, err := resource.List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, object := range objects.Items {
 				a := &applied{T: t, client: resource, object: &object}
 				if kind.Namespaced {
@@ -119,9 +112,7 @@ func appliedFields(t *testing.T, object *unstructured.Unstructured) map[string]a
 			continue
 		}
 		var fields map[string]any
-		if err := json.NewDecoder(entry.FieldsV1.GetRawReader()).Decode(&fields); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.NewDecoder(entry.FieldsV1.GetRawReader()).Decode(&fields))
 		return fields
 	}
 	return nil
@@ -147,9 +138,7 @@ func (a *applied) comesBack(what string, disturb func(context.Context) bool) tim
 	a.Helper()
 	ctx := a.Context()
 	before, err := a.client.Get(ctx, a.object.GetName(), metav1.GetOptions{})
-	if err != nil {
-		a.Fatal(err)
-	}
+	must.Succeed(a, err)
 	a.object = before
 	deleted := disturb(ctx)
 	began := time.Now()
@@ -205,9 +194,7 @@ func (a *applied) strip(ctx context.Context) bool {
 	var removals []removal
 	patch := func(of []removal, dryRun ...string) error {
 		text, err := json.Marshal(of)
-		if err != nil {
-			a.Fatal(err)
-		}
+		must.Succeed(a, err)
 		_, err = a.client.Patch(ctx, a.object.GetName(), types.JSONPatchType, text, metav1.PatchOptions{DryRun: dryRun})
 		return err
 	}
@@ -226,18 +213,14 @@ func (a *applied) strip(ctx context.Context) bool {
 	if len(removals) == 0 {
 		return false
 	}
-	if err := patch(removals); err != nil {
-		a.Fatal(err)
-	}
+	must.Succeed(a, patch(removals))
 	return false
 }
 
 func (a *applied) remove(ctx context.Context) bool {
 	a.Helper()
 	background := metav1.DeletePropagationBackground
-	if err := a.client.Delete(ctx, a.object.GetName(), metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
-		a.Fatal(err)
-	}
+	must.Succeed(a, a.client.Delete(ctx, a.object.GetName(), metav1.DeleteOptions{PropagationPolicy: &background}))
 	return true
 }
 
@@ -321,16 +304,10 @@ func quiet(t *testing.T, s *scene) {
 		before, pods := settled(t, s)
 		// Something happens in the cluster that is none of the operator's business.
 		for range 5 {
-			if out, err := c.Kubectl(t.Context(), "annotate", "node", nodeA, "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite"); err != nil {
-				t.Fatal(out, err)
-			}
+			s.kubectl("annotate", "node", nodeA, "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
 		}
-		if out, err := c.Kubectl(t.Context(), "annotate", "hostpathprovisioner", "--all", "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite"); err != nil {
-			t.Fatal(out, err)
-		}
-		if err := c.Log.Until(t.Context(), quietTime+long, "time to pass in which nothing happens", quietFor(quietTime)); err != nil {
-			t.Fatal(err)
-		}
+		s.kubectl("annotate", "hostpathprovisioner", "--all", "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
+		must.Succeed(t, c.Log.Until(t.Context(), quietTime+long, "time to pass in which nothing happens", quietFor(quietTime)))
 		after := operatorWrites(t)
 		if now := driverPodStates(t); now != pods {
 			t.Logf("pods of the driver have changed meanwhile, which is to be in the status:\n%s\nbefore:\n%s", now, pods)
@@ -377,9 +354,7 @@ func settled(t *testing.T, s *scene) (written []audit.Request, pods string) {
 func operatorWrites(t *testing.T) []audit.Request {
 	t.Helper()
 	all, err := audit.Requests(audit.Path(c.Logs))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return slices.DeleteFunc(audit.Writes(all), func(r audit.Request) bool { return r.Account != cluster.Namespace+"/"+operatorManager })
 }
 

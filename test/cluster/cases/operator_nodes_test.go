@@ -66,9 +66,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.mustRun("old", "echo hello >/data/file; sync")
 	s.wantFile(filepath.Join(directory, "file"), "hello\n")
 	s.remove("old")
-	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(t.Context(), "old", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(t.Context(), "old", metav1.DeleteOptions{}))
 	s.wantVolumeGone(volume.Name, directory)
 	all := []writer{{s.ready("writer"), filepath.Join(s.disk(s.volume("data")), "numbers")}}
 	s.goOn(all)
@@ -79,14 +77,10 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.goOn(all)
 	s.wantUninterrupted(all)
 
-	if out, err := c.Kubectl(t.Context(), "apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.kubectl("apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml")
 	s.snapshot("data", "data")
 	content := s.contentOf(s.snapshotReady("data")).GetName()
-	if out, err := c.Kubectl(t.Context(), "taint", "node", nodeB, "example.com/leave=now:NoExecute"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.kubectl("taint", "node", nodeB, "example.com/leave=now:NoExecute")
 	// It goes with the node.
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -170,9 +164,7 @@ func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
 func (s *scene) goesOn(client dynamic.ResourceInterface, name, spec string) {
 	s.Helper()
 	changed, err := client.Patch(s.Context(), name, types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	want := fmt.Sprintf("observedGeneration:%d reason:AsExpected status:False type:Degraded", changed.GetGeneration())
 	s.until("the operator to go on", func(ctx context.Context) (string, error) {
 		object, err := client.Get(ctx, name, metav1.GetOptions{})
@@ -232,9 +224,7 @@ func (s *scene) operatorOf(version string) {
 	s.Helper()
 	const deployment = "deployment/hostpath-provisioner-operator"
 	for _, args := range [][]string{{"set", "env", deployment, "VERSION=" + version}, {"rollout", "status", deployment, "--timeout=2m"}} {
-		if out, err := c.Kubectl(s.Context(), append(args, "-n", cluster.Namespace)...); err != nil {
-			s.Fatal(out, err)
-		}
+		s.kubectl(append(args, "-n", cluster.Namespace)...)
 	}
 }
 
@@ -268,9 +258,7 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 			must.Succeed(s, n.StartKubelet(context.Background()))
 		}
 	})
-	if out, err := c.Kubectl(ctx, "delete", "node", nodeB); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("delete", "node", nodeB)
 	s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1", "kubectl delete pv --wait=false "+volume.Name)
 	s.usableOn(client, name, 1)
 	s.goOn(all)
@@ -293,9 +281,7 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	s.runPrinted(s.deletedNode(client, name, "persistentVolumes:0", "volumeSnapshotContents:1", content))
 	s.wantSnapshotGone("data")
 
-	if out, err := c.Kubectl(ctx, "delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0"); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0")
 	must.Succeed(s, n.StartKubelet(ctx))
 	stopped = false
 	s.usableOn(client, name, 2)

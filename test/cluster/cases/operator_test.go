@@ -35,9 +35,7 @@ const (
 // withOperator replaces the driver that was installed from deploy/csi by the operator, and puts it back at the end.
 func (s *scene) withOperator() dynamic.ResourceInterface {
 	s.Helper()
-	if err := c.Uninstall(s.Context(), kustomization); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, c.Uninstall(s.Context(), kustomization))
 	s.Cleanup(func() {
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "delete", "-k", operatorOverlay, "--ignore-not-found", "--timeout=2m")
@@ -52,18 +50,12 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 	})
 	for _, n := range c.Nodes {
 		for _, program := range []string{"hostpath-provisioner-operator", "pool-mounter"} {
-			if err := n.Import(s.Context(), filepath.Join(c.Programs, program+".tar")); err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, n.Import(s.Context(), filepath.Join(c.Programs, program+".tar")))
 		}
 	}
 	client := s.withAPI(crdFile)
-	if out, err := c.Kubectl(s.Context(), "apply", "-f", operatorDir+"/namespace.yaml"); err != nil {
-		s.Fatal(out, err)
-	}
-	if out, err := c.Kubectl(s.Context(), "apply", "-k", operatorOverlay); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
+	s.kubectl("apply", "-k", operatorOverlay)
 	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: operatorClass},
 		Provisioner:       cluster.DriverName,

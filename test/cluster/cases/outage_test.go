@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // counting writes a number after the other, and ends when a write fails.
@@ -104,9 +105,7 @@ func TestWritesSurviveDriverRestart(t *testing.T) {
 	all := s.writers(10)
 	old := s.driverPods()
 	for _, pod := range old {
-		if err := c.Client.CoreV1().Pods(cluster.Namespace).Delete(t.Context(), pod, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Client.CoreV1().Pods(cluster.Namespace).Delete(t.Context(), pod, metav1.DeleteOptions{}))
 	}
 	s.until("the old pods of the driver to be gone", func(context.Context) (string, error) {
 		for _, pod := range s.driverPods() {
@@ -117,9 +116,7 @@ func TestWritesSurviveDriverRestart(t *testing.T) {
 		return "", nil
 	})
 	s.goOn(all)
-	if err := c.DriverReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.DriverReady(t.Context()))
 	s.goOn(all)
 	s.wantUninterrupted(all)
 
@@ -135,9 +132,7 @@ func TestWritesSurviveDriverRestart(t *testing.T) {
 func (s *scene) driverPods() []string {
 	s.Helper()
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	var names []string
 	for _, pod := range pods.Items {
 		names = append(names, pod.Name)

@@ -109,9 +109,7 @@ func (s *scene) startPrometheus(label string, monitors int) prometheus {
 	p := prometheus{address: "127.0.0.1:9090"}
 	running, err := process.Start("prometheus", c.Logs, exec.Command(program, "--config.file="+filepath.Join(dir, "prometheus.yaml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	s.Cleanup(func() {
 		if err := running.Kill(); err != nil {
 			s.Error(err)
@@ -119,9 +117,7 @@ func (s *scene) startPrometheus(label string, monitors int) prometheus {
 	})
 	ctx, cancel := context.WithTimeout(s.Context(), long)
 	defer cancel()
-	if err := running.UntilReady(ctx, func(ctx context.Context) error { return p.get(ctx, "/-/ready", nil) }); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, running.UntilReady(ctx, func(ctx context.Context) error { return p.get(ctx, "/-/ready", nil) }))
 	return p
 }
 
@@ -199,9 +195,7 @@ func (s *scene) adaptJob(job map[string]any, dir string) {
 	}{{job, "bearer_token_file"}, {authorization, "credentials_file"}} {
 		if of.fields[of.key] == "/var/run/secrets/kubernetes.io/serviceaccount/token" {
 			token := filepath.Join(dir, "token")
-			if err := os.WriteFile(token, []byte(s.kubectl("create", "token", "default", "-n", s.namespace)), 0o600); err != nil {
-				s.Fatal(err)
-			}
+			must.Succeed(s, os.WriteFile(token, []byte(s.kubectl("create", "token", "default", "-n", s.namespace)), 0o600))
 			of.fields[of.key] = token
 		}
 	}
@@ -262,9 +256,7 @@ func (s *scene) targets() any {
 	var found []any
 	for _, slice := range s.endpoints() {
 		service, err := c.Client.CoreV1().Services(cluster.Namespace).Get(s.Context(), slice.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		for _, endpoint := range slice.Endpoints {
 			for _, port := range slice.Ports {
 				labels := map[string]string{
@@ -295,12 +287,8 @@ func (s *scene) targets() any {
 func (s *scene) write(path string, content any) {
 	s.Helper()
 	text, err := json.Marshal(content)
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
+	must.Succeed(s, os.WriteFile(path, text, 0o600))
 }
 
 // find is what a pattern has in parentheses.
@@ -319,9 +307,7 @@ func (s *scene) kubectl(args ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), long)
 	defer cancel()
 	out, err := c.Kubectl(ctx, args...)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return out
 }
 
@@ -335,9 +321,7 @@ func (s *scene) apply(args ...string) {
 func (s *scene) applyText(objects string) {
 	s.Helper()
 	file := filepath.Join(s.TempDir(), "objects.yaml")
-	if err := os.WriteFile(file, []byte(objects), 0o600); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.WriteFile(file, []byte(objects), 0o600))
 	s.apply("-f", file)
 }
 

@@ -20,6 +20,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // long is time enough for anything that a user would wait for.
@@ -50,9 +52,7 @@ func begin(t *testing.T) *scene {
 	made, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := &scene{T: t, namespace: made.Name}
 	t.Cleanup(s.end)
 	s.until("the namespace's service account", func(ctx context.Context) (string, error) {
@@ -163,9 +163,7 @@ func onDisks() (string, error) {
 // accept.
 func (s *scene) until(what string, check func(context.Context) (string, error)) {
 	s.Helper()
-	if err := c.Log.Until(s.Context(), long, what, patient(check)); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, c.Log.Until(s.Context(), long, what, patient(check)))
 }
 
 // patient is a check of something that may be unable to answer for the moment: kubelet has
@@ -220,9 +218,7 @@ func (s *scene) exec(namespace, pod, container string, command ...string) (strin
 func (s *scene) mustRun(pod, script string) string {
 	s.Helper()
 	out, err := s.run(pod, script)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return out
 }
 

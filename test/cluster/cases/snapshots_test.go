@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -60,9 +61,7 @@ func (s *scene) in(t *testing.T) *scene { return &scene{T: t, namespace: s.names
 func (s *scene) snapshots() dynamic.ResourceInterface {
 	s.Helper()
 	client, err := snapshotKinds("volumesnapshots", s.namespace)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return client
 }
 
@@ -124,22 +123,16 @@ func (s *scene) snapshotReady(name string) volumeSnapshot {
 func (s *scene) contentOf(snapshot volumeSnapshot) *unstructured.Unstructured {
 	s.Helper()
 	client, err := snapshotKinds("volumesnapshotcontents", "")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	content, err := client.Get(s.Context(), snapshot.Status.BoundVolumeSnapshotContentName, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return content
 }
 
 // removeSnapshot deletes a snapshot, without waiting for it.
 func (s *scene) removeSnapshot(name string) {
 	s.Helper()
-	if err := s.snapshots().Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, s.snapshots().Delete(s.Context(), name, metav1.DeleteOptions{}))
 }
 
 // wantSnapshotGone waits until a snapshot is gone.
@@ -367,9 +360,7 @@ func wrongNode(s *scene) {
 // node that the scheduler likes best, and fails there. With it that comes at once to the node which has the snapshot.
 func operatorRestores(s *scene) {
 	s.Helper()
-	if out, err := c.Kubectl(s.Context(), "apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml"); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml")
 	class := ofClass(operatorClass)
 	s.claim("source", "64Mi", class)
 	s.pod("source", with("source", "/volume"), on(nodeA))
@@ -384,13 +375,9 @@ func operatorRestores(s *scene) {
 	s.wantEvent("PersistentVolumeClaim", "unaided", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)
 	s.remove("unaided")
 	// Not later: it marks the snapshot as used with each attempt.
-	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "unaided", metav1.DeleteOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "unaided", metav1.DeleteOptions{}))
 
-	if out, err := c.Kubectl(s.Context(), "apply", "-k", restoresDir); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("apply", "-k", restoresDir)
 	s.Cleanup(func() {
 		if out, err := c.Kubectl(context.Background(), "delete", "-k", restoresDir, "--ignore-not-found", "--timeout=1m"); err != nil {
 			s.Error(out, err)
@@ -447,9 +434,7 @@ func (s *scene) selectedNode(ctx context.Context, changes ...func(*corev1.Persis
 func (s *scene) wantNoEvent(kind, name, reason string) {
 	s.Helper()
 	events, err := c.Client.CoreV1().Events(s.namespace).List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	for _, e := range events.Items {
 		if e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == name && e.Reason == reason {
 			s.Errorf("%s %s has the event %s: %s", kind, name, e.Reason, e.Message)
@@ -461,9 +446,7 @@ func (s *scene) wantNoEvent(kind, name, reason string) {
 func (s *scene) scaleOperator(replicas int) {
 	s.Helper()
 	const name = "hostpath-provisioner-operator"
-	if out, err := c.Kubectl(s.Context(), "--namespace="+cluster.Namespace, "scale", "deployment", name, fmt.Sprintf("--replicas=%d", replicas)); err != nil {
-		s.Fatal(out, err)
-	}
+	s.kubectl("--namespace="+cluster.Namespace, "scale", "deployment", name, fmt.Sprintf("--replicas=%d", replicas))
 	s.until(fmt.Sprintf("%d operators", replicas), func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=" + name})
 		if err != nil {

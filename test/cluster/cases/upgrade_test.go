@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // An old volume is one that the upstream driver has left.
@@ -22,17 +23,11 @@ type old struct {
 func (o old) make(s *scene) *corev1.PersistentVolume {
 	s.Helper()
 	dir := filepath.Join(c.Nodes[o.node].Disk(poolPaths[o.class]), o.handle)
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.Mkdir(dir, 0o777))
 	s.Cleanup(func() { os.RemoveAll(dir) })
 	// Not what the umask leaves of it.
-	if err := os.Chmod(dir, 0o777); err != nil {
-		s.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("from before\n"), 0o644); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, os.Chmod(dir, 0o777))
+	must.Succeed(s, os.WriteFile(filepath.Join(dir, "file"), []byte("from before\n"), 0o644))
 	volume, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        o.handle,
@@ -63,9 +58,7 @@ func (o old) make(s *scene) *corev1.PersistentVolume {
 			}}}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	s.claim(o.claim, "1Gi", ofClass(o.class), func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume.Name })
 	return volume
 }
@@ -108,9 +101,7 @@ func TestVolumesOfUpstreamDriver(t *testing.T) {
 func (s *scene) sizeOf(path string) int64 {
 	s.Helper()
 	var stat unix.Statfs_t
-	if err := unix.Statfs(path, &stat); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, unix.Statfs(path, &stat))
 	return int64(stat.Blocks) * stat.Bsize
 }
 
@@ -126,14 +117,10 @@ func TestReinstallKeepsVolumes(t *testing.T) {
 	s.remove("first")
 	path := s.disk(s.volume("data"))
 
-	if err := c.Uninstall(t.Context(), kustomization); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Uninstall(t.Context(), kustomization))
 	s.wantFile(filepath.Join(path, "file"), "hello\n")
 	s.goOn(all)
-	if err := c.Install(t.Context(), kustomization); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Install(t.Context(), kustomization))
 	s.goOn(all)
 	s.wantUninterrupted(all)
 	s.pod("second", with("data", "/data"))

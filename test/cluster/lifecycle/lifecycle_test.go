@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/example"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // repository is where its commands are typed.
@@ -23,9 +24,7 @@ var programs = flag.String("programs", repository+"/bin/cluster", "directory wit
 // What is left of it is in the list of .ci/run.
 func TestClusterUpAndDown(t *testing.T) {
 	dir, err := filepath.Abs(*programs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	state := filepath.Join(dir, "lifecycle")
 	kubeconfig := ""
 	// shell runs what a person types, at the repository's root, and returns what it prints.

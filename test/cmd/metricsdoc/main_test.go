@@ -11,17 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestDocumentIsCurrent(t *testing.T) {
 	has, err := os.ReadFile("../../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var want strings.Builder
-	if err := write(&want); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, write(&want))
 	if diff := cmp.Diff(want.String(), string(has)); diff != "" {
 		t.Errorf("docs/metrics.md is out of date, run make docs (-want +got):\n%s", diff)
 	}
@@ -29,13 +26,9 @@ func TestDocumentIsCurrent(t *testing.T) {
 
 func TestEachMetricIsInOneSection(t *testing.T) {
 	families, err := example().Gatherer().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var document strings.Builder
-	if err := write(&document); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, write(&document))
 	for _, family := range families {
 		name := family.GetName()
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
@@ -57,9 +50,7 @@ func TestEachMetricIsInOneSection(t *testing.T) {
 // A metric that is registered and missing in the example would be missing in the document.
 func TestExampleHasAllMetrics(t *testing.T) {
 	var document strings.Builder
-	if err := write(&document); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, write(&document))
 	for _, name := range registered(t, example()) {
 		if !strings.Contains(document.String(), "| `"+name+"` |") && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
 			t.Errorf("%s is registered and not described", name)
