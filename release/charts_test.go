@@ -29,22 +29,14 @@ type object = map[string]any
 func packed(t *testing.T) map[string]*chartv2.Chart {
 	t.Helper()
 	out, err := made(t, checkout(t, time.Unix(0, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	all := map[string]*chartv2.Chart{}
 	for _, c := range charts {
 		f, err := os.Open(filepath.Join(out, c.name+"-1.2.3.tgz"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		loaded, err := loader.LoadArchive(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
+		succeed(t, f.Close())
 		if err := loaded.Validate(); err != nil || loaded.Metadata.Version != "1.2.3" || loaded.Metadata.AppVersion != "v1.2.3" {
 			t.Errorf("chart %s is %+v, %v", c.name, loaded.Metadata, err)
 		}
@@ -125,13 +117,9 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 	delete(objects, "PersistentVolumeClaim/hp-test")
 	delete(objects, "Pod/hp-test")
 	text, err := json.Marshal(objects)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var same map[string]object
-	if err := json.Unmarshal(hashed.ReplaceAll(text, []byte("$1")), &same); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, json.Unmarshal(hashed.ReplaceAll(text, []byte("$1")), &same))
 	for _, o := range same {
 		metadata := o["metadata"].(map[string]any)
 		if labels, ok := metadata["labels"].(map[string]any); ok {
@@ -148,9 +136,7 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 		case "ConfigMap":
 			if data, ok := o["data"].(map[string]any); ok && data["pools.json"] != nil {
 				var pools any
-				if err := json.Unmarshal([]byte(data["pools.json"].(string)), &pools); err != nil {
-					t.Fatal(err)
-				}
+				succeed(t, json.Unmarshal([]byte(data["pools.json"].(string)), &pools))
 				data["pools.json"] = pools
 			}
 		case "DaemonSet":
@@ -176,9 +162,7 @@ func byName(list any) {
 func TestChartsAreTheKustomizations(t *testing.T) {
 	packedCharts := packed(t)
 	files, err := manifests("../deploy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	compare := func(c, values string, d document) {
 		t.Helper()
 		got, _, err := rendered(packedCharts[c], "hostpath-provisioner", values)
@@ -187,13 +171,9 @@ func TestChartsAreTheKustomizations(t *testing.T) {
 		}
 		d.name = "wanted.yaml"
 		text, err := release{version: "v1.2.3", images: "registry.example.com/storage/"}.render(files, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		want := map[string]object{}
-		if err := addObjects(want, string(text)); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, addObjects(want, string(text)))
 		want, got = alike(t, want), alike(t, got)
 		all := maps.Clone(want)
 		maps.Copy(all, got)
@@ -266,18 +246,14 @@ podLabels: {team: storage}
 logLevel: 5
 extraArgs: [--metrics-cert-file=/tls.crt]
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	pod := at(got["DaemonSet/hostpath-csi-driver"], "spec", "template", "spec")
 	containers := map[string]object{}
 	for _, c := range at(pod, "containers").([]any) {
 		containers[c.(map[string]any)["name"].(string)] = c.(map[string]any)
 	}
 	text, err := json.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if bytes.Contains(text, []byte("/var/lib/kubelet")) {
 		t.Error("a path of kubelet is not below its directory")
 	}
@@ -346,9 +322,7 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 
 func TestOperatorChartValues(t *testing.T) {
 	got, _, err := rendered(packed(t)["hostpath-provisioner-operator"], "storage", `{env: {MONITORING_NAMESPACE: metrics, DRIVER_IMAGE: example.com/driver:v1}, logLevel: 3}`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	container := at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0)
 	env := map[string]any{}
 	for _, e := range at(container, "env").([]any) {
@@ -377,9 +351,7 @@ func TestChartsOfOldClustersHaveNoPolicies(t *testing.T) {
 	for name, c := range packed(t) {
 		for version, want := range map[string]bool{"v1.29.9": false, "v1.30.0-rc.1": true, "v1.31.2+k3s1": true} {
 			got, _, err := renderedFor(c, version, "storage", `{}`)
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeed(t, err)
 			has := false
 			for key := range got {
 				has = has || strings.HasPrefix(key, "ValidatingAdmissionPolicy")

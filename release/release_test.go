@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,9 +33,7 @@ func checkout(t *testing.T, at time.Time) string {
 			write(t, filepath.Join(root, "bin", "linux_"+arch, program), program+" for "+arch)
 		}
 		image, err := os.Create(filepath.Join(mkdir(t, filepath.Join(root, "bin", "image")), program+".tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		w := tar.NewWriter(image)
 		names := []string{"blobs/sha256/", "./index.json", "oci-layout"}
 		if at.Second()%2 == 1 { // directories are listed in no order
@@ -45,21 +44,15 @@ func checkout(t *testing.T, at time.Time) string {
 			if strings.HasSuffix(name, "/") {
 				header.Typeflag, header.Size = tar.TypeDir, 0
 			}
-			if err := w.WriteHeader(header); err != nil {
-				t.Fatal(err)
-			}
+			succeed(t, w.WriteHeader(header))
 			if header.Size > 0 {
 				if _, err := w.Write([]byte("{}")); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := image.Close(); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, w.Close())
+		succeed(t, image.Close())
 	}
 	for _, program := range programs {
 		for _, arch := range []string{"amd64", "arm64"} {
@@ -72,29 +65,21 @@ func checkout(t *testing.T, at time.Time) string {
 		write(t, filepath.Join(root, "bin", "plugin", p.os+"_"+p.arch, p.program()), "for "+p.os+" on "+p.arch)
 	}
 	deploy, err := filepath.Abs("../deploy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(filepath.Join(root, "deploy"), os.DirFS(deploy)); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
+	succeed(t, os.CopyFS(filepath.Join(root, "deploy"), os.DirFS(deploy)))
 	return root
 }
 
 func mkdir(t *testing.T, dir string) string {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	mkdir(t, filepath.Dir(path))
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func made(t *testing.T, root string, more ...string) (out string, err error) {
@@ -107,14 +92,10 @@ func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		all[e.Name()] = string(data)
 	}
 	return all
@@ -124,9 +105,7 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 	var all [2]map[string]string
 	for i := range all {
 		out, err := made(t, checkout(t, time.Unix(int64(1800000000+i), 0)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		all[i] = contents(t, out)
 	}
 	for name, data := range all[0] {
@@ -172,14 +151,10 @@ var renamed = regexp.MustCompile(`image: quay\.io/kubevirt/([a-z-]+):v0\.1\.0`)
 // A document has the objects that kubectl apply -k makes, with images of the release and no other project's but sidecars.
 func TestDocumentsAreTheKustomizations(t *testing.T) {
 	out, err := made(t, checkout(t, time.Unix(0, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, d := range documents {
 		text, err := os.ReadFile(filepath.Join(out, d.name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		for line := range strings.Lines(string(text)) {
 			_, image, ok := strings.Cut(line, "image: ")
 			image = strings.TrimSpace(image)
@@ -192,13 +167,9 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 			continue
 		}
 		objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join("../deploy", d.resources[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		rendered, err := objects.AsYaml()
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		want := renamed.ReplaceAllString(string(rendered), "image: registry.example.com/storage/$1:v1.2.3")
 		if got := strings.TrimPrefix(string(text), (release{version: "v1.2.3"}).header(d)); got != want {
 			t.Errorf("%s is not what deploy/%s is:\n%s", d.name, d.resources[0], got)
@@ -227,9 +198,7 @@ func TestEachKustomizationIsReleased(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 }
 
 func TestBadArgumentsLeaveNothing(t *testing.T) {
@@ -256,5 +225,13 @@ func TestBadArgumentsLeaveNothing(t *testing.T) {
 	out := t.TempDir()
 	if _, err := made(t, root, "--out", out); err == nil {
 		t.Error("a directory that was there was taken")
+	}
+}
+
+// succeed ends the test if there are errors.
+func succeed(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

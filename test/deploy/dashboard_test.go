@@ -31,9 +31,7 @@ type datasource struct {
 func theDashboard(t *testing.T) dashboard {
 	t.Helper()
 	var d dashboard
-	if err := json.Unmarshal(dashboardJSON(t), &d); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, json.Unmarshal(dashboardJSON(t), &d))
 	return d
 }
 

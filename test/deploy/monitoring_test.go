@@ -67,9 +67,7 @@ func TestMonitoringKustomizationExample(t *testing.T) {
 func commentedExample(t *testing.T, file, was, is string) string {
 	t.Helper()
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	_, example, found := strings.Cut(string(content), "looks like this:\n#\n")
 	if !found {
 		t.Fatalf("%s has no example", file)
@@ -117,9 +115,7 @@ func documented(t *testing.T) []string {
 func documentedIn(t *testing.T, document string) []string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(docsDir, document))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var names []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`").FindAllStringSubmatch(string(content), -1) {
 		names = append(names, m[1])
@@ -130,9 +126,7 @@ func documentedIn(t *testing.T, document string) []string {
 	library := prometheus.NewPedanticRegistry()
 	library.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	families, err := library.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, family := range families {
 		names = append(names, family.GetName())
 	}

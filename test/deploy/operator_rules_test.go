@@ -21,23 +21,17 @@ const operatorDir = "../../deploy/operator"
 // The object of the upstream operator is checked with this definition under another group, which the one command of upgrade.md makes of it.
 func TestDefinitionOfTheCheckBeforeAnUpgrade(t *testing.T) {
 	steps, err := os.ReadFile("../../docs/upgrade.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	line := regexp.MustCompile(`check\(\) \{ (sed '[^']*'); \}`).FindSubmatch(steps)
 	if line == nil {
 		t.Fatal("upgrade.md has no function check")
 	}
 	definition, err := os.ReadFile(operatorDir + "/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	run := exec.CommandContext(t.Context(), "sh", "-c", string(line[1]))
 	run.Stdin = bytes.NewReader(definition)
 	changed, err := run.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var got struct {
 		Metadata metav1.ObjectMeta `json:"metadata"`
 		Spec     struct {
@@ -47,9 +41,7 @@ func TestDefinitionOfTheCheckBeforeAnUpgrade(t *testing.T) {
 			} `json:"names"`
 		} `json:"spec"`
 	}
-	if err := yaml.Unmarshal(changed, &got); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.Unmarshal(changed, &got))
 	// The API server takes no definition with another name, and would replace the installed one with the same.
 	if want := "check.hostpathprovisioner.kubevirt.io"; got.Spec.Group != want || got.Metadata.Name != got.Spec.Names.Plural+"."+want {
 		t.Errorf("the definition %s is of the group %s", got.Metadata.Name, got.Spec.Group)
@@ -59,40 +51,26 @@ func TestDefinitionOfTheCheckBeforeAnUpgrade(t *testing.T) {
 // The alerts of the operator have names, labels and runbooks that users have from upstream, and not those of ruleSets.
 func TestOperatorAlertsFire(t *testing.T) {
 	content, err := os.ReadFile(operatorDir + "/monitoring/prometheusrule.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var rule monitoringv1.PrometheusRule
-	if err := yaml.UnmarshalStrict(content, &rule); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.UnmarshalStrict(content, &rule))
 	rules := ruleFile(t, rule.Spec)
 	promtool(t, "check", "rules", "--lint-fatal", "--lint=duplicate-rules", rules)
 	tests, err := os.ReadFile("testdata/operator-alerts.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	file := filepath.Join(filepath.Dir(rules), "tests.yaml")
-	if err := os.WriteFile(file, tests, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.WriteFile(file, tests, 0o600))
 	promtool(t, "test", "rules", file)
 }
 
 // The operator is what HPPOperatorDown looks for, and its metrics ask for a token.
 func TestOperatorServiceMonitor(t *testing.T) {
 	content, err := os.ReadFile(operatorDir + "/monitoring/servicemonitor.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var monitor monitoringv1.ServiceMonitor
-	if err := yaml.UnmarshalStrict(content, &monitor); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.UnmarshalStrict(content, &monitor))
 	content, err = os.ReadFile(operatorDir + "/monitoring/metrics-service.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	service, endpoint := manifest.Only[corev1.Service](t, manifest.Parse(t, string(content)), "Service"), monitor.Spec.Endpoints[0]
 	for key, value := range monitor.Spec.Selector.MatchLabels {
 		if service.Labels[key] != value {
@@ -108,13 +86,9 @@ func TestOperatorServiceMonitor(t *testing.T) {
 // The unit in the MachineConfig is that of deploy/provisioner, without comments.
 func TestOperatorMachineConfig(t *testing.T) {
 	unit, err := os.ReadFile("../../deploy/provisioner/host/hostpath-provisioner-selinux.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	content, err := os.ReadFile(operatorDir + "/example/machineconfig-selinux.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var machineConfig struct {
 		Spec struct {
 			Config struct {
@@ -124,9 +98,7 @@ func TestOperatorMachineConfig(t *testing.T) {
 			} `json:"config"`
 		} `json:"spec"`
 	}
-	if err := yaml.Unmarshal(content, &machineConfig); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.Unmarshal(content, &machineConfig))
 	want := regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(unit), "")
 	if got := machineConfig.Spec.Config.Systemd.Units[0].Contents; got != want {
 		t.Errorf("the unit is\n%s\nwant\n%s", got, want)

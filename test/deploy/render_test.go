@@ -6,6 +6,7 @@
 package deploy_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,23 +71,15 @@ func strictly[T any](b []byte) error {
 func overlay(t *testing.T, files map[string]string) manifest.Objects {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	csi, err := filepath.Abs(csiDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	// Kustomize takes no absolute paths.
 	csi, err = filepath.Rel(dir, csi)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for name, content := range files {
 		content = strings.ReplaceAll(content, "$csi", csi)
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	return manifest.Render(t, dir)
 }
@@ -166,9 +159,7 @@ func TestOverlayChangesNamespace(t *testing.T) {
 // For those who apply it by URL, as they did the manifests of the earlier provisioner.
 func TestSingleNodeManifestIsCurrent(t *testing.T) {
 	text, err := os.ReadFile(deployDir + "single-node/install.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if diff := cmp.Diff(byName(manifest.Render(t, deployDir+"single-node")), byName(manifest.Parse(t, string(text)))); diff != "" {
 		t.Errorf("run kubectl kustomize deploy/single-node > deploy/single-node/install.yaml (- want, + got):\n%s", diff)
 	}
@@ -181,4 +172,12 @@ func byName(objects manifest.Objects) map[string]string {
 		all[o.String()] = strings.TrimSpace(string(o.YAML))
 	}
 	return all
+}
+
+// succeed ends the test if there are errors.
+func succeed(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

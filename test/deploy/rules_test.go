@@ -104,9 +104,7 @@ func TestAlertsMatchRunbooks(t *testing.T) {
 		}
 	}
 	got, err := filepath.Glob(runbooks + "/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("the runbooks are %q, want %q", got, want)
@@ -116,9 +114,7 @@ func TestAlertsMatchRunbooks(t *testing.T) {
 func TestAlertsAreDocumented(t *testing.T) {
 	forRules(t, func(t *testing.T, set ruleSet) {
 		content, err := os.ReadFile(filepath.Join(docsDir, set.doc))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		var got, want []string
 		for _, m := range regexp.MustCompile(`(?m)^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \| .+\.? \|$`).FindAllStringSubmatch(string(content), -1) {
 			if m[1] != m[2] {
@@ -142,9 +138,7 @@ func TestAlertsAreDocumented(t *testing.T) {
 func promtool(t *testing.T, args ...string) {
 	t.Helper()
 	program, err := filepath.Abs("../../bin/tools/promtool")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if _, err := os.Stat(program); err != nil {
 		if program, err = exec.LookPath("promtool"); err != nil {
 			if os.Getenv("CI") != "" {
@@ -167,13 +161,9 @@ func (s ruleSet) rules(t *testing.T) monitoringv1.PrometheusRuleSpec {
 func ruleFile(t *testing.T, rules monitoringv1.PrometheusRuleSpec) string {
 	t.Helper()
 	groups, err := yaml.Marshal(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	file := filepath.Join(t.TempDir(), "rules.yaml")
-	if err := os.WriteFile(file, groups, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.WriteFile(file, groups, 0o600))
 	return file
 }
 
@@ -201,13 +191,9 @@ func TestAlertsFire(t *testing.T) {
 func checkFiring(t *testing.T, set ruleSet) {
 	t.Helper()
 	content, err := os.ReadFile(set.tests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var file alertTests
-	if err := yaml.Unmarshal(content, &file); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.Unmarshal(content, &file))
 	fires, quiet := map[string]bool{}, map[string]bool{}
 	for _, test := range file.Tests {
 		for _, a := range test.AlertRuleTests {
@@ -234,8 +220,6 @@ func checkFiring(t *testing.T, set ruleSet) {
 	}
 	// promtool searches for the rules next to its tests.
 	tests := filepath.Join(filepath.Dir(ruleFile(t, tried)), "alerts.yaml")
-	if err := os.WriteFile(tests, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.WriteFile(tests, content, 0o600))
 	promtool(t, "test", "rules", tests)
 }

@@ -19,9 +19,7 @@ const root = "../.."
 func securityText(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	return string(text)
 }
 
@@ -110,9 +108,7 @@ func TestDocumentedTestsExist(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	named := testName.FindAllStringSubmatch(securityText(t), -1)
 	if len(named) == 0 {
 		t.Error("no test is named")

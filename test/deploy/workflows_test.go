@@ -18,9 +18,7 @@ func read[T any](t *testing.T, path string) (into T) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &into)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	return into
 }
 
@@ -28,9 +26,7 @@ func read[T any](t *testing.T, path string) (into T) {
 func matching(t *testing.T, pattern string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, pattern))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for i := range files {
 		files[i] = strings.TrimPrefix(files[i], root+"/")
 	}
@@ -40,9 +36,7 @@ func matching(t *testing.T, pattern string) []string {
 // What the workflows run anyone can type, and is written once: in the Makefile.
 func TestWorkflowsRunTargets(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	command := regexp.MustCompile(`^(?:sudo (?:-E )?env "PATH=\$PATH" )?make ([a-z-]+)(?: [A-Z]+="?\$?[A-Za-z_.]+"?)*$`)
 	type workflow struct {
 		Jobs map[string]struct{ Steps []struct{ Run string } }
