@@ -2,31 +2,20 @@ package cases_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -182,11 +171,6 @@ func TestDevices(t *testing.T) {
 				}
 			})
 		}
-		t.Run(nodeC, func(t *testing.T) {
-			t.Parallel()
-			s := &scene{t, s.namespace}
-			s.comeAndGo()
-		})
 	})
 }
 
@@ -274,178 +258,6 @@ func (s *scene) wantNothingOn(disk string) {
 	if left := strings.Trim(string(content), "\x00"); left != "" {
 		s.Errorf("%d bytes of the disk can still be read", len(left))
 	}
-}
-
-// nodeC is a node that no kubelet has: what the agent does there needs none.
-const nodeC = "node-c"
-
-// comeAndGo has a disk vanish and come back, one be cleaned for half a minute, and their node be deleted and come back.
-func (s *scene) comeAndGo() {
-	s.addNode()
-	slow := disk.New(s.T, s.image(72*mib), s.TempDir())
-	s.attachDisk(nodeC, "disk-slow", slow.Path)
-	s.addDisk(nodeC, "disk-out", 8*mib)
-	renew := s.startDevices(nodeC)
-	s.offer(nodeC, map[string]string{"volumeMode": "Block", "wipe": "zero"})
-	found := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)
-	out, cleaned := found[0], found[1] // by their names
-	if at := out.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; at.Key != corev1.LabelHostname || !slices.Equal(at.Values, []string{nodeC + ".example.com"}) {
-		s.Errorf("the volume is for %v, want the label of its node", at)
-	}
-
-	s.claim("claim-slow", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = cleaned.Name })
-	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
-	// The first step of cleaning is 64 MiB. The second would take 80 s, of which the progress shows after 30.
-	slow.Slow(64*mib, 8*mib/80)
-	s.releaseDevice("claim-slow")
-
-	path := filepath.Join(disks(nodeC), "disk-out")
-	device, err := os.Readlink(path)
-	must.Succeed(s, err)
-	var said int32
-	for range 2 {
-		must.Succeed(s, os.Remove(path))
-		s.untilMetric("missing_devices", "1")
-		said = s.saidAgain(out.Name, "DeviceGone", said)
-		must.Succeed(s, os.Symlink(device, path))
-		s.untilMetric("missing_devices", "0")
-	}
-	s.until("the progress of cleaning on the volume", func(ctx context.Context) (string, error) {
-		s.annotateWith(nodeC, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
-		now, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, cleaned.Name, metav1.GetOptions{})
-		if err != nil || now.Annotations["local-pv-provisioner.cybozu.io/wipe-progress"] == "88%" {
-			return "", err
-		}
-		return fmt.Sprint(now.Status.Phase, now.Annotations), nil
-	})
-	s.untilMetric("wipe_progress_ratio", "0.88")
-	slow.Heal()
-	s.untilOfferedAgain(cleaned)
-
-	must.Succeed(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
-	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 0)
-	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
-	s.addNode()
-	renew()
-	s.annotate(nodeC, `"devices-`+nodeC+`"`)
-	left := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)[0].Name
-	// The volume of a claim goes with that, and not with its node.
-	s.claim("claim-left", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = left })
-	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
-	must.Succeed(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
-	s.until("the volume of the claim to be left", func(context.Context) (string, error) {
-		if now := strings.Join(s.volumesOn(nodeC), ", "); now != left {
-			return now, nil
-		}
-		return "", nil
-	})
-	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
-	s.releaseDevice("claim-left")
-	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
-}
-
-// addNode makes the node that no kubelet has. Without its label for the system, no pods are put there.
-func (s *scene) addNode() {
-	s.Helper()
-	_, err := c.Client.CoreV1().Nodes().Create(s.Context(), &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: nodeC, Labels: map[string]string{corev1.LabelHostname: nodeC + ".example.com"}},
-		Spec:       corev1.NodeSpec{Unschedulable: true},
-	}, metav1.CreateOptions{})
-	must.Succeed(s, err)
-	s.Cleanup(func() {
-		_ = c.Client.CoreV1().Nodes().Delete(context.Background(), nodeC, metav1.DeleteOptions{}) // it is gone if all went well
-	})
-}
-
-// devicesMetrics is where the agent that has no pod serves its metrics.
-const devicesMetrics = "127.0.0.1:19810"
-
-// startDevices runs the agent of a node without a pod, with the rights that it has in one. renew gives it a token of a node that was made
-// anew: the one that it has goes with the node, some seconds later.
-func (s *scene) startDevices(node string) (renew func()) {
-	s.Helper()
-	files := s.TempDir()
-	token, kubeconfig := filepath.Join(files, "token"), filepath.Join(files, "kubeconfig")
-	renew = func() {
-		s.Helper()
-		made := s.token(devicesNamespace, "local-pv-provisioner", authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node})
-		must.Succeed(s, os.WriteFile(token, []byte(made), 0o600))
-	}
-	renew()
-	must.Succeed(s, clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"test": {Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {TokenFile: token}},
-		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "agent"}},
-		CurrentContext: "test",
-	}, kubeconfig))
-	log, err := os.Create(filepath.Join(c.Logs, "local-pv-provisioner-"+node+".log"))
-	must.Succeed(s, err)
-	cmd := exec.CommandContext(context.WithoutCancel(s.Context()), program(s.T, "local-pv-provisioner"), "--node-name="+node, "--namespace-name="+devicesNamespace,
-		"--metrics-addr="+devicesMetrics, "--record-dir="+s.TempDir(), "--nested-node")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
-	cmd.Stdout, cmd.Stderr = log, log
-	must.Succeed(s, cmd.Start())
-	s.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := errors.Join(cmd.Wait(), log.Close()); err != nil {
-			s.Errorf("the agent of %s: %v", node, err)
-		}
-	})
-	return renew
-}
-
-// untilMetric waits for a value of a metric of the agent without a pod.
-func (s *scene) untilMetric(name, value string) {
-	s.Helper()
-	s.until(name+" to be "+value, func(ctx context.Context) (string, error) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+devicesMetrics+"/metrics", nil)
-		if err != nil {
-			return "", err
-		}
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return "", err
-		}
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		if err != nil {
-			return "", err
-		}
-		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "local_pv_provisioner_"+name+"{") {
-				_, now, _ := strings.Cut(strings.TrimSpace(line), "} ")
-				if strings.HasPrefix(now, value) {
-					return "", nil
-				}
-				return now, nil
-			}
-		}
-		return "missing", nil
-	})
-}
-
-// saidAgain waits for an event about a volume to be said once more than before, and answers how often that is.
-func (s *scene) saidAgain(volume, reason string, before int32) (times int32) {
-	s.Helper()
-	s.until(reason+" of "+volume+" to be said", func(ctx context.Context) (string, error) {
-		events, err := c.Client.EventsV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return "", err
-		}
-		for _, e := range events.Items {
-			if e.Regarding.Kind != "PersistentVolume" || e.Regarding.Name != volume || e.Reason != reason {
-				continue
-			}
-			if times = 1; e.Series != nil {
-				times = e.Series.Count
-			}
-			if times > before {
-				return "", nil
-			}
-		}
-		return fmt.Sprintf("said %d times", times), nil
-	})
-	return times
 }
 
 // upstreamVolume is what the upstream program makes of a disk, version 0.5.3.

@@ -145,36 +145,6 @@ func TestImmutableFields(t *testing.T) {
 	}
 }
 
-// An object that the upstream operator has stored is read, its removed fields are dropped, and it can be changed although
-// its old conditions are not what they have to be now.
-func TestUpstreamObjectIsRead(t *testing.T) {
-	s := begin(t)
-	s.withAPI("testdata/upstream-crd.yaml")
-	s.kubectl("apply", "-f", "testdata/upstream-provisioner.yaml")
-	client := s.withAPI(crdFile)
-	t.Cleanup(func() { s.endProvisioner("earlier") })
-	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes","reserve":"5%"}]}}`)
-	// The definition is taken up in a moment.
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		changed, err := client.Patch(t.Context(), "earlier", types.MergePatchType, patch, metav1.PatchOptions{})
-		if err == nil {
-			if value, _, _ := unstructured.NestedString(changed.Object, "spec", "kubeletDirectory"); value == "/var/lib/kubelet" {
-				if _, found, _ := unstructured.NestedBool(changed.Object, "spec", "disableCSI"); found {
-					t.Error("a removed field is still there")
-				}
-				if version, _, _ := unstructured.NestedString(changed.Object, "status", "observedVersion"); version != "v0.25.2" {
-					t.Errorf("the version that was observed is %q", version)
-				}
-				return
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the object cannot be changed: %v, %v", changed, err)
-		}
-	}
-}
-
 // An object of the upstream operator that breaks rules of today is served: its status is written, the rest of its spec can be changed, and it
 // can be deleted.
 func TestUpstreamObjectThatBreaksRules(t *testing.T) {
