@@ -1,18 +1,11 @@
 package deploy_test
 
 import (
-	"encoding/json"
 	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/prometheus/promql/parser"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -81,89 +74,4 @@ func commentedExample(t *testing.T, file, was, is string) string {
 		lines = append(lines, rest)
 	}
 	return strings.ReplaceAll(strings.Join(lines, ""), was, is)
-}
-
-// dashboardJSON is the one in the ConfigMap that Grafana's sidecar takes.
-func dashboardJSON(t *testing.T) []byte {
-	t.Helper()
-	config := manifest.Only[corev1.ConfigMap](t, manifest.Render(t, monitoringDir), "ConfigMap")
-	if config.Labels["grafana_dashboard"] != "1" {
-		t.Errorf("Grafana's sidecar does not take a ConfigMap with the labels %v", config.Labels)
-	}
-	if config.Name != "hostpath-csi-dashboard" || len(config.Data) != 1 {
-		t.Fatalf("the ConfigMap %s has %d files, want one", config.Name, len(config.Data))
-	}
-	content := []byte(config.Data["hostpath-csi.json"])
-	if !json.Valid(content) {
-		t.Fatal("the dashboard is not JSON")
-	}
-	return content
-}
-
-// documented are the metrics of docs/metrics.md, which a test of its generator keeps
-// to what the driver serves, and those of the library, which it only mentions.
-func documented(t *testing.T) []string {
-	t.Helper()
-	names := documentedIn(t, "metrics.md")
-	if len(names) < 10 {
-		t.Fatalf("docs/metrics.md has only the metrics %q", names)
-	}
-	return names
-}
-
-// documentedIn are the metrics in the tables of a document, and those of the library.
-func documentedIn(t *testing.T, document string) []string {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(docsDir, document))
-	succeed(t, err)
-	var names []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`").FindAllStringSubmatch(string(content), -1) {
-		names = append(names, m[1])
-	}
-	if len(names) == 0 {
-		t.Fatalf("docs/%s has no metrics", document)
-	}
-	library := prometheus.NewPedanticRegistry()
-	library.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	families, err := library.Gather()
-	succeed(t, err)
-	for _, family := range families {
-		names = append(names, family.GetName())
-	}
-	return names
-}
-
-// metricsOf are the metrics that an expression asks for, by the names under which
-// they are documented.
-func metricsOf(t *testing.T, expr string) []string {
-	t.Helper()
-	parsed, err := parser.ParseExpr(expr)
-	if err != nil {
-		t.Errorf("%s: %v", expr, err)
-		return nil
-	}
-	var names []string
-	parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
-		if selector, ok := node.(*parser.VectorSelector); ok {
-			names = append(names, regexp.MustCompile("(_seconds)_(bucket|count|sum)$").ReplaceAllString(selector.Name, "$1"))
-		}
-		return nil
-	})
-	return names
-}
-
-// wantExisting expects an expression to ask for documented metrics, or what
-// Prometheus makes itself.
-func wantExisting(t *testing.T, expr string, documented []string) {
-	t.Helper()
-	names := metricsOf(t, expr)
-	if len(names) == 0 {
-		t.Errorf("%s asks for no metric", expr)
-	}
-	known := slices.Concat(documented, []string{"up", "ALERTS"})
-	for _, name := range names {
-		if !slices.Contains(known, name) {
-			t.Errorf("there is no metric %s, which %s asks for", name, expr)
-		}
-	}
 }
