@@ -286,18 +286,6 @@ func TestFrozenNode(t *testing.T) {
 	}
 }
 
-// What was cleaned of a disk says nothing of the one that has its place now.
-func TestCleaningOfReplacedDiskBeginsAnew(t *testing.T) {
-	w := devicestest.New(t)
-	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe, w.Config.ExistingData = devices.WipeZero, devices.Erase
-	d := w.Disk("disk", 8*mib)
-	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "serial=other", State: devices.Cleaning, Wipe: devices.WipeZero,
-		Done: 4 * mib, Erased: true}))
-	w.Offered()
-	d.WantZero(0, 8*mib)
-}
-
 // Raw data has no signature, and a device may have another path after a reboot.
 func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	w := devicestest.New(t)
@@ -788,19 +776,6 @@ func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, 
 	}
 	must.Succeed(t, cmd.Process.Kill())
 	_ = cmd.Wait() // killed
-}
-
-func TestCanceledCleaningResumes(t *testing.T) {
-	w := devicestest.New(t)
-	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", 128*mib)
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
-	w.Agent.Pass(devices.Request{Volumes: w.PVs, Wipe: devices.WipeZero})
-	w.Restart()
-	if r := w.Pass(); len(r.Cleaned) != 1 {
-		t.Fatalf("found %+v, want it cleaned", r)
-	}
-	d.WantZero(0, 128*mib)
 }
 
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.

@@ -260,20 +260,3 @@ func TestExcessRequestsAreRefused(t *testing.T) {
 		}
 	}
 }
-
-func TestLongRequestIsRefused(t *testing.T) {
-	address := serveWithin(t, patient, Options{Pools: noPools})
-	conn := shake(t, dial(t, address))
-	_, err := io.WriteString(conn, strings.Replace(request, "driver", strings.Repeat("x", 64<<10), 1))
-	if err != nil {
-		return // it was refused before all of it was sent
-	}
-	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		return
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-		t.Errorf("it is answered with %s", response.Status)
-	}
-}

@@ -624,12 +624,3 @@ func TestServe_cancelsScrapesInFlight(t *testing.T) {
 	}
 	close(answer)
 }
-
-func TestServe_listenerFails(t *testing.T) {
-	listener := listen(t)
-	must.Succeed(t, listener.Close())
-	err := metrics.New(metrics.Options{Version: "v1", Pools: noPools}).Serve(t.Context(), listener, metrics.TLS{})
-	if err == nil || !strings.Contains(err.Error(), listener.Addr().String()) {
-		t.Errorf("Serve answers %v, want an error that names the address", err)
-	}
-}

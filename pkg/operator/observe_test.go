@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -238,4 +239,15 @@ func TestSelectorsOfObjectsWithoutLabels(t *testing.T) {
 			t.Errorf("%s has the labels %v and the selector %v", object.GetName(), object.GetLabels(), object.selector.MatchLabels)
 		}
 	}
+}
+
+func readyMetric(t *testing.T) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(ready)
+	families, err := registry.Gather()
+	if err != nil || len(families) != 1 {
+		t.Fatalf("the metrics are %v, %v", families, err)
+	}
+	return families[0].GetMetric()[0].GetGauge().GetValue()
 }

@@ -159,19 +159,6 @@ func TestTracingDisabled(t *testing.T) {
 	}
 }
 
-func TestSampler(t *testing.T) {
-	c := startCollector(t)
-	clearEnvironment(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.http, "OTEL_TRACES_SAMPLER": "always_off"})
-	tracer, err := trace.New(trace.Config{})
-	if err != nil || tracer.Start(logr.Discard()) != nil {
-		t.Fatal(err)
-	}
-	call(t, tracer)
-	if err := tracer.Close(t.Context()); err != nil || len(c.requests) > 0 {
-		t.Errorf("%v, %d exports; want none", err, len(c.requests))
-	}
-}
-
 // All that is wrong is reported at once, and no secret with it.
 func TestProblems(t *testing.T) {
 	clearEnvironment(t, map[string]string{

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,55 +28,21 @@ type port struct {
 	validate, restores func(http.ResponseWriter, *http.Request)
 }
 
-// listens counts the connections of a listener that are open.
-type listens struct {
-	net.Listener
-	mu         sync.Mutex
-	open, most int
-}
-
-func (l *listens) Accept() (net.Conn, error) {
-	connection, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open++
-	l.most = max(l.most, l.open)
-	return &counted{Conn: connection, of: l}, nil
-}
-
-type counted struct {
-	net.Conn
-	of   *listens
-	once sync.Once
-}
-
-func (c *counted) Close() error {
-	c.once.Do(func() {
-		c.of.mu.Lock()
-		defer c.of.mu.Unlock()
-		c.of.open--
-	})
-	return c.Conn.Close()
-}
-
-func newPort(t *testing.T, l limits) (*port, *listens) {
+func newPort(t *testing.T, l limits) *port {
 	t.Helper()
 	p := &port{world: newWorld(t, nil, 1)}
 	must.Succeed(t, p.replicas[0].refresh(t.Context()))
-	return p, p.serve(l, p.replicas[0])
+	p.serve(l, p.replicas[0])
+	return p
 }
 
 // serve has a server answer on the port until the test ends.
-func (p *port) serve(l limits, identity Identity) *listens {
+func (p *port) serve(l limits, identity Identity) {
 	t := p.t
 	t.Helper()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
-	listener := &listens{Listener: inner}
-	p.address = inner.Addr().String()
+	p.address = listener.Addr().String()
 	server := &Server{
 		TLS: func(*tls.Config) {}, Certificates: identity,
 		Validate: http.HandlerFunc(func(w http.ResponseWriter, call *http.Request) { p.validate(w, call) }),
@@ -92,7 +57,6 @@ func (p *port) serve(l limits, identity Identity) *listens {
 		end()
 		must.Succeed(t, <-done)
 	})
-	return listener
 }
 
 // trusting is what the API server connects with.
@@ -125,7 +89,7 @@ func (u unread) Read([]byte) (int, error) {
 // Any client of the network reaches the port. Only the path that the API server is told leads anywhere, and a call to another one costs no
 // more than its header.
 func TestOnlyTheAPIServerIsAnswered(t *testing.T) {
-	p, _ := newPort(t, usual)
+	p := newPort(t, usual)
 	var validated, restored atomic.Int32
 	p.validate = func(http.ResponseWriter, *http.Request) { validated.Add(1) }
 	p.restores = func(http.ResponseWriter, *http.Request) { restored.Add(1) }
@@ -159,7 +123,7 @@ func TestOnlyTheAPIServerIsAnswered(t *testing.T) {
 func TestLargeCallIsRefused(t *testing.T) {
 	l := usual
 	l.body = 1000
-	p, _ := newPort(t, l)
+	p := newPort(t, l)
 	p.validate = func(w http.ResponseWriter, call *http.Request) {
 		if _, err := io.ReadAll(call.Body); err != nil {
 			http.Error(w, err.Error(), http.StatusTeapot)
@@ -183,7 +147,7 @@ func TestLargeCallIsRefused(t *testing.T) {
 func TestSlowCallerIsDisconnected(t *testing.T) {
 	l := usual
 	l.read, l.idle = 2*time.Second, 2*time.Second // which a handshake has to fit in
-	p, _ := newPort(t, l)
+	p := newPort(t, l)
 	p.validate = func(_ http.ResponseWriter, call *http.Request) { _, _ = io.ReadAll(call.Body) }
 	for name, text := range map[string]string{
 		"nothing":        "",
@@ -220,7 +184,7 @@ func isTimeout(err error) bool {
 func TestStuckCheckIsAnswered(t *testing.T) {
 	l := usual
 	l.answer = 50 * time.Millisecond
-	p, _ := newPort(t, l)
+	p := newPort(t, l)
 	ended := make(chan struct{})
 	p.validate = func(_ http.ResponseWriter, call *http.Request) {
 		<-call.Context().Done()
@@ -230,36 +194,4 @@ func TestStuckCheckIsAnswered(t *testing.T) {
 		t.Errorf("status %d", status)
 	}
 	<-ended
-}
-
-func TestExcessCallersWait(t *testing.T) {
-	const most, all = 2, 6
-	l := usual
-	l.connections = most
-	p, listener := newPort(t, l)
-	full := make(chan struct{}, all)
-	leave := make(chan struct{})
-	p.validate = func(w http.ResponseWriter, _ *http.Request) {
-		full <- struct{}{}
-		<-leave
-		w.Header().Set("Connection", "close")
-	}
-	var calls sync.WaitGroup
-	for range all {
-		calls.Go(func() {
-			if status, _ := p.call(p.path(), strings.NewReader("{}")); status != http.StatusOK {
-				t.Errorf("status %d", status)
-			}
-		})
-	}
-	for range most {
-		<-full
-	}
-	close(leave)
-	calls.Wait()
-	listener.mu.Lock()
-	defer listener.mu.Unlock()
-	if listener.most > most {
-		t.Errorf("%d connections were open at once, want %d", listener.most, most)
-	}
 }

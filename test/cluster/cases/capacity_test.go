@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -202,27 +201,5 @@ func TestSchedulingByCapacity(t *testing.T) {
 	s.pod("small", with("small", "/data"), preferring(nodeA))
 	if got := s.ready("small").Spec.NodeName; got != nodeA {
 		t.Errorf("the small one is on %s, want it where it prefers to be and has room", got)
-	}
-}
-
-// A pod that fits nowhere waits, and an event says why. When there is room it
-// runs.
-func TestPodWaitsUntilSpaceIsFree(t *testing.T) {
-	s := begin(t)
-	for _, node := range []string{nodeA, nodeB} {
-		s.fill(node, 512*mib)
-	}
-	s.claim("data", "1Gi")
-	s.pod("user", with("data", "/data"))
-	s.wantEvent("Pod", "user", "FailedScheduling", "did not have enough free storage")
-	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(t.Context(), "user", metav1.GetOptions{})
-	must.Succeed(t, err)
-	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending {
-		t.Errorf("the pod is %s on %q, want it to wait", pod.Status.Phase, pod.Spec.NodeName)
-	}
-	s.remove(filler(nodeA))
-	s.removeClaim(filler(nodeA))
-	if got := s.ready("user").Spec.NodeName; got != nodeA {
-		t.Errorf("the pod is on %s, want it on %s, where there is room now", got, nodeA)
 	}
 }

@@ -1,7 +1,6 @@
 package cases_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +9,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -110,7 +107,6 @@ func TestMigrationToCSI(t *testing.T) {
 	}
 	s.mustMigrate(node, append(args, "--apply")...)
 	s.servesMigrated("before\nbetween\nafter\n")
-	s.emptyVolumeInTheGap(node)
 }
 
 // wantMigrated expects the claim to be as it was, with a volume of the driver.
@@ -141,44 +137,6 @@ func (s *scene) servesMigrated(content string) {
 	s.removeClaim("data")
 }
 
-// emptyVolumeInTheGap ends a migration when no object names the directory any more, which is empty, and has the provisioner
-// start and look for abandoned directories.
-func (s *scene) emptyVolumeInTheGap(node string) {
-	s.Helper()
-	s.claim("empty", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
-	old, _, directory := s.hostPath("empty")
-	args := []string{"--claim=" + s.namespace + "/empty", "--apply"}
-	s.mustMigrate(node, append(args, "--steps=4")...)
-	s.until("the PersistentVolume to be gone", func(ctx context.Context) (string, error) {
-		_, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, old.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		return "still there", err
-	})
-	s.kubectl("delete", "pod", "-n", perNode.namespace, "--all")
-	s.provisioners(perNode, len(c.Nodes), true)
-	// It has looked at all of them when it knows that the one of a new volume is in use.
-	s.claim("witness", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
-	witness, _, witnessed := s.hostPath("witness")
-	s.until("the provisioner to look at its directories", func(context.Context) (string, error) {
-		p := store.VolumePath{Directory: filepath.Dir(witnessed), Name: witness.Name}
-		found, err := store.Handover{From: p, To: p}.Find()
-		if err != nil || !found.From.Provisional {
-			return "", err
-		}
-		return "it has not", nil
-	})
-	s.mustMigrate(node, args...)
-	s.wantGone(directory)
-	if got := s.wrote("empty", "after"); got != "after\n" {
-		s.Errorf("the pod reads %q", got)
-	}
-	s.removeClaim("empty")
-	s.kubectl("delete", "pvc", "-n", s.namespace, "witness")
-	s.wantVolumeGone(witness.Name, witnessed)
-}
-
 // oldVolume is a directory of a node as a provisioner from before CSI has made it for a claim: an empty one, whose name
 // begins with that of its PersistentVolume.
 func (s *scene) oldVolume(node, provisioner, source, path, claim string) {
@@ -207,29 +165,4 @@ spec:
 `, name, provisioner, source, path, s.namespace, claim, node))
 	s.claim(claim, "10Mi", ofClass("old-volumes"))
 	s.bound(claim)
-}
-
-// Rancher's provisioner has a pool's directory as its own.
-func TestMigrationOfLocalPath(t *testing.T) {
-	s := begin(t)
-	s.apply("-k", migrateOverlay)
-	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
-	for i, source := range []string{"hostPath", "local"} {
-		path := fmt.Sprintf("/var/plain/pvc-22222222-2222-3333-4444-55555555555%d_%s_%s", i, s.namespace, strings.ToLower(source))
-		s.oldVolume(nodeB, "rancher.io/local-path", source, path, strings.ToLower(source))
-		must.Succeed(s, os.WriteFile(filepath.Join(c.Nodes[nodeB].Disk(path), "file"), []byte("before\n"), 0o644))
-	}
-	if out := s.mustMigrate(nodeA, "--from-class=old-volumes", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
-		t.Error(out)
-	}
-	if out := s.mustMigrate(nodeA, "--all"); !strings.Contains(out, "claims on node "+nodeB) {
-		t.Error(out)
-	}
-	s.mustMigrate(nodeB, "--namespace="+s.namespace, "--apply")
-	for _, claim := range []string{"hostpath", "local"} {
-		if got := s.wrote(claim, "after"); got != "before\nafter\n" {
-			t.Errorf("the pod reads %q", got)
-		}
-		s.removeClaim(claim)
-	}
 }

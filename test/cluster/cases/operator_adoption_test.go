@@ -201,16 +201,7 @@ func (s *scene) deletedWhileUsed(client dynamic.ResourceInterface, name, pool st
 	}))
 	s.ready("user")
 	must.Succeed(s, client.Delete(ctx, name, metav1.DeleteOptions{}))
-	s.until("the status to name the pod that uses the pool", func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "pod "+s.namespace+"/user") {
-			return text, nil
-		}
-		return "", nil
-	})
+	s.untilStatus(client, name, "the status to name the pod that uses the pool", "pod "+s.namespace+"/user")
 	s.condition(client, name, "Available", "False")
 	if _, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{}); err != nil {
 		s.Errorf("the pod cannot end without a driver: %v", err)

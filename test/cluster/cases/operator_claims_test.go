@@ -33,17 +33,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
 	ctx := t.Context()
-	if _, err := c.Client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
-		ObjectMeta:        metav1.ObjectMeta{Name: class},
-		Provisioner:       cluster.DriverName,
-		Parameters:        map[string]string{"storagePool": "local-fast"},
-		VolumeBindingMode: pointer(storagev1.VolumeBindingWaitForFirstConsumer),
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Client.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
-	})
+	s.class(class, "local-fast", storagev1.VolumeBindingWaitForFirstConsumer)
 	s.apply("-f", "testdata/openshift.yaml")
 	if testing.Short() {
 		s.installKinds()

@@ -118,16 +118,7 @@ func upgradeAndDowngrade(s *scene, client dynamic.ResourceInterface, name string
 	before := sets.Items[0].Generation
 
 	s.operatorOf("v0.9.0")
-	s.until("the older version to be refused", func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "DowngradeRefused") {
-			return text, nil
-		}
-		return "", nil
-	})
+	s.untilStatus(client, name, "the older version to be refused", "DowngradeRefused")
 	set, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(s.Context(), operatorDaemonSet, metav1.GetOptions{})
 	if err != nil || set.Generation != before {
 		s.Errorf("the older operator has changed the DaemonSet (%v)", err)
@@ -166,16 +157,7 @@ func (s *scene) goesOn(client dynamic.ResourceInterface, name, spec string) {
 	changed, err := client.Patch(s.Context(), name, types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
 	must.Succeed(s, err)
 	want := fmt.Sprintf("observedGeneration:%d reason:AsExpected status:False type:Degraded", changed.GetGeneration())
-	s.until("the operator to go on", func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, want) {
-			return text, nil
-		}
-		return "", nil
-	})
+	s.untilStatus(client, name, "the operator to go on", want)
 	s.condition(client, name, "RolledOut", "True")
 }
 
@@ -232,16 +214,7 @@ func (s *scene) operatorOf(version string) {
 func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes int) {
 	s.Helper()
 	want := fmt.Sprintf("currentReady:%d desiredReady:%d", nodes, nodes)
-	s.until(fmt.Sprintf("the pool to be usable on %d nodes", nodes), func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, want) {
-			return text, nil
-		}
-		return "", nil
-	})
+	s.untilStatus(client, name, fmt.Sprintf("the pool to be usable on %d nodes", nodes), want)
 	s.condition(client, name, "RolledOut", "True")
 }
 

@@ -100,6 +100,21 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 	return object
 }
 
+// untilStatus waits for some words in the status of an object.
+func (s *scene) untilStatus(client dynamic.ResourceInterface, name, what, words string) {
+	s.Helper()
+	s.until(what, func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, words) {
+			return text, nil
+		}
+		return "", nil
+	})
+}
+
 // The operator and one object make a cluster on which a claim binds and a pod writes, and on which there are snapshots, of frozen pods
 // too. The removal of the object leaves the data.
 func TestOperatorWithHostPathPool(t *testing.T) {

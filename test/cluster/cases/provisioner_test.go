@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -127,8 +126,6 @@ func TestProvisionerOnEachNode(t *testing.T) {
 		t.Errorf("the volume is on %s", node)
 	}
 	s.refusedClaims(class)
-	s.foreignVolumes()
-	s.refusedByClass()
 
 	// Without a pod too, where the class waits for one.
 	s.claim("early", "10Mi", ofClass("hostpath-provisioner"), madeOn(nodeA))
@@ -150,7 +147,6 @@ func TestProvisionerOnEachNode(t *testing.T) {
 			s.wantEndpoints(pod, "", ofClaims...)
 		}
 	}
-	s.goesToTheNodeWithRoom()
 	s.refusesPoolOfDriver()
 }
 
@@ -194,42 +190,6 @@ func (s *scene) refusedClaims(class string) {
 	s.wantEvent("PersistentVolumeClaim", "unnamed", "ProvisioningFailed", "binds immediately")
 	s.wantEvent("PersistentVolumeClaim", "shared", "ProvisioningFailed", "ReadWriteMany is not supported")
 	s.wantEvent("PersistentVolumeClaim", "disk", "ProvisioningFailed", "does not support block volume")
-}
-
-// goesToTheNodeWithRoom has the scheduler choose a node that has no room for a claim. The provisioner there takes the choice
-// back: otherwise the pod could start nowhere else.
-func (s *scene) goesToTheNodeWithRoom() {
-	s.Helper()
-	s.claim("large", "600Mi", ofClass("hostpath-provisioner-immediate"), madeOn(nodeA))
-	large, _, largeDirectory := s.hostPath("large")
-	s.claim("second", "600Mi", ofClass("hostpath-provisioner"))
-	s.pod("second", with("second", "/data"), preferring(nodeA))
-	s.wantEvent("PersistentVolumeClaim", "second", "ProvisioningFailed", "not enough space")
-	// The scheduler, which prefers it, would choose it again.
-	s.cordon(nodeA, true)
-	defer s.cordon(nodeA, false)
-	s.ready("second")
-	second, node, directory := s.hostPath("second")
-	if node != nodeB {
-		s.Errorf("the volume is on %s", node)
-	}
-	s.remove("second")
-	s.kubectl("delete", "pvc", "-n", s.namespace, "large", "second")
-	s.wantVolumeGone(large.Name, largeDirectory)
-	s.wantVolumeGone(second.Name, directory)
-}
-
-// refusedByClass has a claim of a class that says what no directory can have.
-func (s *scene) refusedByClass() {
-	s.Helper()
-	immediate := storagev1.VolumeBindingImmediate
-	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: s.namespace}, Provisioner: "kubevirt.io/hostpath-provisioner", VolumeBindingMode: &immediate,
-		MountOptions: []string{"noatime"}}, metav1.CreateOptions{})
-	must.Succeed(s, err)
-	s.Cleanup(func() { s.removeClass(s.namespace) })
-	s.claim("options", "10Mi", ofClass(s.namespace), madeOn(nodeA))
-	s.wantEvent("PersistentVolumeClaim", "options", "ProvisioningFailed", "noatime", "remove them")
 }
 
 // refusesPoolOfDriver has one more provisioner on a node, whose directory is a pool of the driver: each in its container
@@ -365,45 +325,6 @@ func (s *scene) metricsOf(pod corev1.Pod) map[string]bool {
 	return names
 }
 
-// foreignVolumes makes PersistentVolumes that claim to be of the provisioner and are not: their directories stay.
-func (s *scene) foreignVolumes() {
-	s.Helper()
-	outside := c.Nodes[nodeA].Disk("/var/plain/.outside")
-	must.Succeed(s, os.Mkdir(outside, 0o755))
-	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(outside)) })
-	const uid = "pvc-11111111-2222-3333-4444-555555555555"
-	// As the upstream provisioner left it (its Provision): without a record, and with its own name as the identity.
-	earlier := filepath.Join(c.Nodes[nodeA].Disk(perNode.path), uid)
-	must.Succeed(s, os.MkdirAll(filepath.Join(earlier, "sub"), 0o777))
-	for name, path := range map[string]string{"case-outside": "/var/plain/.outside", uid: perNode.path + "/" + uid} {
-		s.applyText(fmt.Sprintf(`
-apiVersion: v1
-kind: PersistentVolume
-metadata:
-  name: %[1]s
-  annotations:
-    pv.kubernetes.io/provisioned-by: kubevirt.io/hostpath-provisioner
-    hostPathProvisionerIdentity: kubevirt.io/hostpath-provisioner
-    kubevirt.io/provisionOnNode: %[2]s
-spec:
-  capacity: {storage: 10Mi}
-  accessModes: [ReadWriteOnce]
-  persistentVolumeReclaimPolicy: Delete
-  storageClassName: hostpath-provisioner
-  hostPath: {path: %[3]s}
-  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[2]s]}]}]}}
-  claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: %[4]s, name: gone, uid: 66666666-2222-3333-4444-555555555555}
-`, name, nodeA, path, s.namespace))
-	}
-	s.wantVolumeGone(uid, earlier)
-	s.wantVolumeEvent("case-outside", "VolumeFailedDelete", "no directory was removed", "/var/plain/.outside")
-	if _, err := os.Stat(outside); err != nil {
-		s.Errorf("a directory that is not of the pool is gone: %v", err)
-	}
-	// It was released before the provisioner saw it, and so has no finalizer.
-	s.kubectl("delete", "pv", "case-outside")
-}
-
 func TestProvisionerOnSingleNode(t *testing.T) {
 	s := begin(t)
 	s.install(singleNode)
@@ -427,29 +348,7 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
 	s.wantEndpoints(pod, "", ofClaims...)
-	s.migratesSingleNode()
 	s.retained()
-}
-
-// migratesSingleNode makes a volume of the driver of one whose directory is named for people.
-func (s *scene) migratesSingleNode() {
-	s.Helper()
-	s.apply("-k", migrateOverlay)
-	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
-	s.claim("readable", "10Mi", ofClass("hostpath"))
-	old, node, directory := s.hostPath("readable")
-	if got := s.wrote("readable", "before"); got != "before\n" {
-		s.Errorf("the pod reads %q", got)
-	}
-	s.mustMigrate(node, "--claim="+s.namespace+"/readable", "--from-dir="+singleNode.path, "--apply")
-	s.wantGone(directory)
-	if now := s.volume("readable"); now.Name != old.Name || now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != filepath.Base(directory) {
-		s.Errorf("PersistentVolume %s %+v", now.Name, now.Spec)
-	}
-	if got := s.wrote("readable", "after"); got != "before\nafter\n" {
-		s.Errorf("the pod reads %q", got)
-	}
-	s.removeClaim("readable")
 }
 
 // retained has the program keep what the class would have it delete.
