@@ -334,12 +334,12 @@ func samePublication(source origin, at int, mounted dir.ID, target Target, flags
 	if err := unix.Fstatfs(source.fd, &base); err != nil {
 		return &fs.PathError{Op: "statfs", Path: source.path, Err: err}
 	}
-	mask := int64(statfsMask)
-	if !source.isDir() {
-		// Other flags have no effect on a device, and those of dev may have changed.
-		mask = unix.ST_NODEV
+	// What the flags do not name is as the source was mounted then, which may have changed.
+	named, set := flags.statfs()
+	if source.isDir() { // a device can be written through a read-only mount
+		named |= unix.ST_RDONLY &^ int64(base.Flags)
 	}
-	if want := flags.statfs(int64(base.Flags)); int64(have.Flags)&mask != want&mask {
+	if int64(have.Flags)&named != set {
 		return fmt.Errorf("%w: %s is published with other mount flags", ErrOccupied, target)
 	}
 	return nil

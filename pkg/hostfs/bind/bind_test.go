@@ -184,6 +184,23 @@ func TestPublish_readOnly(t *testing.T) {
 	must.Succeed(t, os.WriteFile(filepath.Join(writable.String(), "file"), nil, 0o644))
 }
 
+// Kubelet publishes again what its running pods have when it was restarted. Meanwhile the pool can have been mounted otherwise.
+func TestPublish_againAfterPoolWasRemounted(t *testing.T) {
+	s := newScene(t)
+	plain, named, readOnly := s.publish(t, "plain"), s.publish(t, "named", "exec"), s.publish(t, "ro", "ro")
+	pool := filepath.Dir(s.volume.String())
+	must.Succeed(t, syscall.Mount("", pool, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC|syscall.MS_NOATIME, ""))
+	for target, names := range map[bind.Target][]string{plain: nil, named: {"exec"}, readOnly: {"ro"}} {
+		flags, err := bind.ParseFlags(names)
+		must.Succeed(t, err)
+		must.Succeed(t, s.kernel.Publish(s.volume, target, flags))
+	}
+	must.ErrorIs(t, s.kernel.Publish(s.volume, readOnly, bind.Flags{}), bind.ErrOccupied)
+	noexec, err := bind.ParseFlags([]string{"noexec"})
+	must.Succeed(t, err)
+	must.ErrorIs(t, s.kernel.Publish(s.volume, plain, noexec), bind.ErrOccupied)
+}
+
 func TestPublish_parentBehindLink(t *testing.T) {
 	s := newScene(t)
 	link := filepath.Join(t.TempDir(), "kubelet")

@@ -92,31 +92,27 @@ var statfsBits = []struct {
 	{unix.MOUNT_ATTR_NODIRATIME, unix.ST_NODIRATIME},
 }
 
-const (
-	statfsAtime = unix.ST_NOATIME | unix.ST_RELATIME
-	statfsMask  = statfsAtime | unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME
-)
+const statfsAtime = unix.ST_NOATIME | unix.ST_RELATIME
 
-// statfs is the statfs(2) flags of a publication whose source has the flags base.
-func (f Flags) statfs(base int64) int64 {
-	want := base & statfsMask
+// statfs are the bits of statfs(2) that the flags name, and those of them that are set in a publication.
+func (f Flags) statfs() (named, set int64) {
 	for _, bit := range statfsBits {
-		if f.clear&bit.attr != 0 {
-			want &^= bit.st
+		if (f.set|f.clear)&bit.attr != 0 {
+			named |= bit.st
 		}
 		if f.set&bit.attr != 0 {
-			want |= bit.st
+			set |= bit.st
 		}
 	}
 	if f.clear&unix.MOUNT_ATTR__ATIME == 0 {
-		return want
+		return named, set
 	}
-	want &^= statfsAtime
+	named |= statfsAtime
 	switch {
 	case f.set&unix.MOUNT_ATTR_NOATIME != 0:
-		want |= unix.ST_NOATIME
+		set |= unix.ST_NOATIME
 	case f.set&unix.MOUNT_ATTR_STRICTATIME == 0:
-		want |= unix.ST_RELATIME
+		set |= unix.ST_RELATIME
 	}
-	return want
+	return named, set
 }
