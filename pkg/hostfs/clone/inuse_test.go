@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -256,4 +257,42 @@ func TestCopyGivesItsBlocksBackBeforeTheNext(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Of a file with several names there is one copy at a time, too.
+func TestCopyOfLinkedFileIsThereOnce(t *testing.T) {
+	for name, method := range map[string]clone.Method{"shared": clone.Share, "copied": clone.Copy} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.LoopFS(t, "xfs", 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			file := filepath.Join(src, "file")
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.WriteFile(file, make([]byte, 8*mib), 0o600), os.Link(file, file+"-too"))
+			tree(t, src, dst, clone.Options{
+				Method: method, Rounds: 1,
+				Pause: func(context.Context) error { return os.Chmod(file, 0o600) }, // which sets its ctime
+				Hold: func(ctx context.Context) (context.Context, func() error, error) {
+					if bytes := allocated(t, dst); bytes > 9*mib {
+						t.Errorf("copies of 8 MiB take %d MiB after two passes", bytes/mib)
+					}
+					return ctx, func() error { return nil }, nil
+				},
+			})
+		})
+	}
+}
+
+// allocated is what the files in a directory have on the disk, each counted once, in bytes.
+func allocated(t *testing.T, in string) (bytes int64) {
+	t.Helper()
+	files := make(map[uint64]int64)
+	must.Succeed(t, filepath.WalkDir(in, func(path string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		err = errors.Join(err, unix.Lstat(path, &st))
+		files[st.Ino] = st.Blocks * 512
+		return err
+	}))
+	for _, has := range files {
+		bytes += has
+	}
+	return bytes
 }

@@ -311,7 +311,7 @@ func (c *copier) isGone(src, dst *dir.Dir, name string) (bool, error) {
 // remove removes an entry of the copy. A file gives its blocks back first: XFS counts them until some time after the last name is
 // gone, and there may be no room for them and those of the next copy.
 func (c *copier) remove(in *dir.Dir, name string) error {
-	if st, err := stat(in, name); err == nil && copiedByDescriptor(st) {
+	if st, err := stat(in, name); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && (st.Nlink == 1 || in == c.links) {
 		fd, err := unix.Openat(in.Fd(), name, unix.O_WRONLY|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return &fs.PathError{Op: "truncate", Path: in.String() + "/" + name, Err: err}
@@ -500,6 +500,11 @@ func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) er
 		}
 		if err := unix.Linkat(c.links.Fd(), made, to.Fd(), name, 0); !errors.Is(err, unix.ENOENT) {
 			return linkError(to, name, err)
+		}
+	}
+	for round := 1; round < c.oldest(st); round++ { // none of these copies keeps a name
+		if err := c.remove(c.links, linkName(round, file)); err != nil {
+			return err
 		}
 	}
 	node := linkName(c.round, file)
