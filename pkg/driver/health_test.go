@@ -236,7 +236,7 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 			wantEqual(t, "the reason", volume.Condition.Reason, c.reason)
 
 			h := p.nodeHealth(t, "vol", p.target("vol"))
-			got := must.Get(p.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "vol"}))(t)
+			got := must.Value(p.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "vol"}))(t)
 			wantEqual(t, "the health by the controller", got.GetVolumeHealth(), h)
 			seen := make(map[string]bool)
 			for _, e := range h.GetHealthStatuses() {

@@ -38,9 +38,9 @@ func TestDriverName(t *testing.T) {
 
 func TestCapabilities(t *testing.T) {
 	r := newRig(t, setup{})
-	plugin := must.Get(r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(t)
-	controller := must.Get(r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
-	node := must.Get(r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
+	plugin := must.Value(r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(t)
+	controller := must.Value(r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
+	node := must.Value(r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
 	var ofPlugin, ofController, ofNode []string
 	for _, c := range plugin.GetCapabilities() {
 		if expansion := c.GetVolumeExpansion(); expansion != nil {

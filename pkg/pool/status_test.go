@@ -347,7 +347,7 @@ func TestSurveyFindsProblems(t *testing.T) {
 			t.Errorf("a volume without a record was seen as %+v", v)
 		}
 		for _, v := range b.Surveyed() {
-			defer must.Get(b.Lock(v.ID))(t)()
+			defer must.Value(b.Lock(v.ID))(t)()
 		}
 		if got := b.Status()[0].Volumes; got != 200 || len(b.Surveyed()) != 200 {
 			t.Errorf("while each volume has a call the status says %d volumes", got)

@@ -26,8 +26,8 @@ func ErrorIs(t T, got, want error) {
 	}
 }
 
-// Get is what a call returned, for the test that it is given to, which ends if the call failed: must.Get(os.ReadFile(path))(t).
-func Get[V any](v V, err error) func(T) V {
+// Value is what a call returned, for the test that it is given to, which ends if the call failed: must.Value(os.ReadFile(path))(t).
+func Value[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
 		Succeed(t, err)
