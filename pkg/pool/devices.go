@@ -47,7 +47,7 @@ func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
 		if err != nil {
 			continue // the target would hang with the pool
 		}
-		held := reconcile.HoldsFile(in.Scan(), device.Backing)
+		held := reconcile.HoldsFile(in.Scan(), device)
 		in.Close()
 		if held {
 			return true

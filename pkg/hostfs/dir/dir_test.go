@@ -181,7 +181,7 @@ func TestOpenFile_opensNothingButFiles(t *testing.T) {
 	d := open(t, root)
 	watch, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
 	must.Succeed(t, err)
-	defer syscall.Close(watch)
+	defer func() { must.Succeed(t, syscall.Close(watch)) }()
 	for name, opens := range map[string]bool{"pipe": false, "file": true} {
 		_, err := syscall.InotifyAddWatch(watch, filepath.Join(root, name), syscall.IN_OPEN)
 		must.Succeed(t, err)

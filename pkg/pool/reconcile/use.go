@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -179,14 +180,14 @@ func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
 	return published, nil
 }
 
-// HoldsFile reports whether a volume that is known to be a block volume has that file. A file in a directory without a record
-// may be a pod's, which can put it below its device (LOOP_CHANGE_FD).
-func HoldsFile(p *Pool, file dir.ID) bool {
+// HoldsFile reports whether a volume of the pool has the file of a device. One that only reads may show a file of its pod
+// (LOOP_CHANGE_FD), also one in a directory without a record.
+func HoldsFile(p *Pool, d *loop.Device) bool {
 	for id, c := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
-		if !c.Recorded() {
+		if d.ReadOnly && !c.Recorded() {
 			continue
 		}
-		if found, ok, err := p.File(id); err == nil && ok && found == file {
+		if found, ok, err := p.File(id); err == nil && ok && found == d.Backing {
 			return true
 		}
 	}
