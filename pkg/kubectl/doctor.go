@@ -6,6 +6,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // FindingHeadings are those of the table of findings.
@@ -30,97 +36,30 @@ func (f Finding) cells() []string {
 // A cluster is what the checks look at.
 type cluster struct {
 	nodes   []Node
-	pods    []pod
-	classes []storageClass
-	claims  []claim
-	drivers []named
-	csi     []csiNode
-	// definitions are the kinds that the cluster has, and deployed the containers of Deployments.
-	definitions []named
-	deployed    []deployment
-	events      []event
+	pods    []corev1.Pod
+	classes []storagev1.StorageClass
+	claims  []corev1.PersistentVolumeClaim
+	drivers []storagev1.CSIDriver
+	csi     []storagev1.CSINode
+	// definitions are the kinds that the cluster has.
+	definitions []metav1.PartialObjectMetadata
+	deployed    []appsv1.Deployment
+	events      []corev1.Event
 }
-
-type named struct {
-	Metadata struct {
-		Name        string            `json:"name"`
-		Namespace   string            `json:"namespace"`
-		Annotations map[string]string `json:"annotations"`
-	} `json:"metadata"`
-}
-
-type storageClass struct {
-	named
-	Provisioner string `json:"provisioner"`
-}
-
-// isDefault is as Kubernetes' admission sees it.
-func (s storageClass) isDefault() bool {
-	return s.Metadata.Annotations["storageclass.kubernetes.io/is-default-class"] == "true"
-}
-
-type claim struct {
-	named
-	Spec struct {
-		StorageClassName string `json:"storageClassName"`
-	} `json:"spec"`
-	Status struct {
-		Phase string `json:"phase"`
-	} `json:"status"`
-}
-
-type csiNode struct {
-	named
-	Spec struct {
-		Drivers []struct {
-			Name string `json:"name"`
-		} `json:"drivers"`
-	} `json:"spec"`
-}
-
-type deployment struct {
-	named
-	Spec struct {
-		Template struct {
-			Spec struct {
-				Containers []struct {
-					Name    string   `json:"name"`
-					Image   string   `json:"image"`
-					Command []string `json:"command"`
-					Args    []string `json:"args"`
-				} `json:"containers"`
-			} `json:"spec"`
-		} `json:"template"`
-	} `json:"spec"`
-}
-
-type event struct {
-	InvolvedObject struct {
-		Kind      string `json:"kind"`
-		Namespace string `json:"namespace"`
-		Name      string `json:"name"`
-	} `json:"involvedObject"`
-	Message       string `json:"message"`
-	LastTimestamp string `json:"lastTimestamp"`
-	EventTime     string `json:"eventTime"`
-}
-
-func (e event) when() string { return max(e.LastTimestamp, e.EventTime) }
 
 // Doctor checks what the driver needs of a cluster, and what waits for it.
 func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
 	c := cluster{nodes: nodes}
 	for _, read := range []func() error{
 		func() (err error) { c.pods, err = drivers(ctx, k); return err },
-		func() (err error) { c.classes, err = get[storageClass](ctx, k, "storageclasses"); return err },
-		func() (err error) { c.claims, err = get[claim](ctx, k, "persistentvolumeclaims"); return err },
-		func() (err error) { c.drivers, err = get[named](ctx, k, "csidrivers"); return err },
-		func() (err error) { c.csi, err = get[csiNode](ctx, k, "csinodes"); return err },
-		func() (err error) { c.definitions, err = get[named](ctx, k, "customresourcedefinitions"); return err },
-		func() (err error) { c.deployed, err = get[deployment](ctx, k, "deployments"); return err },
-		func() (err error) {
-			c.events, err = get[event](ctx, k, "events", "--field-selector=involvedObject.kind=PersistentVolumeClaim")
-			return err
+		func() error { return get(ctx, k, &c.classes, "storageclasses") },
+		func() error { return get(ctx, k, &c.claims, "persistentvolumeclaims") },
+		func() error { return get(ctx, k, &c.drivers, "csidrivers") },
+		func() error { return get(ctx, k, &c.csi, "csinodes") },
+		func() error { return get(ctx, k, &c.definitions, "customresourcedefinitions") },
+		func() error { return get(ctx, k, &c.deployed, "deployments") },
+		func() error {
+			return get(ctx, k, &c.events, "events", "--field-selector=involvedObject.kind=PersistentVolumeClaim")
 		},
 	} {
 		if err := read(); err != nil {
@@ -171,11 +110,11 @@ func (c cluster) registered() (string, []Finding) {
 	known := map[string]bool{}
 	for _, n := range c.csi {
 		for _, d := range n.Spec.Drivers {
-			known[n.Metadata.Name] = known[n.Metadata.Name] || d.Name == driverName
+			known[n.Name] = known[n.Name] || d.Name == driverName
 		}
 	}
 	var problems []Finding
-	if !slices.ContainsFunc(c.drivers, func(d named) bool { return d.Metadata.Name == driverName }) {
+	if !slices.ContainsFunc(c.drivers, func(d storagev1.CSIDriver) bool { return d.Name == driverName }) {
 		problems = append(problems, Finding{Problem: "the cluster has no CSIDriver " + driverName, Mend: "Apply deploy/csi again"})
 	}
 	for _, n := range c.nodes {
@@ -263,7 +202,7 @@ func (c cluster) ours() map[string]bool {
 	names := map[string]bool{}
 	for _, s := range c.classes {
 		if s.Provisioner == driverName {
-			names[s.Metadata.Name] = true
+			names[s.Name] = true
 		}
 	}
 	return names
@@ -276,8 +215,8 @@ func (c cluster) hasClasses() (string, []Finding) {
 	}
 	var defaults []string
 	for _, s := range c.classes {
-		if s.isDefault() {
-			defaults = append(defaults, s.Metadata.Name)
+		if s.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" {
+			defaults = append(defaults, s.Name)
 		}
 	}
 	if len(defaults) > 1 {
@@ -298,11 +237,11 @@ const distributed = "--enable-distributed-snapshotting"
 
 // snapshots are checked where the driver has the sidecar for them.
 func (c cluster) snapshots() (string, []Finding) {
-	wanted := slices.ContainsFunc(c.pods, func(p pod) bool { return p.has("csi-snapshotter") })
+	wanted := slices.ContainsFunc(c.pods, func(p corev1.Pod) bool { return has(p, "csi-snapshotter") })
 	if !wanted {
 		return "they are not installed: docs/snapshots.md has how", nil
 	}
-	if !slices.ContainsFunc(c.definitions, func(d named) bool { return d.Metadata.Name == "volumesnapshots.snapshot.storage.k8s.io" }) {
+	if !slices.ContainsFunc(c.definitions, func(d metav1.PartialObjectMetadata) bool { return d.Name == "volumesnapshots.snapshot.storage.k8s.io" }) {
 		return "", []Finding{{Problem: "the cluster does not know VolumeSnapshots", Mend: "Install the definitions and the snapshot-controller of external-snapshotter: docs/snapshots.md"}}
 	}
 	running := false
@@ -332,10 +271,10 @@ func (c cluster) waiting() (string, []Finding) {
 	ours, bound := c.ours(), 0
 	var problems []Finding
 	for _, cl := range c.claims {
-		if !ours[cl.Spec.StorageClassName] {
+		if cl.Spec.StorageClassName == nil || !ours[*cl.Spec.StorageClassName] {
 			continue
 		}
-		if cl.Status.Phase != "Pending" {
+		if cl.Status.Phase != corev1.ClaimPending {
 			bound++
 			continue
 		}
@@ -344,20 +283,24 @@ func (c cluster) waiting() (string, []Finding) {
 			continue // as it should: no pod uses it yet
 		}
 		problems = append(problems, Finding{
-			Problem: fmt.Sprintf("%s/%s waits: %s", cl.Metadata.Namespace, cl.Metadata.Name, said),
+			Problem: fmt.Sprintf("%s/%s waits: %s", cl.Namespace, cl.Name, said),
 			Mend:    "docs/troubleshooting.md says what to do, by these words",
 		})
 	}
 	return fmt.Sprintf("%d have their volumes, and none waits but for its first pod", bound), problems
 }
 
-func (c cluster) lastEvent(of claim) string {
-	var last event
+// lastEvent is what was last said of a claim.
+func (c cluster) lastEvent(of corev1.PersistentVolumeClaim) (said string) {
+	var last time.Time
 	for _, e := range c.events {
-		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Metadata.Namespace &&
-			e.InvolvedObject.Name == of.Metadata.Name && e.when() >= last.when() {
-			last = e
+		when := e.LastTimestamp.Time
+		if e.EventTime.After(when) {
+			when = e.EventTime.Time
+		}
+		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Namespace && e.InvolvedObject.Name == of.Name && !when.Before(last) {
+			said, last = e.Message, when
 		}
 	}
-	return last.Message
+	return said
 }

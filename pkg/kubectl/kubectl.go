@@ -52,22 +52,21 @@ func lastLine(text string) string {
 }
 
 // get reads objects of a kind in all namespaces.
-func get[T any](ctx context.Context, k Kubectl, kind string, more ...string) ([]T, error) {
-	return list[T](ctx, k, kind, append([]string{"--all-namespaces"}, more...)...)
+func get[T any](ctx context.Context, k Kubectl, to *[]T, kind string, more ...string) error {
+	return list(ctx, k, to, kind, append([]string{"--all-namespaces"}, more...)...)
 }
 
-func list[T any](ctx context.Context, k Kubectl, kind string, more ...string) ([]T, error) {
+func list[T any](ctx context.Context, k Kubectl, to *[]T, kind string, more ...string) error {
 	out, err := k.run(ctx, append([]string{"get", kind, "--output=json"}, more...)...)
+	var list struct{ Items []T }
+	if err == nil {
+		err = json.Unmarshal(out, &list)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", kind, err)
+		return fmt.Errorf("list %s: %w", kind, err)
 	}
-	var list struct {
-		Items []T `json:"items"`
-	}
-	if err := json.Unmarshal(out, &list); err != nil {
-		return nil, fmt.Errorf("list %s: %w", kind, err)
-	}
-	return list.Items, nil
+	*to = list.Items
+	return nil
 }
 
 // abnormal is the exit status of inspect where something is wrong: the report is whole.

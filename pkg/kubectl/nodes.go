@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 const (
@@ -21,48 +24,14 @@ const (
 // A Driver is one of its pods.
 type Driver struct{ Node, Namespace, Pod string }
 
-// A pod is what is read of one.
-type pod struct {
-	Metadata struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-	} `json:"metadata"`
-	Spec struct {
-		NodeName   string `json:"nodeName"`
-		Containers []struct {
-			Name  string `json:"name"`
-			Image string `json:"image"`
-		} `json:"containers"`
-	} `json:"spec"`
-	Status struct {
-		ContainerStatuses []struct {
-			Name  string `json:"name"`
-			State struct {
-				Running *struct{} `json:"running"`
-			} `json:"state"`
-		} `json:"containerStatuses"`
-	} `json:"status"`
+// has reports whether a pod has a container of that name.
+func has(p corev1.Pod, name string) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == name })
 }
 
-func (p pod) isDriver() bool { return p.Spec.NodeName != "" && p.has(container) }
-
-// has reports whether it has a container of that name.
-func (p pod) has(name string) bool {
-	for _, c := range p.Spec.Containers {
-		if c.Name == name {
-			return true
-		}
-	}
-	return false
-}
-
-func (p pod) runs() bool {
-	for _, c := range p.Status.ContainerStatuses {
-		if c.Name == container {
-			return c.State.Running != nil
-		}
-	}
-	return false
+// runs reports whether the driver runs in its pod.
+func runs(p corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == container && c.State.Running != nil })
 }
 
 // selectors find the pods of the driver as deploy/csi makes them, and as the operator does.
@@ -131,15 +100,15 @@ func NodeNames(ctx context.Context, k Kubectl) (names []string, err error) {
 }
 
 // drivers are the pods of the driver by their nodes. Of two on one node, as during an update, the one that runs counts.
-func drivers(ctx context.Context, k Kubectl) ([]pod, error) {
-	of := make(map[string]pod)
+func drivers(ctx context.Context, k Kubectl) ([]corev1.Pod, error) {
+	of := make(map[string]corev1.Pod)
 	for _, selector := range selectors {
-		pods, err := list[pod](ctx, k, "pods", "--namespace="+k.Namespace, "--selector="+selector)
-		if err != nil {
+		var pods []corev1.Pod
+		if err := list(ctx, k, &pods, "pods", "--namespace="+k.Namespace, "--selector="+selector); err != nil {
 			return nil, err
 		}
 		for _, p := range pods {
-			if known, ok := of[p.Spec.NodeName]; p.isDriver() && (!ok || !known.runs()) {
+			if known, ok := of[p.Spec.NodeName]; p.Spec.NodeName != "" && has(p, container) && (!ok || !runs(known)) {
 				of[p.Spec.NodeName] = p
 			}
 		}
@@ -147,17 +116,12 @@ func drivers(ctx context.Context, k Kubectl) ([]pod, error) {
 	if len(of) == 0 {
 		return nil, fmt.Errorf("the namespace %s has no pod of the driver, with the label %s or %s: name its namespace by --namespace", k.Namespace, selectors[0], selectors[1])
 	}
-	all := make([]pod, 0, len(of))
-	for _, p := range of {
-		all = append(all, p)
-	}
-	slices.SortFunc(all, func(a, b pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) })
-	return all, nil
+	return slices.SortedFunc(maps.Values(of), func(a, b corev1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) }), nil
 }
 
-func ask(ctx context.Context, k Kubectl, p pod, each time.Duration) Node {
-	n := Node{Driver: Driver{Node: p.Spec.NodeName, Namespace: p.Metadata.Namespace, Pod: p.Metadata.Name}}
-	if !p.runs() {
+func ask(ctx context.Context, k Kubectl, p corev1.Pod, each time.Duration) Node {
+	n := Node{Driver: Driver{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name}}
+	if !runs(p) {
 		n.Err = fmt.Errorf("the driver does not run: see kubectl -n %s describe pod %s", n.Driver.Namespace, n.Driver.Pod)
 		return n
 	}

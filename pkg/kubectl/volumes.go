@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // driverName is the driver of PersistentVolumes (docs/migration.md).
@@ -41,38 +43,22 @@ func (r VolumeRow) cells() []string {
 	}
 }
 
-// A persistentVolume is what is read of one.
-type persistentVolume struct {
-	Metadata struct {
-		Name string `json:"name"`
-	} `json:"metadata"`
-	Spec struct {
-		CSI *struct {
-			Driver       string `json:"driver"`
-			VolumeHandle string `json:"volumeHandle"`
-		} `json:"csi"`
-		ClaimRef *struct {
-			Namespace string `json:"namespace"`
-			Name      string `json:"name"`
-		} `json:"claimRef"`
-	} `json:"spec"`
-}
-
-func (v persistentVolume) nameIn(row *VolumeRow) {
-	row.Volume = v.Metadata.Name
+// name adds the names of the PersistentVolume and its claim.
+func (r *VolumeRow) name(v corev1.PersistentVolume) {
+	r.Volume = v.Name
 	if v.Spec.ClaimRef != nil {
-		row.Namespace, row.Claim = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
+		r.Namespace, r.Claim = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
 	}
 }
 
 // Volumes are those of all nodes, with their claims, by namespace and claim. One of a shared pool is there once, with the first of
 // the nodes that use it.
 func Volumes(ctx context.Context, k Kubectl, nodes []Node) ([]VolumeRow, error) {
-	all, err := get[persistentVolume](ctx, k, "persistentvolumes")
-	if err != nil {
+	var all []corev1.PersistentVolume
+	if err := get(ctx, k, &all, "persistentvolumes"); err != nil {
 		return nil, err
 	}
-	volumes := make(map[string]persistentVolume)
+	volumes := make(map[string]corev1.PersistentVolume)
 	for _, v := range all {
 		if v.Spec.CSI != nil && v.Spec.CSI.Driver == driverName {
 			volumes[v.Spec.CSI.VolumeHandle] = v
@@ -81,7 +67,7 @@ func Volumes(ctx context.Context, k Kubectl, nodes []Node) ([]VolumeRow, error) 
 	rows, silent := onNodes(nodes)
 	for i := range rows {
 		if v, ok := volumes[rows[i].ID]; ok {
-			v.nameIn(&rows[i])
+			rows[i].name(v)
 			delete(volumes, rows[i].ID)
 		}
 	}
@@ -90,7 +76,7 @@ func Volumes(ctx context.Context, k Kubectl, nodes []Node) ([]VolumeRow, error) 
 		if silent {
 			row.Abnormal, row.Condition = false, "unknown: no node that gave a report has it"
 		}
-		v.nameIn(&row)
+		row.name(v)
 		rows = append(rows, row)
 	}
 	slices.SortFunc(rows, func(a, b VolumeRow) int {
