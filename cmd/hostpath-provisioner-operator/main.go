@@ -65,7 +65,7 @@ func main() {
 	}
 	if flag.Arg(0) == "render" {
 		err = render.Print(os.Stdin, os.Stdout, config, render.Facts{
-			OpenShift: true, Monitoring: true, HeadlessMetrics: true, TLS: operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion).Now(),
+			OpenShift: true, Monitoring: true, TLS: operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion).Now(),
 		})
 	} else {
 		err = run(s, config)

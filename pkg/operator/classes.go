@@ -6,7 +6,6 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,27 +15,16 @@ import (
 
 // otherClass says whether what is wanted is a StorageClass, and there is another one of its name: it is left as it is, because what differs cannot
 // change. The notice is for users, and empty if that class makes volumes in the same pool.
-func (r *Reconciler) otherClass(ctx context.Context, want *unstructured.Unstructured) (other bool, notice string, err error) {
+func (c *cluster) otherClass(ctx context.Context, want *unstructured.Unstructured) (other bool, notice string, err error) {
 	if want.GetKind() != storageClassKind.Kind {
 		return false, "", nil
 	}
-	live := want.DeepCopy()
-	err = r.Client.Get(ctx, client.ObjectKeyFromObject(want), live)
-	if apierrors.IsNotFound(err) {
-		// One that has not the operator's labels is not in the cache.
-		err = r.APIReader.Get(ctx, client.ObjectKeyFromObject(want), live)
+	has, wanted := &storagev1.StorageClass{}, &storagev1.StorageClass{}
+	// The cache may have none: one that has not the operator's labels.
+	if err := c.api.Get(ctx, client.ObjectKeyFromObject(want), has); err != nil {
+		return false, "", client.IgnoreNotFound(err)
 	}
-	if apierrors.IsNotFound(err) {
-		return false, "", nil
-	}
-	var has, wanted storagev1.StorageClass
-	if err == nil {
-		err = runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &has)
-	}
-	if err == nil {
-		err = runtime.DefaultUnstructuredConverter.FromUnstructured(want.Object, &wanted)
-	}
-	if err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(want.Object, wanted); err != nil {
 		return false, "", fmt.Errorf("read the StorageClass %s: %w", want.GetName(), err)
 	}
 	same := has.Provisioner == wanted.Provisioner && equality.Semantic.DeepEqual(has.Parameters, wanted.Parameters) &&

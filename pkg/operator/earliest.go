@@ -3,9 +3,11 @@ package operator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -43,10 +45,5 @@ func (r *Reconciler) leftByEarliest(ctx context.Context, object *hppv1.HostPathP
 
 // ownedBy says whether an object has this owner, and not another one that had its name.
 func ownedBy(object, owner client.Object) bool {
-	for _, ref := range object.GetOwnerReferences() {
-		if ref.Kind == hppv1.Kind && ref.UID == owner.GetUID() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(object.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.Kind == hppv1.Kind && o.UID == owner.GetUID() })
 }

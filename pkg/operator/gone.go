@@ -1,13 +1,13 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +19,7 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // GoneAfter is how long a node has to be gone before it is reported, unless the reconciler has another time: one that is
@@ -31,7 +32,6 @@ var orphanFinalizers = []string{"external-provisioner.volume.kubernetes.io/final
 
 // goneNodes remembers since when nodes are gone that volumes name.
 type goneNodes struct {
-	mu      sync.Mutex
 	checked time.Time
 	since   map[string]time.Time
 	found   []hppv1.DeletedNode
@@ -47,40 +47,20 @@ type goneNode struct {
 // deletedNodes are the nodes that are gone but for volumes and snapshots that name them. It checks at most once in the time of a resync,
 // and removes the volumes then if the object says so.
 func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathProvisioner) ([]hppv1.DeletedNode, error) {
-	g := &r.gone
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := r.now()
+	g, c, now := &r.gone, r.cluster(), r.now()
 	if now.Sub(g.checked) < r.resync() {
 		return g.found, nil
 	}
-	volumes, err := r.volumes(ctx)
+	left, err := c.leftOnGone(ctx, r.Optional.Has(place.SnapshotContent))
 	if err != nil {
 		return g.found, err
 	}
-	snapshots, err := r.snapshots(ctx)
+	offered, err := c.checkGone(ctx, g.note(left, r.goneAfter(), now))
 	if err != nil {
 		return g.found, err
-	}
-	nodes := &metav1.PartialObjectMetadataList{}
-	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	if err := r.Client.List(ctx, nodes); err != nil {
-		return g.found, err
-	}
-	there := sets.New[string]()
-	for _, node := range nodes.Items {
-		there.Insert(node.Name)
 	}
 	var problems []error
 	g.found = nil
-	left, err := leftOn(there, volumes, snapshots)
-	if err != nil {
-		return g.found, err
-	}
-	offered, err := r.checkGone(ctx, g.note(left, r.goneAfter(), now))
-	if err != nil {
-		return g.found, err
-	}
 	for _, node := range offered {
 		if object.Spec.DeletedNodes == hppv1.RemoveVolumes {
 			problems = append(problems, r.removeVolumes(ctx, object, node))
@@ -96,11 +76,30 @@ func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathPro
 	return g.found, nil
 }
 
-func (r *Reconciler) goneAfter() time.Duration {
-	if r.GoneAfter > 0 {
-		return r.GoneAfter
+func (r *Reconciler) goneAfter() time.Duration { return cmp.Or(r.GoneAfter, GoneAfter) }
+
+// leftOnGone are the nodes that are not in the cache, with what names them.
+func (c *cluster) leftOnGone(ctx context.Context, withSnapshots bool) (map[string]*goneNode, error) {
+	volumes, err := c.volumes(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return GoneAfter
+	var snapshots []unstructured.Unstructured
+	if withSnapshots {
+		if snapshots, err = c.snapshots(ctx); err != nil {
+			return nil, err
+		}
+	}
+	nodes := &metav1.PartialObjectMetadataList{}
+	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	if err := c.List(ctx, nodes); err != nil {
+		return nil, err
+	}
+	there := sets.New[string]()
+	for _, node := range nodes.Items {
+		there.Insert(node.Name)
+	}
+	return leftOn(there, volumes, snapshots)
 }
 
 // note returns those of the nodes that have been gone for long enough, by name.
@@ -155,7 +154,7 @@ func leftOn(there sets.Set[string], volumes []corev1.PersistentVolume, snapshots
 
 // checkGone looks a second time at what is to be offered for removal, without the cache: it drops nodes that are there, and
 // volumes that a pod uses on a node that is there.
-func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode, error) {
+func (c *cluster) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode, error) {
 	if len(found) == 0 {
 		return nil, nil
 	}
@@ -164,7 +163,7 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 		there, known := runs[node]
 		if !known {
 			var now nodeState
-			now, err = r.state(ctx, node)
+			now, err = c.state(ctx, node)
 			there = now.there
 			runs[node] = there
 		}
@@ -173,7 +172,7 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 	used := sets.New[types.NamespacedName]()
 	var problems []error
 	// In two statements: the order in which append is given problems and what adds to them is not defined.
-	err := r.eachPod(ctx, func(pod *corev1.Pod) {
+	err := c.eachPod(ctx, func(pod *corev1.Pod) {
 		if pod.Spec.NodeName == "" { // it waits, maybe for such a volume
 			return
 		}
@@ -198,38 +197,6 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 	return offered, errors.Join(problems...)
 }
 
-// claimsOf are the claims that a pod uses.
-func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
-	for _, volume := range pod.Spec.Volumes {
-		switch {
-		case volume.PersistentVolumeClaim != nil:
-			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName})
-		case volume.Ephemeral != nil:
-			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name})
-		}
-	}
-	return claims
-}
-
-// snapshots are the VolumeSnapshotContents of the cluster, if it has the kind, read page by page.
-func (r *Reconciler) snapshots(ctx context.Context) ([]unstructured.Unstructured, error) {
-	if !r.Optional.Snapshots() {
-		return nil, nil
-	}
-	var found []unstructured.Unstructured
-	list := &unstructured.UnstructuredList{}
-	for {
-		list.SetGroupVersionKind(place.SnapshotContent.GroupVersion().WithKind(place.SnapshotContent.Kind + "List"))
-		if err := r.APIReader.List(ctx, list, client.Limit(500), client.Continue(list.GetContinue())); err != nil {
-			return nil, err
-		}
-		found = append(found, list.Items...)
-		if list.GetContinue() == "" {
-			return found, nil
-		}
-	}
-}
-
 // removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
 func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathProvisioner, node *goneNode) error {
 	var removed []string
@@ -238,7 +205,7 @@ func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathPr
 		if volume.Spec.ClaimRef == nil || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 			return false
 		}
-		if err := r.removeVolume(ctx, &volume); err != nil {
+		if err := r.cluster().removeVolume(ctx, &volume); err != nil {
 			problems = append(problems, fmt.Errorf("remove the PersistentVolume %s of the deleted node %s: %w", volume.Name, node.name, err))
 			return false
 		}
@@ -246,29 +213,28 @@ func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathPr
 		return true
 	})
 	if len(removed) > 0 {
-		const most = 10
 		r.event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %s of the deleted node %s: %s",
-			place.Count(len(removed)), node.name, strings.Join(removed[:min(most, len(removed))], ", ")))
+			place.Count(len(removed)), node.name, status.Some(removed)))
 	}
 	return errors.Join(problems...)
 }
 
 // removeVolume removes one volume, if it did not change since it was read. Other finalizers than those of orphanFinalizers
 // keep it, deleted, until their owners remove them.
-func (r *Reconciler) removeVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
+func (c *cluster) removeVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
 	if volume.DeletionTimestamp == nil {
 		same := client.Preconditions{UID: &volume.UID, ResourceVersion: &volume.ResourceVersion}
-		if err := r.Client.Delete(ctx, volume.DeepCopy(), same); err != nil {
+		if err := c.Delete(ctx, volume.DeepCopy(), same); err != nil {
 			return client.IgnoreNotFound(err)
 		}
 	}
 	now := &corev1.PersistentVolume{}
-	if err := r.APIReader.Get(ctx, client.ObjectKeyFromObject(volume), now); err != nil || now.UID != volume.UID {
+	if err := c.api.Get(ctx, client.ObjectKeyFromObject(volume), now); err != nil || now.UID != volume.UID {
 		return client.IgnoreNotFound(err)
 	}
 	without := now.DeepCopy()
 	without.Finalizers = slices.DeleteFunc(without.Finalizers, func(f string) bool { return slices.Contains(orphanFinalizers, f) })
-	return client.IgnoreNotFound(r.Client.Patch(ctx, without, client.MergeFromWithOptions(now, client.MergeFromWithOptimisticLock{})))
+	return client.IgnoreNotFound(c.Patch(ctx, without, client.MergeFromWithOptions(now, client.MergeFromWithOptimisticLock{})))
 }
 
 // report is what the status says of a node.

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"strings"
@@ -220,6 +221,13 @@ func TestSelectorsOfObjectsWithoutLabels(t *testing.T) {
 	must.Succeed(t, s.Update(t.Context(), mounter))
 	// The cache has only what is labelled.
 	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+			text, err := json.Marshal(wanted)
+			if err == nil && strings.Contains(string(text), `"kind":"D`) && !strings.Contains(string(text), `"matchLabels":{"example.com/of":"upstream"}`) {
+				return apierrors.NewInvalid(schema.GroupKind{}, "selector", nil)
+			}
+			return errors.Join(err, api.Apply(ctx, wanted, options...))
+		},
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
 			err := api.Get(ctx, key, to, options...)
 			if err == nil && to.GetNamespace() == "storage" && to.GetLabels()[render.AppLabel] == "" {

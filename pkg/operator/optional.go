@@ -2,7 +2,6 @@ package operator
 
 import (
 	"slices"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,67 +21,39 @@ var (
 var optionalKinds = []schema.GroupVersionKind{constraintsKind, prometheusRuleKind, serviceMonitorKind}
 
 // OptionalKinds are those of the kinds that not every cluster has which this one has.
-type OptionalKinds struct {
-	mu      sync.Mutex
-	present []schema.GroupVersionKind
-	// snapshots says that there is place.SnapshotContent.
-	snapshots bool
-}
-
-// Snapshots says whether the cluster has the kinds of external-snapshotter.
-func (o *OptionalKinds) Snapshots() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.snapshots
-}
+type OptionalKinds struct{ present []schema.GroupVersionKind }
 
 // Has says whether the cluster has a kind.
 func (o *OptionalKinds) Has(kind schema.GroupVersionKind) bool {
-	return slices.Contains(o.Present(), kind)
+	return slices.Contains(o.present, kind)
 }
 
-// Present are the kinds that the cluster has.
+// Present are the kinds that the cluster has and the operator makes objects of.
 func (o *OptionalKinds) Present() []schema.GroupVersionKind {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.present)
+	return slices.DeleteFunc(slices.Clone(optionalKinds), func(kind schema.GroupVersionKind) bool { return !o.Has(kind) })
 }
 
-// discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten.
+// discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten. Snapshots are read
+// now and then.
 func (o *OptionalKinds) discover(served func(schema.GroupVersionKind) (bool, error), watch, forget func(schema.GroupVersionKind) error) error {
-	for _, kind := range optionalKinds {
+	for _, kind := range append(slices.Clone(optionalKinds), place.SnapshotContent) {
 		there, err := served(kind)
-		if err != nil {
-			return err
-		}
-		switch had := o.Has(kind); {
-		case there && !had:
-			err = watch(kind)
-		case !there && had:
-			err = forget(kind)
+		if err == nil && there != o.Has(kind) && kind != place.SnapshotContent {
+			change := forget
+			if there {
+				change = watch
+			}
+			err = change(kind)
 		}
 		if err != nil {
 			return err
 		}
-		o.set(kind, there)
+		o.present = slices.DeleteFunc(o.present, func(k schema.GroupVersionKind) bool { return k == kind })
+		if there {
+			o.present = append(o.present, kind)
+		}
 	}
-	there, err := served(place.SnapshotContent)
-	if err != nil {
-		return err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.snapshots = there
 	return nil
-}
-
-func (o *OptionalKinds) set(kind schema.GroupVersionKind, there bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.present = slices.DeleteFunc(o.present, func(k schema.GroupVersionKind) bool { return k == kind })
-	if there {
-		o.present = append(o.present, kind)
-	}
 }
 
 // served asks the API server whether it has a kind, of which objects can be made. A RESTMapper would not notice that one is gone.

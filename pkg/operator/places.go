@@ -13,7 +13,7 @@ import (
 )
 
 // places are where pools on claims are, by the object, or were, by its record. The labels and annotations of a Deployment or a Job say
-// anything: whoever may make one in the namespace would choose what a privileged pod unmounts. Spec and status of the object are written
+// anything: a user who may make one in the namespace would choose what a privileged pod unmounts. Spec and status of the object are written
 // by administrators and by the operator alone.
 func places(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
 	all := slices.Clone(object.Status.MountedPools)

@@ -11,10 +11,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -26,6 +26,7 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
@@ -215,55 +216,78 @@ func (d *deployment) find(kind, name string) *unstructured.Unstructured {
 // deploy applies what the object asks for. What fails does not keep the rest from being applied.
 func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (wanted deployment, err error) {
 	wanted.mounted = places(object)
-	facts, err := r.facts(ctx)
+	mounted, err := r.cluster().mayBeMounted(ctx)
 	if err != nil {
 		return wanted, err
 	}
-	rendered, left, err := r.plan(ctx, &facts, object, &wanted)
+	facts, err := r.facts(ctx, mounted)
+	if err != nil {
+		return wanted, err
+	}
+	rendered, left, err := r.plan(facts, object, mounted, &wanted)
 	if err != nil {
 		return wanted, err
 	}
 	wanted.mounted = findPlaces(object, left)
 	without, held := apart(object, left, facts.Mounters)
 	if len(held) > 0 {
-		if rendered, left, err = r.plan(ctx, &facts, without, &wanted); err != nil {
+		if rendered, left, err = r.plan(facts, without, mounted, &wanted); err != nil {
 			return wanted, err
 		}
 		wanted.mounted = findPlaces(object, left)
 	}
-	a := r.applier(ctx, object)
+	c := &cleaner{r.cluster(), r.applier(ctx, object), rendered}
 	problems := []error{rendered.Clashes()}
 	for _, claim := range wanted.claims {
-		problems = append(problems, r.applyClaim(ctx, a, claim))
+		problems = append(problems, c.applyClaim(ctx, claim))
 	}
-	problems = append(problems, r.applyAll(ctx, a, &wanted))
-	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
-	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
-	leaving, err := r.cleanUp(ctx, a, rendered, left)
+	problems = append(problems, r.applyAll(ctx, c.applier, &wanted))
+	problems = append(problems, c.applier.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
+	problems = append(problems, c.dropCleanUps(ctx, wanted.objects))
+	leaving, err := c.cleanUp(ctx, left)
 	wanted.leaving = slices.Concat(leaving, held)
 	return wanted, errors.Join(append(problems, err)...)
 }
 
 // plan finds what there should be of an object, and what is left of pools that it does not have.
-func (r *Reconciler) plan(ctx context.Context, facts *render.Facts, object *hppv1.HostPathProvisioner, wanted *deployment) (*render.Renderer, []leftover, error) {
-	rendered := r.manifests.For(r.Config, *facts, object)
+func (r *Reconciler) plan(facts render.Facts, object *hppv1.HostPathProvisioner, mounted map[string]*leftover, wanted *deployment) (rendered *render.Renderer, left []leftover, err error) {
+	rendered = r.manifests.For(r.Config, facts, object)
 	all, err := rendered.Objects()
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := r.unlabelled(ctx, facts, all)
+	left, wanted.objects = leftovers(mounted, all)
+	wanted.claims = rendered.Claims()
+	return rendered, left, nil
+}
+
+// applyClaim makes a claim that is not there. Of one that is, only the size follows the template, and only upwards: the
+// rest cannot change.
+func (c *cleaner) applyClaim(ctx context.Context, want *corev1.PersistentVolumeClaim) error {
+	converted, err := render.Convert(want)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	if found {
-		rendered = r.manifests.For(r.Config, *facts, object)
-		if all, err = rendered.Objects(); err != nil {
-			return nil, nil, err
-		}
+	live := &corev1.PersistentVolumeClaim{}
+	if err := c.Get(ctx, client.ObjectKeyFromObject(want), live); apierrors.IsNotFound(err) {
+		return c.applier.Create(ctx, converted)
+	} else if err != nil {
+		return err
 	}
-	left, now, err := r.leftovers(ctx, all)
-	wanted.objects, wanted.claims = now, rendered.Claims()
-	return rendered, left, err
+	if err := c.applier.Disown(ctx, live); err != nil {
+		return err
+	}
+	size, has := want.Spec.Resources.Requests.Storage(), live.Spec.Resources.Requests.Storage()
+	if size.Cmp(*has) <= 0 {
+		return nil
+	}
+	patch := fmt.Appendf(nil, `{"spec":{"resources":{"requests":{"storage":%q}}}}`, size.String())
+	if err := c.Patch(ctx, live, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(apply.FieldManager)); err != nil {
+		return fmt.Errorf("grow the claim %s: %w", want.Name, err)
+	}
+	// A takeover brings templates that have grown since their claims were made.
+	c.applier.Changed(converted, "ClaimGrown", nil)
+	return nil
 }
 
 // applyAll applies what is wanted, in its order, but for StorageClasses of which there is another one.
@@ -271,7 +295,7 @@ func (r *Reconciler) applyAll(ctx context.Context, a *apply.Applier, wanted *dep
 	accounts := map[string]types.UID{}
 	var problems []error
 	for _, want := range wanted.objects {
-		other, notice, err := r.otherClass(ctx, want)
+		other, notice, err := r.cluster().otherClass(ctx, want)
 		if notice != "" {
 			wanted.notices = append(wanted.notices, notice)
 		}
@@ -313,15 +337,16 @@ func bindToAccount(want *unstructured.Unstructured, accounts map[string]types.UI
 func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *apply.Applier {
 	return &apply.Applier{
 		Reader:    r.Client,
+		API:       r.APIReader,
 		Writer:    r.Client,
 		Labels:    render.Owned,
 		OwnerKind: hppv1.Kind,
-		Named: func(object *unstructured.Unstructured) bool {
-			return render.MayChange(object.GetKind(), object.GetName())
+		Named: func(object client.Object) bool {
+			return render.MayChange(object.GetObjectKind().GroupVersionKind().Kind, object.GetName())
 		},
 		// What has mounted a pool is removed once that is unmounted.
-		Spared: func(object *unstructured.Unstructured) bool { return render.PoolOf(object.GetLabels()) != "" },
-		Changed: func(owned *unstructured.Unstructured, reason string, err error) {
+		Spared: func(object client.Object) bool { return render.PoolOf(object.GetLabels()) != "" },
+		Changed: func(owned client.Object, reason string, err error) {
 			kind, text := corev1.EventTypeNormal, apply.Describe(owned)
 			if err != nil {
 				kind, text = corev1.EventTypeWarning, text+": "+err.Error()
@@ -355,151 +380,41 @@ func (r *Reconciler) prunable() []schema.GroupVersionKind {
 }
 
 // facts asks the cluster what rendering has to know.
-func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
+func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (render.Facts, error) {
+	c := r.cluster()
 	facts := render.Facts{
 		OpenShift:  r.Optional.Has(constraintsKind),
 		Monitoring: r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
-		Selectors:  map[string]map[string]string{},
-
-		Mounters: map[string]render.Spot{}, ClaimPools: map[string]string{},
+		Mounters:   map[string]render.Spot{}, ClaimPools: map[string]string{},
 		ExclusiveClaims: sets.New[string](),
 		TLS:             r.TLS.Now(),
 	}
-	running, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
-	if err != nil {
-		return facts, err
-	}
-	for name, set := range running {
-		if set != nil && set.Spec.Selector != nil {
-			facts.Selectors[name] = set.Spec.Selector.MatchLabels
-		}
-	}
-	there, err := r.mountersThere(ctx)
-	if err != nil {
-		return facts, err
-	}
-	mounted, err := r.mayBeMounted(ctx)
-	if err != nil {
-		return facts, err
-	}
-	facts.OnClaims = len(mounted) > 0
 	for name, l := range mounted {
-		facts.Mounters[name] = render.Spot{Pool: l.Pool, Node: l.Node}
+		facts.Mounters[name] = l.spot()
 	}
-	for i := range there {
-		if there[i].Spec.Selector != nil {
-			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
-		}
-	}
-	claims := &corev1.PersistentVolumeClaimList{}
-	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
-		return facts, err
-	}
-	for i := range claims.Items {
-		facts.ClaimPools[claims.Items[i].Name] = render.PoolOf(claims.Items[i].Labels)
-		if exclusive(&claims.Items[i]) {
-			facts.ExclusiveClaims.Insert(claims.Items[i].Name)
-		}
-	}
-	service, err := get[corev1.Service](ctx, r, render.MetricsService)
+	claims, err := c.claims(ctx)
 	if err != nil {
 		return facts, err
 	}
-	facts.HeadlessMetrics = render.Headless(service)
-	facts.Nodes, err = r.nodes(ctx, running[render.DriverDaemonSet], there)
+	for i := range claims {
+		facts.ClaimPools[claims[i].Name] = render.PoolOf(claims[i].Labels)
+		if exclusive(&claims[i]) {
+			facts.ExclusiveClaims.Insert(claims[i].Name)
+		}
+	}
+	driver, err := get[appsv1.DaemonSet](ctx, c, render.DriverDaemonSet)
+	if err != nil {
+		return facts, err
+	}
+	facts.Nodes, err = c.nodes(ctx, driver, mounted)
 	return facts, err
-}
-
-// notCached are the names of objects that are wanted, have fields that cannot change, and are not in the cache.
-func (r *Reconciler) notCached(ctx context.Context, facts *render.Facts, wanted []*unstructured.Unstructured) (sets.Set[string], error) {
-	missing := sets.New[string]()
-	for _, object := range wanted {
-		name := object.GetName()
-		switch kind := object.GetKind(); {
-		case kind == "DaemonSet" || kind == "Deployment":
-			if facts.Selectors[name] == nil {
-				missing.Insert(name)
-			}
-		case kind == "Service" && name == render.MetricsService:
-			if cached, err := get[corev1.Service](ctx, r, name); err != nil {
-				return nil, err
-			} else if cached == nil {
-				missing.Insert(name)
-			}
-		}
-	}
-	return missing, nil
-}
-
-// unlabelled adds to facts what cannot change of objects that are wanted and not in the cache: they may have lost the labels by which
-// it has them. It says whether it found any.
-func (r *Reconciler) unlabelled(ctx context.Context, facts *render.Facts, wanted []*unstructured.Unstructured) (found bool, err error) {
-	missing, err := r.notCached(ctx, facts, wanted)
-	if err != nil || missing.Len() == 0 {
-		return false, err
-	}
-	daemonSets, deployments, services := &appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}
-	for _, list := range []client.ObjectList{daemonSets, deployments, services} {
-		if err := r.APIReader.List(ctx, list, client.InNamespace(r.Config.Namespace)); err != nil {
-			return false, err
-		}
-	}
-	selects := func(name string, selector *metav1.LabelSelector) {
-		if missing.Has(name) && selector != nil {
-			facts.Selectors[name], found = selector.MatchLabels, true
-		}
-	}
-	for i := range daemonSets.Items {
-		selects(daemonSets.Items[i].Name, daemonSets.Items[i].Spec.Selector)
-	}
-	for i := range deployments.Items {
-		selects(deployments.Items[i].Name, deployments.Items[i].Spec.Selector)
-	}
-	for i := range services.Items {
-		if service := &services.Items[i]; missing.Has(service.Name) && !render.Headless(service) {
-			facts.HeadlessMetrics, found = false, true
-		}
-	}
-	return found, nil
-}
-
-// daemonSets reads DaemonSets from the cache, by name, with nil for one that is not there.
-func (r *Reconciler) daemonSets(ctx context.Context, names ...string) (map[string]*appsv1.DaemonSet, error) {
-	found := map[string]*appsv1.DaemonSet{}
-	for _, name := range names {
-		set, err := get[appsv1.DaemonSet](ctx, r, name)
-		if err != nil {
-			return nil, err
-		}
-		found[name] = set
-	}
-	return found, nil
-}
-
-// get reads an object of the operator's namespace from the cache, or returns nil. The cache has the content that is not
-// compiled in too, so that there is one for all.
-func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
-	var typed T
-	object, ok := any(&typed).(client.Object)
-	if !ok {
-		return nil, fmt.Errorf("%T is no object", typed)
-	}
-	kind, err := r.Client.GroupVersionKindFor(object)
-	if err != nil {
-		return nil, err
-	}
-	live := &unstructured.Unstructured{}
-	live.SetGroupVersionKind(kind)
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: name}, live); err != nil {
-		return nil, client.IgnoreNotFound(err)
-	}
-	return &typed, runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &typed)
 }
 
 // observe reads what there is of what an object asks for.
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
+	c := r.cluster()
 	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string](), MountedPools: wanted.mounted}
-	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Snapshots() {
+	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Has(place.SnapshotContent) {
 		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
 			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
 	}
@@ -508,39 +423,41 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		return seen, err
 	}
 	seen.Notices = append(seen.Notices, left...)
-	if seen.DaemonSets, err = r.daemonSets(ctx, render.DaemonSets(object)...); err != nil {
-		return seen, err
-	}
 	upToDate := func(kind string, live client.Object) bool {
 		want := wanted.find(kind, live.GetName())
 		return want != nil && apply.UpToDate(live, want)
 	}
-	for name, set := range seen.DaemonSets {
-		if set != nil && !upToDate("DaemonSet", set) {
+	seen.DaemonSets = map[string]*appsv1.DaemonSet{}
+	for _, name := range render.DaemonSets(object) {
+		set, err := get[appsv1.DaemonSet](ctx, c, name)
+		if err != nil {
+			return seen, err
+		}
+		if seen.DaemonSets[name] = set; set != nil && !upToDate("DaemonSet", set) {
 			seen.Outdated.Insert(name)
 		}
 	}
-	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
+	pods, err := c.pods(ctx)
+	if err != nil {
 		return seen, err
 	}
-	seen.Pods = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ownedPod(&p) })
-	if seen.Services, err = r.services(ctx, object, seen.Pods); err != nil {
+	seen.Pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ownedPod(&p) })
+	if seen.Services, err = c.services(ctx, object, seen.Pods); err != nil {
 		return seen, err
 	}
-	claims := &corev1.PersistentVolumeClaimList{}
-	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
+	claims, err := c.claims(ctx)
+	if err != nil {
 		return seen, err
 	}
-	for _, claim := range claims.Items {
+	for _, claim := range claims {
 		if slices.ContainsFunc(wanted.claims, func(want *corev1.PersistentVolumeClaim) bool { return want.Name == claim.Name }) {
 			seen.Claims = append(seen.Claims, claim)
 		} else {
 			seen.LeftClaims = append(seen.LeftClaims, claim)
 		}
 	}
-	there, err := r.mountersThere(ctx)
-	seen.Mounters = slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
+	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
+	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
 	return seen, err
 }
 

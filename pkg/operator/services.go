@@ -23,12 +23,12 @@ import (
 var capacityKind = schema.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "CSIStorageCapacity"}
 
 // services is where the driver serves the pools of an object, on nodes that have a pod of it.
-func (r *Reconciler) services(ctx context.Context, object *hppv1.HostPathProvisioner, pods []corev1.Pod) (map[string]status.Service, error) {
-	classes, err := list[storagev1.StorageClass](ctx, r, storageClassKind)
+func (c *cluster) services(ctx context.Context, object *hppv1.HostPathProvisioner, pods []corev1.Pod) (map[string]status.Service, error) {
+	classes, err := list[storagev1.StorageClass](ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	capacities, err := list[storagev1.CSIStorageCapacity](ctx, r, capacityKind, client.InNamespace(r.Config.Namespace))
+	capacities, err := list[storagev1.CSIStorageCapacity](ctx, c, client.InNamespace(c.namespace))
 	if err != nil {
 		return nil, err
 	}
@@ -116,20 +116,4 @@ func servesElsewise() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return serves(parse(e.ObjectOld)) != serves(parse(e.ObjectNew))
 	}}
-}
-
-// list reads objects from the cache, which has the content that is not compiled in.
-func list[T any](ctx context.Context, r *Reconciler, kind schema.GroupVersionKind, options ...client.ListOption) ([]T, error) {
-	live := &unstructured.UnstructuredList{}
-	live.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-	if err := r.Client.List(ctx, live, options...); err != nil {
-		return nil, err
-	}
-	found := make([]T, len(live.Items))
-	for i := range live.Items {
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Items[i].Object, &found[i]); err != nil {
-			return nil, err
-		}
-	}
-	return found, nil
 }

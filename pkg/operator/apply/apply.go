@@ -8,9 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -23,19 +25,19 @@ import (
 
 // An Applier brings the objects of the cluster to what is wanted. It writes only what differs.
 type Applier struct {
-	// Reader has a cache of all objects with Labels.
-	Reader client.Reader
-	Writer client.Client
+	// Reader has a cache of all objects with Labels, and API all objects.
+	Reader, API client.Reader
+	Writer      client.Client
 	// Labels are on every object that belongs to the operator.
 	Labels map[string]string
 	// OwnerKind is the kind of what was the owner of such objects.
 	OwnerKind string
 	// Named says whether an object has a name by which it may be changed and removed. Prune leaves all others alone.
-	Named func(object *unstructured.Unstructured) bool
+	Named func(object client.Object) bool
 	// Spared are those of them that Prune keeps.
-	Spared func(object *unstructured.Unstructured) bool
+	Spared func(object client.Object) bool
 	// Changed is called for each object that was made, changed or removed.
-	Changed func(object *unstructured.Unstructured, reason string, err error)
+	Changed func(object client.Object, reason string, err error)
 }
 
 const (
@@ -64,33 +66,27 @@ var replaceable = []string{"ClusterRoleBinding", "RoleBinding", "CSIDriver"}
 
 // Apply makes one object what is wanted. Without an error, want then has the UID of the object.
 func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) error {
-	if err := Stamp(want); err != nil {
-		return err
-	}
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(want.GroupVersionKind())
 	err := a.Reader.Get(ctx, client.ObjectKeyFromObject(want), live)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read %s: %w", Describe(want), err)
 	}
-	done, failed := reasonCreated, reasonCreateFailed
+	done, failed, needed := reasonCreated, reasonCreateFailed, true
 	if err == nil {
 		done, failed = reasonUpdated, reasonUpdateFailed
-		added, err := a.addedToTemplate(ctx, want, live)
-		if err != nil {
-			a.Changed(want, failed, err)
-			return err
-		}
-		if live.GetDeletionTimestamp() != nil || !added && includes(want.GetKind(), live.Object, want.Object) {
-			want.SetUID(live.GetUID())
-			return nil
-		}
-		if err := a.takeOver(ctx, live); err != nil {
-			a.Changed(want, failed, err)
-			return err
-		}
+		needed, err = a.prepare(ctx, want, live)
+	} else {
+		err = Stamp(want)
 	}
-	if err := a.write(ctx, want); err != nil {
+	if err == nil && !needed {
+		want.SetUID(live.GetUID())
+		return nil
+	}
+	if err == nil {
+		err = a.write(ctx, want)
+	}
+	if err != nil {
 		a.Changed(want, failed, err)
 		return fmt.Errorf("apply %s: %w", Describe(want), err)
 	}
@@ -101,27 +97,86 @@ func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) er
 	return nil
 }
 
+// prepare has what is wanted keep what cannot change of a live object, and the live one own what is to go. It says whether they differ.
+func (a *Applier) prepare(ctx context.Context, want, live *unstructured.Unstructured) (differ bool, err error) {
+	if err := errors.Join(keepFixed(want, live), Stamp(want)); err != nil || live.GetDeletionTimestamp() != nil {
+		return false, err
+	}
+	added, err := a.addedToTemplate(ctx, want, live)
+	if err != nil || !added && includes(want.GetKind(), live.Object, want.Object) {
+		return false, err
+	}
+	return true, a.takeOver(ctx, live)
+}
+
 func (a *Applier) write(ctx context.Context, want *unstructured.Unstructured) error {
 	apply := func() error {
 		return a.Writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager), client.ForceOwnership)
 	}
 	err := apply()
-	if apierrors.IsInvalid(err) && want.GetKind() == "Deployment" {
-		if err := a.resetStrategy(ctx, want); err != nil {
-			return err
-		}
-		return apply()
+	if !apierrors.IsInvalid(err) {
+		return err
 	}
-	if apierrors.IsInvalid(err) && slices.Contains(replaceable, want.GetKind()) {
-		if err := a.Writer.Delete(ctx, want.DeepCopy()); client.IgnoreNotFound(err) != nil {
-			return err
+	switch kind := want.GetKind(); {
+	case slices.Contains(replaceable, kind):
+		err = client.IgnoreNotFound(a.Writer.Delete(ctx, want.DeepCopy()))
+	case kind == "Deployment" || kind == "DaemonSet" || kind == "Service":
+		if found, keepErr := a.keepFixedOfUnlabelled(ctx, want); !found || keepErr != nil {
+			return errors.Join(err, keepErr)
 		}
-		return apply()
+		err = a.resetStrategy(ctx, want)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return apply()
 }
 
-// resetStrategy has a Deployment replace its pods as is wanted. What the API server has filled in for another strategy is nobody's, so
+// keepFixedOfUnlabelled is for an object that has lost the labels by which the cache has it. There is no right to read it by its name.
+func (a *Applier) keepFixedOfUnlabelled(ctx context.Context, want *unstructured.Unstructured) (found bool, err error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(want.GroupVersionKind().GroupVersion().WithKind(want.GetKind() + "List"))
+	if err := a.API.List(ctx, list, client.InNamespace(want.GetNamespace())); err != nil {
+		return false, err
+	}
+	for i := range list.Items {
+		if list.Items[i].GetName() == want.GetName() {
+			return true, errors.Join(keepFixed(want, &list.Items[i]), Stamp(want))
+		}
+	}
+	return false, nil
+}
+
+// keepFixed takes over from a live object what cannot change: the selector, which that of the upstream operator is also for other pods, and
+// whether a Service has an address.
+func keepFixed(want, live *unstructured.Unstructured) error {
+	switch want.GetKind() {
+	case "DaemonSet", "Deployment":
+		selector, found, err := unstructured.NestedStringMap(live.Object, "spec", "selector", "matchLabels")
+		if err != nil || !found {
+			return err
+		}
+		labels, _, err := unstructured.NestedStringMap(want.Object, "spec", "template", "metadata", "labels")
+		if err != nil {
+			return err
+		}
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		maps.Copy(labels, selector)
+		return errors.Join(unstructured.SetNestedStringMap(want.Object, labels, "spec", "template", "metadata", "labels"),
+			unstructured.SetNestedStringMap(want.Object, selector, "spec", "selector", "matchLabels"))
+	case "Service":
+		address, _, err := unstructured.NestedString(live.Object, "spec", "clusterIP")
+		if address != corev1.ClusterIPNone {
+			unstructured.RemoveNestedField(want.Object, "spec", "clusterIP")
+		}
+		return err
+	}
+	return nil
+}
+
+// resetStrategy has a Deployment replace its pods as is wanted. What the API server has filled in for another strategy has no owner, so
 // that an apply leaves it, and is refused beside Recreate.
 func (a *Applier) resetStrategy(ctx context.Context, want *unstructured.Unstructured) error {
 	strategy, found, err := unstructured.NestedMap(want.Object, "spec", "strategy")
@@ -167,23 +222,16 @@ func (a *Applier) takeOver(ctx context.Context, live *unstructured.Unstructured)
 // Stamp puts a digest of an object on it. By it a live object shows that it was made of the same, and has nothing of
 // what an earlier version wanted.
 func Stamp(want *unstructured.Unstructured) error {
-	annotations := want.GetAnnotations()
-	delete(annotations, appliedAnnotation)
-	if len(annotations) == 0 {
-		annotations = nil // as before the first stamp
+	unstructured.RemoveNestedField(want.Object, "metadata", "annotations", appliedAnnotation)
+	if len(want.GetAnnotations()) == 0 {
+		want.SetAnnotations(nil) // as before the first stamp
 	}
-	want.SetAnnotations(annotations)
 	text, err := json.Marshal(want.Object)
 	if err != nil {
 		return err
 	}
 	sum := sha256.Sum256(text)
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[appliedAnnotation] = hex.EncodeToString(sum[:8])
-	want.SetAnnotations(annotations)
-	return nil
+	return unstructured.SetNestedField(want.Object, hex.EncodeToString(sum[:8]), "metadata", "annotations", appliedAnnotation)
 }
 
 // UpToDate says whether a live object is what was applied last, or is wanted now and has its stamp. It is not while a
@@ -255,7 +303,7 @@ func made(object *unstructured.Unstructured) bool {
 }
 
 // Remove deletes an object, if it is still the same one.
-func (a *Applier) Remove(ctx context.Context, object *unstructured.Unstructured) error {
+func (a *Applier) Remove(ctx context.Context, object client.Object) error {
 	uid := object.GetUID()
 	err := a.Writer.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &uid})
 	switch {
@@ -270,11 +318,12 @@ func (a *Applier) Remove(ctx context.Context, object *unstructured.Unstructured)
 }
 
 // Describe names an object as messages do.
-func Describe(object *unstructured.Unstructured) string {
-	if object.GetNamespace() == "" {
-		return object.GetKind() + " " + object.GetName()
+func Describe(object client.Object) string {
+	name := object.GetName()
+	if object.GetNamespace() != "" {
+		name = object.GetNamespace() + "/" + name
 	}
-	return object.GetKind() + " " + object.GetNamespace() + "/" + object.GetName()
+	return object.GetObjectKind().GroupVersionKind().Kind + " " + name
 }
 
 // Create makes an object that is not there, and does not change it from then on.

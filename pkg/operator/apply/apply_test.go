@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -42,7 +44,7 @@ func TestChangedStrategyIsReset(t *testing.T) {
 	live := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "mounter"}}
 	live.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &some}}
 	api := refusing(live)
-	a := &Applier{Reader: api, Writer: api, Changed: func(*unstructured.Unstructured, string, error) {}}
+	a := &Applier{Reader: api, API: api, Writer: api, Changed: func(client.Object, string, error) {}}
 	want := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"namespace": "storage", "name": "mounter"},
 		"spec": map[string]any{"strategy": map[string]any{"type": "Recreate"}},
@@ -52,4 +54,32 @@ func TestChangedStrategyIsReset(t *testing.T) {
 	if s := live.Spec.Strategy; s.Type != appsv1.RecreateDeploymentStrategyType || s.RollingUpdate != nil {
 		t.Errorf("the strategy is %+v", s)
 	}
+}
+
+// What is there keeps its selector, which cannot change, and its pods have the labels. A Service keeps its address.
+func TestWhatCannotChangeIsKept(t *testing.T) {
+	upstream := map[string]any{"of": "upstream"}
+	want := object(t, wantedSet)
+	live := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"selector": map[string]any{"matchLabels": upstream}}}}
+	must.Succeed(t, keepFixed(want, live))
+	selector, _, _ := unstructured.NestedMap(want.Object, "spec", "selector", "matchLabels")
+	labels, _, _ := unstructured.NestedMap(want.Object, "spec", "template", "metadata", "labels")
+	if diff := cmp.Diff([]any{upstream, map[string]any{"app": "driver", "of": "upstream"}}, []any{selector, labels}); diff != "" {
+		t.Error(diff)
+	}
+	for address, kept := range map[string]bool{"None": true, "10.0.0.1": false} {
+		want := object(t, "{apiVersion: v1, kind: Service, metadata: {name: metrics}, spec: {clusterIP: None}}")
+		live := object(t, "{apiVersion: v1, kind: Service, metadata: {name: metrics}, spec: {clusterIP: "+address+"}}")
+		must.Succeed(t, keepFixed(want, live))
+		if _, has, _ := unstructured.NestedString(want.Object, "spec", "clusterIP"); has != kept {
+			t.Errorf("with the address %s, that it has none is wanted: %v", address, has)
+		}
+	}
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	object := &unstructured.Unstructured{}
+	must.Succeed(t, yaml.Unmarshal([]byte(text), &object.Object))
+	return object
 }

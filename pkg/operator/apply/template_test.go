@@ -45,7 +45,7 @@ func TestPodTemplateIsOwnedAsAWhole(t *testing.T) {
 			return api.Apply(ctx, wanted, options...)
 		},
 	})
-	a := &Applier{Reader: api, Writer: api, Changed: func(*unstructured.Unstructured, string, error) {}}
+	a := &Applier{Reader: api, API: api, Writer: api, Changed: func(client.Object, string, error) {}}
 	bring := func() *appsv1.DaemonSet {
 		t.Helper()
 		want := &unstructured.Unstructured{}

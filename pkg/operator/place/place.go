@@ -3,6 +3,7 @@ package place
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
@@ -111,4 +113,20 @@ func nodesOfSnapshot(content *unstructured.Unstructured) (chosen, made string, e
 	}
 	_, made, _ = strings.Cut(handle, "@")
 	return content.GetLabels()[managedBy], made, nil
+}
+
+// EachVolume reads all PersistentVolumes of the cluster page by page: there may be many of other drivers.
+func EachVolume(ctx context.Context, api client.Reader, do func(*corev1.PersistentVolume)) error {
+	for next := ""; ; {
+		list := &corev1.PersistentVolumeList{}
+		if err := api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			do(&list.Items[i])
+		}
+		if next = list.Continue; next == "" {
+			return nil
+		}
+	}
 }

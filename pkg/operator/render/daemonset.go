@@ -9,7 +9,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
@@ -61,10 +60,6 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
 	set := from.DeepCopy()
 	set.ObjectMeta = r.meta(name, set.Labels)
-	// A selector cannot change, and one from the upstream operator is also that of its other DaemonSet.
-	if selector := r.facts.Selectors[name]; selector != nil {
-		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: selector}
-	}
 	template := &set.Spec.Template
 	maps.Copy(template.Labels, r.config.labels())
 	maps.Copy(template.Labels, set.Spec.Selector.MatchLabels)

@@ -78,18 +78,12 @@ func TestLegacyPath(t *testing.T) {
 	}
 }
 
-// Neither DaemonSet selects the pods of the other, but for selectors of the upstream operator, which cannot change.
+// Neither DaemonSet selects the pods of the other.
 func TestLegacySelector(t *testing.T) {
 	objects := rendered(t, testConfig, allFacts, legacySpec())
 	driver, provisioner := driverSet(t, objects), legacySet(t, objects)
 	if cmp.Equal(driver.Spec.Selector, provisioner.Spec.Selector) {
 		t.Errorf("both select %v", driver.Spec.Selector)
-	}
-	facts := allFacts
-	facts.Selectors = map[string]map[string]string{LegacyDaemonSet: {AppLabel: App}}
-	kept := legacySet(t, rendered(t, testConfig, facts, legacySpec()))
-	if diff := cmp.Diff(map[string]string{AppLabel: App}, kept.Spec.Selector.MatchLabels); diff != "" {
-		t.Error(diff)
 	}
 }
 

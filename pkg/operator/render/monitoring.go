@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,9 +17,6 @@ func (r *Renderer) monitoringObjects() []client.Object {
 	service.Labels[metricsLabel] = "true"
 	labels := map[string]string{metricsLabel: "true"}
 	service.Spec.Selector = map[string]string{metricsLabel: "true"}
-	if !r.facts.HeadlessMetrics {
-		service.Spec.ClusterIP = ""
-	}
 	own := r.manifests.operatorService.DeepCopy()
 	own.ObjectMeta = r.meta(own.Name, own.Labels)
 	own.Labels[metricsLabel] = "true"
@@ -107,9 +103,4 @@ func (r *Renderer) adapt(rule map[string]any) {
 	if isAlert && ok {
 		annotations["runbook_url"] = strings.Replace(r.config.RunbookURL, "%s", alert, 1)
 	}
-}
-
-// Headless says whether a Service is one without an address. A new one is.
-func Headless(service *corev1.Service) bool {
-	return service == nil || service.Spec.ClusterIP == corev1.ClusterIPNone
 }

@@ -113,10 +113,6 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 	maps.Copy(d.Labels, PoolLabels(pool.Name))
 	d.Annotations = map[string]string{nodeAnnotation: node, pathAnnotation: string(pool.Path)}
 	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{mounterLabel: name}}
-	// The selector of the upstream operator is the same for all nodes of a pool, and cannot change.
-	if selector := r.facts.Selectors[name]; selector != nil {
-		d.Spec.Selector.MatchLabels = selector
-	}
 	labels := d.Spec.Template.Labels
 	maps.Copy(labels, r.config.labels())
 	maps.Copy(labels, PoolLabels(pool.Name))

@@ -29,19 +29,13 @@ type Facts struct {
 	OpenShift bool
 	// Monitoring says that there are the kinds of the Prometheus operator.
 	Monitoring bool
-	// Selectors are those of the DaemonSets that are there, which cannot change.
-	Selectors map[string]map[string]string
 	// Nodes are those that the driver runs on, which pools with a template need a claim on.
 	Nodes []string
-	// OnClaims says that there are mounters, of pools that are wanted or not.
-	OnClaims bool
-	// Mounters are the pools on nodes that there are mounters of, by their names, and ClaimPools the pools that claims are of.
+	// Mounters are the pools on nodes that there are mounters of, wanted or not, by their names, and ClaimPools the pools that claims are of.
 	Mounters   map[string]Spot
 	ClaimPools map[string]string
 	// ExclusiveClaims are the names of claims that only one pod may have at a time.
 	ExclusiveClaims sets.Set[string]
-	// HeadlessMetrics says whether the Service of the metrics is, or will be, without an address, which cannot change.
-	HeadlessMetrics bool
 	// TLS is what the metrics of what is deployed accept.
 	TLS tlsprofile.Profile
 }
@@ -222,7 +216,7 @@ func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 func (r *Renderer) constraints() *unstructured.Unstructured {
 	constraints := r.manifests.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
-	if r.facts.OnClaims || slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
+	if len(r.facts.Mounters) > 0 || slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
 		volumes, _ := constraints.Object["volumes"].([]any)
 		constraints.Object["volumes"] = append(volumes, "persistentVolumeClaim")
 	}

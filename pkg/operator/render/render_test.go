@@ -23,7 +23,7 @@ import (
 
 var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
 
-var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true}
+var allFacts = Facts{OpenShift: true, Monitoring: true}
 
 // rendered has the objects by "Kind name".
 func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvisionerSpec) map[string]*unstructured.Unstructured {
@@ -198,23 +198,14 @@ func TestRenderPools(t *testing.T) {
 	}
 }
 
-// A DaemonSet that is there keeps its selector, which cannot change, and its pods have the labels.
-func TestRenderKeepsTheSelector(t *testing.T) {
-	facts := allFacts
-	facts.Selectors = map[string]map[string]string{DriverDaemonSet: {AppLabel: App}}
-	set := driverSet(t, rendered(t, testConfig, facts, onePoolSpec()))
-	if diff := cmp.Diff(map[string]string{AppLabel: App}, set.Spec.Selector.MatchLabels); diff != "" {
-		t.Error(diff)
-	}
-	fresh := driverSet(t, rendered(t, testConfig, allFacts, onePoolSpec()))
-	if _, legacy := fresh.Spec.Selector.MatchLabels[AppLabel]; legacy {
+func TestRenderSelectsItsPods(t *testing.T) {
+	set := driverSet(t, rendered(t, testConfig, allFacts, onePoolSpec()))
+	if _, legacy := set.Spec.Selector.MatchLabels[AppLabel]; legacy {
 		t.Error("a new DaemonSet selects the pods of the other one too")
 	}
-	for _, s := range []*appsv1.DaemonSet{set, fresh} {
-		for key, value := range s.Spec.Selector.MatchLabels {
-			if s.Spec.Template.Labels[key] != value {
-				t.Errorf("the pods lack %s=%s", key, value)
-			}
+	for key, value := range set.Spec.Selector.MatchLabels {
+		if set.Spec.Template.Labels[key] != value {
+			t.Errorf("the pods lack %s=%s", key, value)
 		}
 	}
 }

@@ -406,7 +406,7 @@ func byCause(pods []corev1.Pod, wanted func(Problem) bool) []string {
 		if on = slices.Compact(on); len(on) == 1 {
 			cause = last[cause].String()
 		}
-		texts = append(texts, some(on)+": "+cause)
+		texts = append(texts, Some(on)+": "+cause)
 	}
 	slices.Sort(texts)
 	return texts
@@ -518,14 +518,14 @@ func (s *poolState) judge(service Service, unbound []string, pool *hppv1.Storage
 		s.lacks = poolUnmounted
 	case service.nowhere():
 		s.CurrentReady, s.lacks = 0, poolNowhere
-		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + some(sets.List(service.NotServing))
+		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + Some(sets.List(service.NotServing))
 	case service.unknown():
 		s.CurrentReady, s.lacks, s.Message = 0, poolUnknown, "the driver has not published its capacity yet"
 	case service.Asked && service.Serving.Len() < s.DesiredReady:
 		s.CurrentReady, s.lacks = min(s.CurrentReady, service.Serving.Len()), poolSomewhere
 		s.Message = fmt.Sprintf("usable on %d of %d nodes", s.CurrentReady, s.DesiredReady)
 		if service.NotServing.Len() > 0 {
-			s.Message += ", and not served on " + some(sets.List(service.NotServing))
+			s.Message += ", and not served on " + Some(sets.List(service.NotServing))
 		}
 	case !service.Asked && conditional(pool):
 		s.CurrentReady, s.lacks = 0, poolUntold
@@ -539,8 +539,8 @@ func conditional(pool *hppv1.StoragePool) bool {
 	return needsMount || pool.Enforcement == "required"
 }
 
-// some are the first of many names.
-func some(names []string) string {
+// Some are the first of many names.
+func Some(names []string) string {
 	const most = 10
 	if len(names) <= most {
 		return strings.Join(names, ", ")

@@ -168,7 +168,7 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool, only
 // unused refuses if PersistentVolumes are in pools that are to be removed.
 func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) error {
 	volumes := map[string][]string{}
-	err := v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+	err := place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
 		csi := volume.Spec.CSI
 		if csi == nil || csi.Driver != render.DriverName {
 			return
@@ -194,7 +194,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 // leftByProvisioner warns of volumes that the pre-CSI provisioner has made, and that no controller deletes once it is gone.
 func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, error) {
 	var left []string
-	err := v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+	err := place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
 		if place.OfLegacyProvisioner(volume) {
 			left = append(left, volume.Name)
 		}
@@ -210,7 +210,7 @@ func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, 
 func (v *Validator) checkPaths(ctx context.Context, added []hppv1.StoragePool) (warnings admission.Warnings, err error) {
 	const most = 5
 	var problems []error
-	err = v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+	err = place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
 		directory := directoryOf(volume)
 		if directory == "" {
 			return
@@ -241,20 +241,4 @@ func directoryOf(volume *corev1.PersistentVolume) string {
 // inside says whether a clean path is another one or lies in it.
 func inside(inner, outer string) bool {
 	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
-}
-
-// eachVolume reads all PersistentVolumes page by page.
-func (v *Validator) eachVolume(ctx context.Context, do func(*corev1.PersistentVolume)) error {
-	list := &corev1.PersistentVolumeList{}
-	for {
-		if err := v.Reader.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
-			return err
-		}
-		for i := range list.Items {
-			do(&list.Items[i])
-		}
-		if list.Continue == "" {
-			return nil
-		}
-	}
 }

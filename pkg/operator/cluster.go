@@ -1,0 +1,296 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// A cluster is read: what belongs to the operator from the caches of the manager, and what is not worth a cache from the API server.
+type cluster struct {
+	client.Client
+	api       client.Reader
+	namespace string
+	now       func() time.Time
+}
+
+func (r *Reconciler) cluster() *cluster {
+	return &cluster{r.Client, r.APIReader, r.Config.Namespace, r.now}
+}
+
+// get reads an object of the operator's namespace from the cache, or returns nil. The cache has the content that is not
+// compiled in too, so that there is one for all.
+func get[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *cluster, name string) (P, error) {
+	typed := P(new(T))
+	kind, err := c.GroupVersionKindFor(typed)
+	if err != nil {
+		return nil, err
+	}
+	live := empty(kind)
+	if err := c.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: name}, live); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return typed, runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, typed)
+}
+
+// list reads objects from the same cache.
+func list[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *cluster, options ...client.ListOption) ([]T, error) {
+	kind, err := c.GroupVersionKindFor(P(new(T)))
+	if err != nil {
+		return nil, err
+	}
+	live := &unstructured.UnstructuredList{}
+	live.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := c.List(ctx, live, options...); err != nil {
+		return nil, err
+	}
+	found := make([]T, len(live.Items))
+	for i := range live.Items {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Items[i].Object, &found[i]); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// pods are those of the operator's namespace that it has made, and its own.
+func (c *cluster) pods(ctx context.Context) ([]corev1.Pod, error) {
+	pods := &corev1.PodList{}
+	err := c.List(ctx, pods, client.InNamespace(c.namespace), client.MatchingLabels{render.AppLabel: render.App})
+	return pods.Items, err
+}
+
+// claims are those of pools.
+func (c *cluster) claims(ctx context.Context) ([]corev1.PersistentVolumeClaim, error) {
+	claims := &corev1.PersistentVolumeClaimList{}
+	err := c.List(ctx, claims, client.InNamespace(c.namespace))
+	return claims.Items, err
+}
+
+// ownedPod says whether a pod is of the driver or keeps a pool mounted, and not the operator's own.
+func ownedPod(pod *corev1.Pod) bool { return ofDriver(pod) || ofPool(pod) && !ofJob(pod) }
+
+// ofPool says whether a pod keeps a pool mounted or unmounts it.
+func ofPool(pod *corev1.Pod) bool { return render.PoolOf(pod.Labels) != "" }
+
+func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[jobNameLabel]; return found }
+
+func ofDriver(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
+}
+
+// nodes are those that the driver is to run on: where the DaemonSet has pods, also ones that wait or end. While it has
+// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools. A pod that ends
+// does not count: on a node that does not answer it stays, whether it should be there or not.
+func (c *cluster) nodes(ctx context.Context, set *appsv1.DaemonSet, mounted map[string]*leftover) ([]string, error) {
+	pods, err := c.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, stay := sets.New[string](), sets.New[string]()
+	for i := range pods {
+		if node := render.NodeOf(&pods[i]); node != "" && ofDriver(&pods[i]) {
+			found.Insert(node)
+			if pods[i].DeletionTimestamp == nil {
+				stay.Insert(node)
+			}
+		}
+	}
+	settled := set != nil && set.Status.ObservedGeneration == set.Generation && set.Status.ObservedGeneration > 0 &&
+		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled &&
+		int(set.Status.DesiredNumberScheduled+set.Status.NumberMisscheduled) == stay.Len()
+	for _, l := range mounted {
+		if !settled && l.mounter != nil && l.Node != "" {
+			found.Insert(l.Node)
+		}
+	}
+	return sets.List(found), nil
+}
+
+// lostAfter is how long a node has to be not ready before a deletion does not wait for it. A kubelet that restarts is back before, and
+// Kubernetes evicts pods after this time by default.
+const lostAfter = 5 * time.Minute
+
+// A nodeState says of a node that it has an object, that its kubelet answers, and that it has not answered for long.
+type nodeState struct{ there, ready, lost bool }
+
+// state asks the API server about a node.
+func (c *cluster) state(ctx context.Context, name string) (nodeState, error) {
+	node := &corev1.Node{}
+	if err := c.api.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return nodeState{}, client.IgnoreNotFound(err)
+	}
+	s := nodeState{there: true, lost: true}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			s.ready = condition.Status == corev1.ConditionTrue
+			s.lost = !s.ready && c.now().Sub(condition.LastTransitionTime.Time) >= lostAfter
+		}
+	}
+	return s, nil
+}
+
+// running are the pods of a kind that have to end, but for those on nodes that are gone or lost, which do not report it.
+func (c *cluster) running(ctx context.Context, of func(*corev1.Pod) bool) (waiting []string, err error) {
+	pods, err := c.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, pod := range pods {
+		if pod.Spec.NodeName == "" || !of(&pod) {
+			continue
+		}
+		node, err := c.state(ctx, pod.Spec.NodeName)
+		if err != nil {
+			return nil, err
+		}
+		if node.there && !node.lost {
+			waiting = append(waiting, fmt.Sprintf("pod %s on %s", pod.Name, pod.Spec.NodeName))
+		}
+	}
+	slices.Sort(waiting)
+	return waiting, nil
+}
+
+// volumes are the PersistentVolumes of the driver and of the pre-CSI provisioner.
+func (c *cluster) volumes(ctx context.Context) (found []corev1.PersistentVolume, err error) {
+	err = place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
+		if place.OfDriver(volume) || place.OfLegacyProvisioner(volume) {
+			found = append(found, *volume)
+		}
+	})
+	return found, err
+}
+
+// snapshots are the VolumeSnapshotContents of the cluster, which has the kind, read page by page.
+func (c *cluster) snapshots(ctx context.Context) (found []unstructured.Unstructured, err error) {
+	for next := ""; ; {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(place.SnapshotContent.GroupVersion().WithKind(place.SnapshotContent.Kind + "List"))
+		if err := c.api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return nil, err
+		}
+		found = append(found, list.Items...)
+		if next = list.GetContinue(); next == "" {
+			return found, nil
+		}
+	}
+}
+
+// eachPod reads all pods of the cluster that have not ended, page by page.
+func (c *cluster) eachPod(ctx context.Context, do func(*corev1.Pod)) error {
+	for next := ""; ; {
+		list := &corev1.PodList{}
+		if err := c.api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if !ended(&list.Items[i]) {
+				do(&list.Items[i])
+			}
+		}
+		if next = list.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// claimsOf are the claims that a pod uses.
+func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
+	for _, volume := range pod.Spec.Volumes {
+		switch {
+		case volume.PersistentVolumeClaim != nil:
+			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName})
+		case volume.Ephemeral != nil:
+			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name})
+		}
+	}
+	return claims
+}
+
+// users are the names of the pods that use pools on nodes, of those that count. It does not matter whether their nodes are ready: what runs on
+// one goes on. A volume whose pool is not known may be in any.
+func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[render.Spot]sets.Set[string], error) {
+	users := map[render.Spot]sets.Set[string]{}
+	if len(of) == 0 {
+		return users, nil
+	}
+	volumes, err := c.volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pools := map[types.NamespacedName]string{} // by claim
+	for _, volume := range volumes {
+		if claim := volume.Spec.ClaimRef; claim != nil && place.OfDriver(&volume) {
+			pools[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+		}
+	}
+	return users, c.eachPod(ctx, func(pod *corev1.Pod) {
+		if !counts(pod) {
+			return
+		}
+		has := poolsOf(pod, pools)
+		for i := range of {
+			at := of[i].spot()
+			if at.Node == pod.Spec.NodeName && (has.HasAny(at.Pool, "") || c.hasPathIn(pod, of[i].Path)) {
+				if users[at] == nil {
+					users[at] = sets.New[string]()
+				}
+				users[at].Insert("pod " + pod.Namespace + "/" + pod.Name)
+			}
+		}
+	})
+}
+
+// hasPathIn says whether a pod has a directory of a pool as a hostPath volume, by its path. The driver's own pods have all pools so.
+func (c *cluster) hasPathIn(pod *corev1.Pod, pool string) bool {
+	if pod.Namespace == c.namespace && ofDriver(pod) {
+		return false
+	}
+	data := render.DataDirectory(hppv1.StoragePool{Path: hppv1.HostDirectory(pool)})
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && strings.HasPrefix(path.Clean(v.HostPath.Path)+"/", data+"/")
+	})
+}
+
+// poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.
+func poolsOf(pod *corev1.Pod, ofClaims map[types.NamespacedName]string) sets.Set[string] {
+	pools := sets.New[string]()
+	for _, claim := range claimsOf(pod) {
+		if pool, ours := ofClaims[claim]; ours {
+			pools.Insert(pool)
+		}
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.CSI != nil && volume.CSI.Driver == render.DriverName {
+			pools.Insert(volume.CSI.VolumeAttributes[render.PoolParameter])
+		}
+	}
+	return pools
+}
