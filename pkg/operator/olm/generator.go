@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/version"
@@ -53,16 +52,7 @@ func Generate(arguments []string, to io.Writer) error {
 			objects = append(objects, &found[i])
 		}
 	}
-	for _, object := range objects {
-		text, err := yaml.Marshal(object)
-		if err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintf(to, "---\n%s", text); err != nil {
-			return err
-		}
-	}
-	return nil
+	return render.Write(to, objects)
 }
 
 // parse answers the files of deploy/ that are asked for too.

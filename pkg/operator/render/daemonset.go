@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
@@ -65,10 +66,7 @@ func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints 
 	maps.Copy(template.Labels, set.Spec.Selector.MatchLabels)
 	template.Labels[clusterServicesLabel] = "true"
 	if r.facts.OpenShift {
-		if template.Annotations == nil {
-			template.Annotations = map[string]string{}
-		}
-		template.Annotations[requiredConstraints] = constraints
+		metav1.SetMetaDataAnnotation(&template.ObjectMeta, requiredConstraints, constraints)
 	}
 	template.Spec.ServiceAccountName = account
 	place(&template.Spec, r.object.Spec)

@@ -61,23 +61,12 @@ func PoolLabels(pool string) map[string]string {
 }
 
 // Claims are those that the pools with a template need, by name.
-func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
+func (r *Renderer) Claims() (claims []*corev1.PersistentVolumeClaim) {
 	found := map[string]*corev1.PersistentVolumeClaim{}
-	spots, _ := r.spots()
-	for i := range r.pools {
-		pool := &r.pools[i]
-		if pool.PVCTemplate == nil {
-			continue
-		}
-		for _, node := range r.facts.Nodes {
-			if !spots[Spot{pool.Name, node}] {
-				continue
-			}
-			name := claimName(pool, node)
-			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.meta(name, PoolLabels(pool.Name)), Spec: *pool.PVCTemplate.Spec()}
-		}
+	for _, at := range r.spots {
+		name := claimName(at.pool, at.node)
+		found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.meta(name, PoolLabels(at.pool.Name)), Spec: *at.pool.PVCTemplate.Spec()}
 	}
-	var claims []*corev1.PersistentVolumeClaim
 	for _, name := range sortedKeys(found) {
 		claims = append(claims, found[name])
 	}
@@ -85,23 +74,13 @@ func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 }
 
 // mounters are the Deployments that keep the claims of pools mounted: one for each pool and node.
-func (r *Renderer) mounters() ([]*appsv1.Deployment, error) {
-	var all []*appsv1.Deployment
-	spots, _ := r.spots()
-	for i := range r.pools {
-		if r.pools[i].PVCTemplate == nil {
-			continue
+func (r *Renderer) mounters() (all []*appsv1.Deployment, err error) {
+	for _, at := range r.spots {
+		one, err := r.mounter(at.pool, at.node)
+		if err != nil {
+			return nil, err
 		}
-		for _, node := range r.facts.Nodes {
-			if !spots[Spot{r.pools[i].Name, node}] {
-				continue
-			}
-			one, err := r.mounter(&r.pools[i], node)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, one)
-		}
+		all = append(all, one)
 	}
 	return all, nil
 }
@@ -150,7 +129,7 @@ func (r *Renderer) strategy(pool *hppv1.StoragePool, node string) appsv1.Deploym
 		return appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
 	}
 	return appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{
-		MaxUnavailable: pointer(intstr.FromInt32(0)), MaxSurge: pointer(intstr.FromInt32(1)),
+		MaxUnavailable: new(intstr.FromInt32(0)), MaxSurge: new(intstr.FromInt32(1)),
 	}}
 }
 
@@ -184,10 +163,7 @@ func (r *Renderer) mounterPod(template *corev1.PodTemplateSpec, node string) {
 		}}}},
 	}}}
 	if r.facts.OpenShift {
-		if template.Annotations == nil {
-			template.Annotations = map[string]string{}
-		}
-		template.Annotations[requiredConstraints] = driverConstraints
+		metav1.SetMetaDataAnnotation(&template.ObjectMeta, requiredConstraints, driverConstraints)
 	}
 }
 
@@ -255,10 +231,7 @@ func (l Leftover) Moves(to *unstructured.Unstructured) bool {
 
 // hostname is the one that the pods of the upstream operator are for. It is the name of the node, whatever its label.
 func hostname(affinity *corev1.Affinity) string {
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	for _, term := range nodeTerms(affinity) {
 		for _, e := range term.MatchExpressions {
 			if e.Key == corev1.LabelHostname && len(e.Values) == 1 {
 				return e.Values[0]
@@ -266,6 +239,13 @@ func hostname(affinity *corev1.Affinity) string {
 		}
 	}
 	return ""
+}
+
+func nodeTerms(affinity *corev1.Affinity) []corev1.NodeSelectorTerm {
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	return affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 }
 
 // CleanUpName is the name of the Job that unmounts what a mounter has mounted.
@@ -309,11 +289,7 @@ func NodeOf(pod *corev1.Pod) string {
 	if pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
 	}
-	affinity := pod.Spec.Affinity
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	for _, term := range nodeTerms(pod.Spec.Affinity) {
 		for _, field := range term.MatchFields {
 			if field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
 				return field.Values[0]

@@ -43,7 +43,7 @@ type driverPool struct {
 func dataDir(from []hppv1.StoragePool) (string, error) {
 	if len(from) == 0 {
 		// The driver unpublishes what is left in pools that it does not have any more, but does not start without one.
-		from = []hppv1.StoragePool{{Name: "none", Path: "/none", RequireMount: pointer(true)}}
+		from = []hppv1.StoragePool{{Name: "none", Path: "/none", RequireMount: new(true)}}
 	}
 	to := make([]driverPool, 0, len(from))
 	for _, p := range from {
@@ -76,20 +76,12 @@ func Notices(object *hppv1.HostPathProvisioner) []string {
 	if object.HasFeature(hppv1.Freezing) && !object.HasFeature(hppv1.Snapshotting) {
 		texts = append(texts, "The feature gate Freezing has no effect without Snapshotting")
 	}
-	classes := map[string]string{}
-	for _, pool := range Pools(object) {
-		if pool.PVCTemplate == nil || !pool.IsShared() {
-			continue
+	pools := Pools(object)
+	classes := overlayPools(pools)
+	for _, pool := range pools {
+		if name := overlayClass(pool); name != "" && classes[name] != pool.Name {
+			texts = append(texts, fmt.Sprintf("The pool %s has no StorageClass, because %s is that of pool %s: give it an overlayClassName of its own", pool.Name, name, classes[name]))
 		}
-		name := pool.OverlayClassName
-		if name == "" {
-			name = hppv1.DefaultOverlayClass
-		}
-		if first, taken := classes[name]; taken {
-			texts = append(texts, fmt.Sprintf("The pool %s has no StorageClass, because %s is that of pool %s: give it an overlayClassName of its own", pool.Name, name, first))
-			continue
-		}
-		classes[name] = pool.Name
 	}
 	return texts
 }

@@ -27,8 +27,13 @@ func Print(from io.Reader, to io.Writer, config Config, facts Facts) error {
 	if err != nil {
 		return err
 	}
+	return Write(to, objects)
+}
+
+// Write writes objects as YAML documents.
+func Write[T any](to io.Writer, objects []T) error {
 	for _, o := range objects {
-		text, err := yaml.Marshal(o.Object)
+		text, err := yaml.Marshal(o)
 		if err != nil {
 			return err
 		}

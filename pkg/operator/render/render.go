@@ -47,6 +47,9 @@ type Renderer struct {
 	facts     Facts
 	object    *hppv1.HostPathProvisioner
 	pools     []hppv1.StoragePool
+	// spots are where mounters are wanted, and clashes where there cannot be any.
+	spots   []spot
+	clashes error
 }
 
 // Deleting says whether the HostPathProvisioner is being deleted.
@@ -104,7 +107,9 @@ func (r *Renderer) Objects() ([]*unstructured.Unstructured, error) {
 
 // For is what makes the objects of one HostPathProvisioner.
 func (m *Manifests) For(config Config, facts Facts, object *hppv1.HostPathProvisioner) *Renderer {
-	return &Renderer{manifests: m, config: config, facts: facts, object: object, pools: Pools(object)}
+	r := &Renderer{manifests: m, config: config, facts: facts, object: object, pools: Pools(object)}
+	r.spots, r.clashes = findSpots(&r.facts, r.pools)
+	return r
 }
 
 // Convert is an object as it is applied: with its kind, and without what is empty.
@@ -231,8 +236,8 @@ func (r *Renderer) overlayClasses() []client.Object {
 			ObjectMeta:        r.clusterMeta(name, nil),
 			Provisioner:       DriverName,
 			Parameters:        map[string]string{PoolParameter: pool, "overlayCSI": "true"},
-			ReclaimPolicy:     pointer(corev1.PersistentVolumeReclaimDelete),
-			VolumeBindingMode: pointer(storagev1.VolumeBindingImmediate),
+			ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
+			VolumeBindingMode: new(storagev1.VolumeBindingImmediate),
 		})
 	}
 	return classes
@@ -243,15 +248,19 @@ func (r *Renderer) overlayClasses() []client.Object {
 func overlayPools(of []hppv1.StoragePool) map[string]string {
 	classes := map[string]string{}
 	for _, p := range of {
-		if p.PVCTemplate == nil || !p.IsShared() {
-			continue
-		}
-		name := cmp.Or(p.OverlayClassName, hppv1.DefaultOverlayClass)
-		if _, taken := classes[name]; !taken {
+		if name := overlayClass(p); name != "" && classes[name] == "" {
 			classes[name] = p.Name
 		}
 	}
 	return classes
+}
+
+// overlayClass is the name of the class of a pool with a shared claim, and empty for another pool.
+func overlayClass(p hppv1.StoragePool) string {
+	if p.PVCTemplate == nil || !p.IsShared() {
+		return ""
+	}
+	return cmp.Or(p.OverlayClassName, hppv1.DefaultOverlayClass)
 }
 
 // setMeta sets name and labels of an object of a kind that is not compiled in.
@@ -262,5 +271,3 @@ func setMeta(object *unstructured.Unstructured, meta metav1.ObjectMeta) {
 }
 
 func sortedKeys[V any](of map[string]V) []string { return slices.Sorted(maps.Keys(of)) }
-
-func pointer[T any](value T) *T { return &value }
