@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,7 +13,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/localpv"
 )
@@ -71,11 +72,15 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	log := &zap.Options{}
 	flags := flag.NewFlagSet("local-pv-provisioner", flag.ContinueOnError)
 	flags.SetOutput(output)
-	env := func(name, otherwise string) string {
-		if value := getenv(name); value != "" {
-			return value
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	env := func(name, otherwise string) string { return cmp.Or(getenv(name), otherwise) }
+	boolean := func(to *bool, flag, name, usage string) {
+		value, err := strconv.ParseBool(env(name, "false"))
+		if err != nil {
+			problem("%s is %q; it has to be true or false", name, getenv(name))
 		}
-		return otherwise
+		flags.BoolVar(to, flag, value, usage+" ("+name+")")
 	}
 	log.BindFlags(flags)
 	klog.InitFlags(flags)
@@ -87,23 +92,15 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
 		"directory on the node for the records of the devices that this program offers (LP_RECORD_DIR)")
 	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often to search for devices, besides when one appears (LP_POLLING_INTERVAL)")
-	nested := flags.String("nested-node", env("LP_NESTED_NODE", "false"),
-		"the node is a container itself, as with kind, and nothing outside it uses its devices: processes there are not seen (LP_NESTED_NODE)")
-	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log lines of text instead of JSON, with debug messages (LP_DEVELOPMENT)")
-	if err := flags.Parse(boolean(args)); err != nil {
+	boolean(&o.NestedNode, "nested-node", "LP_NESTED_NODE", "the node is a container itself, as with kind, and nothing outside it uses its devices: processes there are not seen")
+	boolean(&log.Development, "development", "LP_DEVELOPMENT", "log lines of text instead of JSON, with debug messages")
+	err := cmdline.ParseAll(flags, args)
+	if errors.Is(err, flag.ErrHelp) {
 		return o, log, err
 	}
-	var problems []error
-	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	var err error
+	problems = append(problems, err)
 	if o.PollingInterval, err = time.ParseDuration(*interval); err != nil || o.PollingInterval < time.Second {
 		problem("--polling-interval is %q; it has to be a duration of at least 1s, such as 5m", *interval)
-	}
-	if o.NestedNode, err = strconv.ParseBool(*nested); err != nil {
-		problem("--nested-node is %q; it has to be true or false", *nested)
-	}
-	if log.Development, err = strconv.ParseBool(*development); err != nil {
-		problem("--development is %q; it has to be true or false", *development)
 	}
 	if o.Node == "" {
 		problem("--node-name or LP_NODE_NAME is missing")
@@ -114,21 +111,5 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	if !filepath.IsAbs(o.RecordDir) {
 		problem("--record-dir is %q; it has to be an absolute path", o.RecordDir)
 	}
-	if flags.NArg() > 0 {
-		problem("unknown arguments: %s", strings.Join(flags.Args(), " "))
-	}
 	return o, log, errors.Join(problems...)
-}
-
-// boolean makes --development or --nested-node without a value mean true, as for every flag that is one.
-func boolean(args []string) []string {
-	var all []string
-	for _, arg := range args {
-		switch strings.TrimPrefix(arg, "-") {
-		case "-development", "development", "-nested-node", "nested-node":
-			arg += "=true"
-		}
-		all = append(all, arg)
-	}
-	return all
 }

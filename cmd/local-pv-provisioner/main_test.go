@@ -49,7 +49,7 @@ func TestCommandLineReportsAllProblems(t *testing.T) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"--polling-interval", "--development", "--record-dir", "--node-name", "--namespace-name", "more"} {
+	for _, want := range []string{"--polling-interval", "-development", "--record-dir", "--node-name", "--namespace-name", "more"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want it to name %s", err, want)
 		}

@@ -29,7 +29,7 @@ type Volume struct {
 	ClaimUID, Claim string
 	// Wipe is how it is cleaned at least, and empty if any way will do.
 	Wipe Wipe
-	// Foreign is a volume of the node that somebody else has made, and Elsewhere one of another node, whose path says nothing
+	// Foreign is a volume of the node that another client has made, and Elsewhere one of another node, whose path says nothing
 	// here: Pass gets none of either.
 	Foreign, Elsewhere bool
 	// Identity is that of the device it was made of, and empty if that is not known.
@@ -38,7 +38,7 @@ type Volume struct {
 
 // API is asked right before a device is overwritten or offered: no cache may answer.
 type API interface {
-	// Volumes are those of the node, whoever has made them, those of other nodes that have an identity, and the names that
+	// Volumes are those of the node, whichever client has made them, those of other nodes that have an identity, and the names that
 	// volumes of all nodes have.
 	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
 	// Reserve reserves a disk for this node, unless a node has it already, and answers which one has it. It lasts until Unreserved.
@@ -306,11 +306,11 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		return
 	}
 	half, err := p.halfClean(v)
-	if err == nil && !half {
-		err = p.note(v, number)
-	}
 	if half {
 		return
+	}
+	if err == nil {
+		err = p.note(v, number)
 	}
 	if err != nil {
 		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
@@ -392,7 +392,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	switch {
 	case v.Used:
 		next.State = Bound
-	case record.State == Bound: // somebody has taken the claim from the volume, and its data is still there
+	case record.State == Bound: // the claim was taken from the volume, and its data is still there
 		next.State, next.ClaimUID, next.Claim = Bound, record.ClaimUID, record.Claim
 	case record.Volume == v.Name && record.is(facts):
 		next.Empty = record.Empty

@@ -28,7 +28,7 @@ func sampled(size int64) (parts []span) {
 	return append(parts, span{(size - blankEnd) / blockdev.Unit * blockdev.Unit, size})
 }
 
-// emptyParts are those of the sampled parts of a device without a volume that are empty if nobody has written to it, and by which
+// emptyParts are those of the sampled parts of a device without a volume that are empty if it was not written to, and by which
 // way of cleaning they are: all of one that was empty when it was first offered, and of one that a claim has used those that
 // were overwritten since, as far as that came.
 func (r Record) emptyParts(f blockdev.Facts) (parts []span, by Wipe, err error) {

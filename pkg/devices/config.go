@@ -1,12 +1,13 @@
 // Package devices decides which block devices of a node are offered as volumes, and cleans them between two users. It
 // knows no Kubernetes: what the API has of the volumes is given to it, and it returns what to do there.
 //
-// Nothing that somebody may still want is ever written to. A device is opened exclusively, is checked while it is held,
+// Nothing that may still be wanted is ever written to. A device is opened exclusively, is checked while it is held,
 // and is cleaned through that very descriptor. That it was ours is known by its volume and by a record on the node's
 // disk, and not by how it looks.
 package devices
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -82,7 +83,7 @@ type Config struct {
 func ParseConfig(data map[string]string) (Config, error) {
 	p := parser{data: data}
 	c := Config{
-		StorageClass: p.optional(KeyStorageClass, DefaultStorageClass),
+		StorageClass: cmp.Or(data[KeyStorageClass], DefaultStorageClass),
 		VolumeMode:   p.oneOf(KeyVolumeMode, "", Filesystem, Block),
 		ExistingData: ExistingData(p.oneOf(KeyExistingData, string(Keep), string(Keep), string(Erase))),
 		Wipe:         Wipe(p.oneOf(KeyWipe, string(WipeSignatures), string(WipeSignatures), string(WipeDiscard), string(WipeZero))),
@@ -108,13 +109,6 @@ func (p *parser) problem(format string, args ...any) {
 	p.problems = append(p.problems, fmt.Errorf(format, args...))
 }
 
-func (p *parser) optional(key, otherwise string) string {
-	if value := p.data[key]; value != "" {
-		return value
-	}
-	return otherwise
-}
-
 func (p *parser) required(key string) (string, bool) {
 	value := p.data[key]
 	if value == "" {
@@ -125,7 +119,7 @@ func (p *parser) required(key string) (string, bool) {
 
 // oneOf reads a key with few possible values. Without a default it is required.
 func (p *parser) oneOf(key, otherwise string, allowed ...string) string {
-	value := p.optional(key, otherwise)
+	value := cmp.Or(p.data[key], otherwise)
 	switch {
 	case value == "":
 		p.problem("%s is missing; it has to be %s", key, strings.Join(allowed, " or "))

@@ -45,7 +45,7 @@ func Hold(l Look) (*Held, error) {
 	}
 	device, err := blockdev.Hold(l.Path)
 	if err != nil {
-		return nil, Problem{Path: l.Path, Reason: reasonOf(err), Detail: err.Error()}
+		return nil, l.refuse(reasonOf(err), "%v", err)
 	}
 	held := &Held{device, facts, l}
 	if err := held.check(); err != nil {
@@ -57,7 +57,7 @@ func Hold(l Look) (*Held, error) {
 // check repeats the check with the device held.
 func (h *Held) check() error {
 	if h.Number() != h.Facts.Number {
-		return Problem{Path: h.look.Path, Reason: OtherDevice, Detail: fmt.Sprintf("now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)}
+		return h.look.refuse(OtherDevice, "now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)
 	}
 	look := h.look
 	look.holding = true
@@ -67,7 +67,7 @@ func (h *Held) check() error {
 	}
 	h.Facts = facts
 	if err := h.Writable(); err != nil {
-		return Problem{Path: h.look.Path, Reason: reasonOf(err), Detail: err.Error()}
+		return h.look.refuse(reasonOf(err), "%v", err)
 	}
 	return h.checkSize()
 }

@@ -49,6 +49,10 @@ type job struct {
 // ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.
 var ErrChanged = errors.New("the volumes have changed meanwhile")
 
+func (j *job) refuse(reason Reason, format string, args ...any) error {
+	return Problem{Path: j.path, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+}
+
 func (a *Agent) start(j *job) {
 	ctx, cancel := context.WithCancel(a.ctx)
 	j.cancel, j.done, j.moved = cancel, make(chan struct{}), time.Now()
@@ -166,7 +170,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	return &erasable{held, record}, nil
 }
 
-// withdraw has a device that somebody uses be kept from now on: what he leaves on it is not the data of the claim that
+// withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
 // was deleted.
 func (a *Agent) withdraw(record Record, refused error) error {
 	switch reasonOf(refused) {
@@ -192,8 +196,7 @@ func (a *Agent) knownElsewhere(j *job, held *Held) error {
 	}
 	for _, record := range records {
 		if j.volume.Name == "" {
-			return Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-				"it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)}
+			return j.refuse(WasBound, "it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)
 		}
 		if !record.agrees(j.volume) {
 			return record.contradiction(j.volume)
@@ -208,15 +211,14 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 		return j.releasedNeeds(held, record)
 	}
 	if record.State == Bound && !record.is(held.Facts) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
-		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-			"it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
-			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)}
+		return false, j.refuse(WasBound, "it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
+			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
 	}
 	if !record.is(held.Facts) {
 		record = Record{}
 	}
 	if n := len(held.Facts.Partitions); n > 0 && !record.permitsErasing() && !record.Erased {
-		return false, Problem{Path: j.path, Reason: HasPartitions, Detail: fmt.Sprintf("it has %d partitions", n)}
+		return false, j.refuse(HasPartitions, "it has %d partitions", n)
 	}
 	return j.unclaimedNeeds(ctx, held, record)
 }
@@ -228,8 +230,8 @@ func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
 		return false, err
 	}
 	if record.State != "" && record.Volume == j.volume.Name && !record.is(held.Facts) {
-		return false, Problem{Path: j.path, Reason: OtherDevice, Detail: fmt.Sprintf("it has %d bytes and is %q; it had %d bytes and was %q",
-			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)}
+		return false, j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q",
+			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)
 	}
 	if !record.agrees(j.volume) {
 		return false, record.contradiction(j.volume)
@@ -285,10 +287,9 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 	case j.existing == Erase && (len(signatures) > 0 || record.State == Bound):
 		return true, nil
 	case record.State == Bound:
-		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-			"it has the data of the claim %s; its PersistentVolume %s was deleted without being released", record.Claim, record.Volume)}
+		return false, j.refuse(WasBound, "it has the data of the claim %s; its PersistentVolume %s was deleted without being released", record.Claim, record.Volume)
 	case len(signatures) > 0:
-		return false, Problem{Path: j.path, Reason: HasSignature, Detail: "it has " + describe(signatures)}
+		return false, j.refuse(HasSignature, "it has %s", describe(signatures))
 	}
 	j.unsigned = true
 	parts, by, err := record.emptyParts(held.Facts)
@@ -298,9 +299,9 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 	empty, err := blank(ctx, held, parts)
 	switch {
 	case err != nil:
-		return false, Problem{Path: j.path, Reason: reasonOf(err), Detail: err.Error()}
+		return false, j.refuse(reasonOf(err), "%v", err)
 	case !empty && j.existing != Erase:
-		return false, Problem{Path: j.path, Reason: HasData, Detail: "it does not read as zeroes, so that it may have data of a kind that is not known"}
+		return false, j.refuse(HasData, "it does not read as zeroes, so that it may have data of a kind that is not known")
 	}
 	if empty {
 		j.empty = by
@@ -319,7 +320,7 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, recor
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		return Problem{Path: j.path, Reason: NotConfirmed, Detail: err.Error()}
+		return j.refuse(NotConfirmed, "%v", err)
 	}
 	j.names = names
 	released := false
@@ -342,8 +343,7 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, recor
 func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) error {
 	switch {
 	case v.Elsewhere && shared(v.Identity) && sameDisk(v.Identity, facts.Identity):
-		return Problem{Path: j.path, Reason: Twice, Detail: fmt.Sprintf(
-			"it is the same disk, %s, as %s of the PersistentVolume %s of another node", facts.Identity, v.Path, v.Name)}
+		return j.refuse(Twice, "it is the same disk, %s, as %s of the PersistentVolume %s of another node", facts.Identity, v.Path, v.Name)
 	case v.Elsewhere:
 		return nil
 	}
@@ -351,15 +351,13 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
 	switch {
 	case err == nil && (same || overlaps) && v.Foreign:
-		return Problem{Path: j.path, Reason: OfOthers, Detail: fmt.Sprintf(
-			"it is, or has blocks of, %s of the PersistentVolume %s, which does not have the label of this node's volumes", v.Path, v.Name)}
+		return j.refuse(OfOthers, "it is, or has blocks of, %s of the PersistentVolume %s, which does not have the label of this node's volumes", v.Path, v.Name)
 	case err == nil && (same || overlaps):
 		return ErrChanged
 	case v.Foreign:
 		return nil
 	case sameDisk(v.Identity, facts.Identity):
-		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
-			"it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)}
+		return j.refuse(MayBeMissing, "it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)
 	}
 	known := record.State != "" || j.volume.Identity != "" && j.volume.Identity == facts.Identity
 	if known || v.Bytes != facts.SizeBytes {
@@ -367,8 +365,7 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	}
 	missing, err := a.missing(v)
 	if err == nil && missing {
-		err = Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
-			"it may be the disk of the PersistentVolume %s, whose path %s does not lead to it any more: it is as large, and there is no record of it", v.Name, v.Path)}
+		err = j.refuse(MayBeMissing, "it may be the disk of the PersistentVolume %s, whose path %s does not lead to it any more: it is as large, and there is no record of it", v.Name, v.Path)
 	}
 	return err
 }
@@ -392,25 +389,15 @@ func (a *Agent) missing(v Volume) (bool, error) {
 	return gone != nil, nil
 }
 
-// clean cleans a device, from where an earlier agent stopped.
+// clean cleans a device, from where an earlier agent stopped: the record says so before anything is written, as far as it came from time
+// to time, and in the end that the device is clean.
 func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
-	record := held.record
-	if record.State == Cleaning && record.Wipe.covers(j.wipe) {
-		j.wipe = record.Wipe // as was promised
+	if held.record.State == Cleaning && held.record.Wipe.covers(j.wipe) {
+		j.wipe = held.record.Wipe // as was promised
 	}
-	next := Record{Path: j.path, Bytes: held.Facts.SizeBytes, Identity: held.Facts.Identity, State: Cleaning,
-		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
-	if j.volume.Name == "" && record.permitsErasing() { // also the next time, if this is interrupted
-		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = record.Volume, record.VolumeUID, record.ClaimUID, record.Claim
-	}
-	if next.Identity == "" {
-		var err error
-		if next.Instance, err = held.Facts.Instance(); err != nil {
-			return err
-		}
-	}
-	if record.State == Cleaning && record.Wipe == j.wipe && record.Bytes == next.Bytes && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
-		next.Done, next.Erased = record.Done, record.Erased || j.unsigned
+	next, err := j.cleaning(held)
+	if err != nil {
+		return err
 	}
 	if err := a.Records.Put(next); err != nil {
 		return err
@@ -418,25 +405,28 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started, noted, before := time.Now(), time.Now(), next.Done
-	w := wiper{device: held, wipe: j.wipe, turn: func(ctx context.Context) (func(), error) { return a.turn(ctx, j) }}
-	w.erased = func() error {
-		next.Erased = true
-		return a.Records.Put(next)
-	}
-	w.checkpoint = func(p Progress) error {
-		j.move(p)
-		a.Wiped(p.Done - before)
-		before = p.Done
-		if p.Done < p.Total && time.Since(noted) < noteEvery {
-			return nil
-		}
-		if err := held.Sync(); err != nil {
-			return err
-		}
-		noted, next.Done = time.Now(), p.Done
-		log.Info("Cleaning a device", "progress", p.String())
-		a.Changed()
-		return a.Records.Put(next)
+	w := wiper{
+		device: held, wipe: j.wipe,
+		turn: func(ctx context.Context) (func(), error) { return a.turn(ctx, j) },
+		erased: func() error {
+			next.Erased = true
+			return a.Records.Put(next)
+		},
+		checkpoint: func(p Progress) error {
+			j.move(p)
+			a.Wiped(p.Done - before)
+			before = p.Done
+			if p.Done < p.Total && time.Since(noted) < noteEvery {
+				return nil
+			}
+			if err := held.Sync(); err != nil {
+				return err
+			}
+			noted, next.Done = time.Now(), p.Done
+			log.Info("Cleaning a device", "progress", p.String())
+			a.Changed()
+			return a.Records.Put(next)
+		},
 	}
 	if err := w.run(ctx, next.Done); err != nil {
 		return err
@@ -447,6 +437,24 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	next.State, next.Done, next.Erased = Clean, 0, false
 	return a.Records.Put(next)
+}
+
+// cleaning is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
+// go, also the next time, if this is interrupted.
+func (j *job) cleaning(held *erasable) (next Record, err error) {
+	before, facts := held.record, held.Facts
+	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Cleaning,
+		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
+	if j.volume.Name == "" && before.permitsErasing() {
+		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim
+	}
+	if before.State == Cleaning && before.Wipe == j.wipe && before.Bytes == next.Bytes && (j.volume.Name == "" || before.ClaimUID == j.volume.ClaimUID) {
+		next.Done, next.Erased = before.Done, before.Erased || j.unsigned
+	}
+	if next.Identity == "" {
+		next.Instance, err = facts.Instance()
+	}
+	return next, err
 }
 
 // forgetElsewhere notes that the data is gone which a device had under other paths. What becomes of it then is not noted

@@ -20,7 +20,7 @@ type State string
 
 // The states that a record has.
 const (
-	// Offered: it is a volume that nobody has used.
+	// Offered: it is a volume that no claim has had.
 	Offered State = "offered"
 	// Bound: it has the data of a claim.
 	Bound State = "bound"
@@ -209,7 +209,7 @@ func user(volume, uid, claim, claimUID string) string {
 }
 
 // permitsErasing says that the device may be erased whatever it carries: it is known for sure, its claim was deleted, and
-// nobody has used it since.
+// it was not used since.
 func (r Record) permitsErasing() bool {
 	return r.State == Cleaning && !r.Erased && r.Identity != "" && !r.unknown() && r.ClaimUID != ""
 }
