@@ -38,10 +38,8 @@ type leftover struct {
 
 func (l *leftover) spot() render.Spot { return render.Spot{Pool: l.Pool, Node: l.Node} }
 
-// stays says whether the mounter is there and not being deleted.
 func (l *leftover) stays() bool { return l.mounter != nil && l.mounter.DeletionTimestamp == nil }
 
-// wants says whether the mounter is to have a pod.
 func (l *leftover) wants() bool {
 	return l.stays() && (l.mounter.Spec.Replicas == nil || *l.mounter.Spec.Replicas > 0)
 }
@@ -167,7 +165,6 @@ func (c *cleaner) keep(ctx context.Context, l *leftover) error {
 	return c.removeJob(ctx, job)
 }
 
-// scale has a mounter run or end.
 func (c *cleaner) scale(ctx context.Context, l *leftover, replicas int) error {
 	if !l.stays() || l.wants() == (replicas > 0) {
 		return nil
@@ -339,7 +336,6 @@ func (c *cluster) findClaim(ctx context.Context, l *leftover) error {
 	return nil
 }
 
-// exclusive says whether only one pod at a time may have a claim.
 func exclusive(claim *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 }

@@ -82,7 +82,6 @@ func (c *cluster) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, err
 }
 
-// claims are those of pools.
 func (c *cluster) claims(ctx context.Context) ([]corev1.PersistentVolumeClaim, error) {
 	claims := &corev1.PersistentVolumeClaimList{}
 	err := c.List(ctx, claims, client.InNamespace(c.namespace))
@@ -136,7 +135,6 @@ const lostAfter = 5 * time.Minute
 // A nodeState says of a node that it has an object, that its kubelet answers, and that it has not answered for long.
 type nodeState struct{ there, ready, lost bool }
 
-// state asks the API server about a node.
 func (c *cluster) state(ctx context.Context, name string) (nodeState, error) {
 	node := &corev1.Node{}
 	if err := c.api.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -221,7 +219,6 @@ func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// claimsOf are the claims that a pod uses.
 func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
 	for _, volume := range pod.Spec.Volumes {
 		switch {

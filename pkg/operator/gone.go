@@ -237,7 +237,6 @@ func (c *cluster) removeVolume(ctx context.Context, volume *corev1.PersistentVol
 	return client.IgnoreNotFound(c.Patch(ctx, without, client.MergeFromWithOptions(now, client.MergeFromWithOptimisticLock{})))
 }
 
-// report is what the status says of a node.
 func (n *goneNode) report() hppv1.DeletedNode {
 	claims := 0
 	for _, volume := range n.volumes {
@@ -275,7 +274,6 @@ func cleanUpOfVolumes(volumes []corev1.PersistentVolume) []string {
 	return cleanUp("pvc", claims, "pv", names)
 }
 
-// cleanUpOfSnapshots are the same of snapshots.
 func cleanUpOfSnapshots(contents []unstructured.Unstructured) []string {
 	snapshots := map[string][]string{}
 	var names []string

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
@@ -45,7 +44,7 @@ func Scheme() (*runtime.Scheme, error) {
 
 // CacheOptions keep in memory what belongs to the operator, and no more of a large cluster than the names of its nodes.
 func CacheOptions(namespace string) (cache.Options, error) {
-	ofPools, err := labels.NewRequirement(render.PoolLabel, selection.Exists, nil)
+	ofPools, err := labels.Parse(render.PoolLabel)
 	if err != nil {
 		return cache.Options{}, err
 	}
@@ -61,7 +60,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 			&storagev1.CSIStorageCapacity{}: everything,
 			&corev1.Pod{}:                   {Label: labels.SelectorFromSet(labels.Set{render.AppLabel: render.App})},
 			// Those of the upstream operator have no other label.
-			&corev1.PersistentVolumeClaim{}: {Label: labels.NewSelector().Add(*ofPools)},
+			&corev1.PersistentVolumeClaim{}: {Label: ofPools},
 		},
 	}, nil
 }
@@ -100,9 +99,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	nodes := &metav1.PartialObjectMetadata{}
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 	// A change of a node shows in its pods too.
-	comesOrGoes := predicate.Funcs{
-		UpdateFunc: func(event.UpdateEvent) bool { return false },
-	}
+	comesOrGoes := predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 	if err := errors.Join(watch(nodes, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind)), watch(empty(capacityKind), servesElsewise())); err != nil {
 		return err
 	}

@@ -21,7 +21,6 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	return registry.Register(ready)
 }
 
-// measure sets the metric to what a status says.
 func measure(status hppv1.HostPathProvisionerStatus) {
 	if meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionAvailable) {
 		ready.Set(1)

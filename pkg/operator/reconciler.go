@@ -182,7 +182,6 @@ func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathP
 		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name)))
 }
 
-// release lets an object go.
 func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisioner) error {
 	before := object.DeepCopy()
 	if !controllerutil.RemoveFinalizer(object, hppv1.Finalizer) {
@@ -191,7 +190,6 @@ func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisio
 	return client.IgnoreNotFound(r.Client.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
-// A deployment is what an object asks for.
 type deployment struct {
 	objects []*unstructured.Unstructured
 	claims  []*corev1.PersistentVolumeClaim
@@ -203,7 +201,6 @@ type deployment struct {
 	mounted []hppv1.MountedPool
 }
 
-// find is an object that is wanted, or nil.
 func (d *deployment) find(kind, name string) *unstructured.Unstructured {
 	for _, object := range d.objects {
 		if object.GetKind() == kind && object.GetName() == name {
@@ -410,7 +407,6 @@ func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (r
 	return facts, err
 }
 
-// observe reads what there is of what an object asks for.
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
 	c := r.cluster()
 	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string](), MountedPools: wanted.mounted}
@@ -461,7 +457,6 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 	return seen, err
 }
 
-// update writes the status if it has changed.
 func (r *Reconciler) update(ctx context.Context, object *hppv1.HostPathProvisioner, to hppv1.HostPathProvisionerStatus) error {
 	if equality.Semantic.DeepEqual(object.Status, to) {
 		return nil

@@ -1,7 +1,9 @@
 package operator
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -46,7 +48,10 @@ func (c *cluster) services(ctx context.Context, object *hppv1.HostPathProvisione
 		}
 	}
 	for i := range capacities {
-		node := nodeOfCapacity(&capacities[i])
+		if capacities[i].NodeTopology == nil {
+			continue
+		}
+		node := capacities[i].NodeTopology.MatchLabels[place.TopologyKey]
 		if service, known := services[pools[capacities[i].StorageClassName]]; known && nodes.Has(node) {
 			if serves(&capacities[i]) {
 				service.Serving.Insert(node)
@@ -73,22 +78,11 @@ func poolOfClass(object *hppv1.HostPathProvisioner, class *storagev1.StorageClas
 	if name == "" && len(pools) == 1 {
 		return pools[0].Name
 	}
-	if name == "" {
-		name = hppv1.LegacyPool
-	}
-	for _, pool := range pools {
-		if pool.Name == name {
-			return name
-		}
-	}
-	return ""
-}
-
-func nodeOfCapacity(capacity *storagev1.CSIStorageCapacity) string {
-	if capacity.NodeTopology == nil {
+	name = cmp.Or(name, hppv1.LegacyPool)
+	if !slices.ContainsFunc(pools, func(p hppv1.StoragePool) bool { return p.Name == name }) {
 		return ""
 	}
-	return capacity.NodeTopology.MatchLabels[place.TopologyKey]
+	return name
 }
 
 // serves says whether a pool is served, full or not: only then has it both numbers, and they are the same.

@@ -23,7 +23,6 @@ import (
 // apiServerKind is that of OpenShift's object which has the TLS profile of the cluster.
 var apiServerKind = schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "APIServer"}
 
-// apiServerName is the name of the one object of that kind.
 const apiServerName = "cluster"
 
 // A TLSPolicy is what the TLS servers of the operator, and of what it deploys, accept at this moment.

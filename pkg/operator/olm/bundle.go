@@ -10,7 +10,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/deploy"
 )
 
-// definition is the file with the CustomResourceDefinition.
 const definition = "hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml"
 
 // annotations are those of a bundle. https://github.com/operator-framework/operator-registry/blob/master/docs/design/operator-bundle.md

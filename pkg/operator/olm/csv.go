@@ -171,7 +171,6 @@ func (csv *clusterServiceVersion) annotate() error {
 	return nil
 }
 
-// permissions are the rights of an account.
 type permissions struct {
 	Account string              `json:"serviceAccountName"`
 	Rules   []rbacv1.PolicyRule `json:"rules"`

@@ -25,7 +25,6 @@ const (
 	capacityInterval = "10s"
 )
 
-// driver is the DaemonSet of the CSI driver.
 func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 	set := r.daemonSet(&r.manifests.daemonSet, DriverDaemonSet, driverAccount, driverConstraints)
 	set.Spec.Template.Labels[metricsLabel] = "true"
@@ -73,7 +72,6 @@ func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints 
 	return set
 }
 
-// container sets what all containers have.
 func (r *Renderer) container(c *corev1.Container) error {
 	var err error
 	if c.Image, err = r.image(c.Image); err != nil {
@@ -97,7 +95,6 @@ func (r *Renderer) container(c *corev1.Container) error {
 	return nil
 }
 
-// configure sets what the driver's own container has.
 func (r *Renderer) configure(driver *corev1.Container) error {
 	data, err := dataDir(r.pools)
 	if err != nil {
@@ -136,7 +133,6 @@ func place(pod *corev1.PodSpec, spec hppv1.HostPathProvisionerSpec) {
 	pod.ImagePullSecrets = slices.Clone(spec.ImagePullSecrets)
 }
 
-// moveKubelet changes all paths in kubelet's directory.
 func moveKubelet(pod *corev1.PodSpec, to string) {
 	if to == "" || to == kubeletDirectory {
 		return
@@ -165,7 +161,6 @@ func moveKubelet(pod *corev1.PodSpec, to string) {
 	}
 }
 
-// setArg sets the flag of a container to a value.
 func setArg(c *corev1.Container, flag, value string) {
 	arg := flag + "=" + value
 	i := slices.IndexFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, flag+"=") })
@@ -176,7 +171,6 @@ func setArg(c *corev1.Container, flag, value string) {
 	c.Args[i] = arg
 }
 
-// setVariable sets an environment variable of a container to a value.
 func setVariable(c *corev1.Container, name, value string) {
 	variable := corev1.EnvVar{Name: name, Value: value}
 	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })

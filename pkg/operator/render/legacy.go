@@ -47,7 +47,6 @@ func (r *Renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 	return objects, nil
 }
 
-// legacyConstraints are those of the provisioner's pods on OpenShift.
 func (r *Renderer) legacyConstraints() *unstructured.Unstructured {
 	constraints := r.manifests.legacy.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(legacyConstraints, nil))

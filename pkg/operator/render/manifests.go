@@ -44,7 +44,6 @@ type Manifests struct {
 	operatorMonitor  *unstructured.Unstructured
 }
 
-// legacyManifests are those of the pre-CSI provisioner.
 type legacyManifests struct {
 	daemonSet        appsv1.DaemonSet
 	metricsService   corev1.Service
@@ -121,7 +120,6 @@ func (a *addition) read(file string) error {
 	return nil
 }
 
-// to adds to a pod.
 func (a *addition) to(pod *corev1.PodSpec) {
 	for i := range a.containers {
 		pod.Containers = append(pod.Containers, *a.containers[i].DeepCopy())
@@ -144,7 +142,6 @@ func (m *legacyManifests) load() error {
 	return err
 }
 
-// rules are those of all roles in a file.
 type rules struct{ cluster, namespaced []rbacv1.PolicyRule }
 
 func (r *rules) read(file string) error {
@@ -161,7 +158,6 @@ func (r *rules) read(file string) error {
 	return err
 }
 
-// addTags reads the tags that a kustomization has for images.
 func (m *Manifests) addTags(file string) error {
 	var kustomization struct {
 		Images []struct{ Name, NewTag string }

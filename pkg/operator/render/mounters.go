@@ -36,7 +36,6 @@ const (
 // MounterName is the name of what a pool has on a node: its Deployment, and its claim if that is not shared.
 func MounterName(pool, node string) string { return shortName("hpp-pool-", pool+"-"+node) }
 
-// claimName is the name of the claim that a pool has on a node.
 func claimName(pool *hppv1.StoragePool, node string) string {
 	if pool.IsShared() {
 		return shortName("hpp-pool-", pool.Name+"-shared")

@@ -39,7 +39,6 @@ type driverPool struct {
 	AllowMany        bool        `json:"allowReadWriteMany,omitempty"`
 }
 
-// dataDir is the driver's --datadir.
 func dataDir(from []hppv1.StoragePool) (string, error) {
 	if len(from) == 0 {
 		// The driver unpublishes what is left in pools that it does not have any more, but does not start without one.

@@ -161,7 +161,6 @@ func (r *Renderer) clusterMeta(name string, labels map[string]string) metav1.Obj
 	return metav1.ObjectMeta{Name: name, Labels: all}
 }
 
-// driverRights are what the driver's sidecars may do in the manifests.
 func (r *Renderer) driverRights() []client.Object {
 	namespaced := slices.Concat(r.manifests.namespacedRules, r.useOf(r.manifests.constraintsRules, driverConstraints))
 	cluster := r.manifests.clusterRules
@@ -171,7 +170,6 @@ func (r *Renderer) driverRights() []client.Object {
 	return r.rights(driverAccount, driverAccount, cluster, namespaced)
 }
 
-// snapshotting says whether the driver's pods make snapshots.
 func (r *Renderer) snapshotting() bool { return r.object.HasFeature(hppv1.Snapshotting) }
 
 // useOf are the rules by which pods may use constraints on OpenShift.
@@ -217,7 +215,6 @@ func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 	return driver
 }
 
-// constraints are those of the driver's pods on OpenShift.
 func (r *Renderer) constraints() *unstructured.Unstructured {
 	constraints := r.manifests.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
@@ -228,7 +225,6 @@ func (r *Renderer) constraints() *unstructured.Unstructured {
 	return constraints
 }
 
-// overlayClasses are the StorageClasses of shared claims.
 func (r *Renderer) overlayClasses() []client.Object {
 	var classes []client.Object
 	for name, pool := range overlayPools(r.pools) {

@@ -307,7 +307,6 @@ func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 	return err == nil && after.LessThan(before)
 }
 
-// notDeployed says what of the DaemonSets is still to be deployed.
 func notDeployed(seen Observed) []string {
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(seen.DaemonSets)) {
@@ -325,7 +324,6 @@ func notDeployed(seen Observed) []string {
 	return append(waiting, outdated(seen)...)
 }
 
-// outdated are the DaemonSets that are not what they should be.
 func outdated(seen Observed) []string {
 	var texts []string
 	for _, name := range sets.List(seen.Outdated) {
@@ -508,7 +506,6 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 	return states
 }
 
-// judge says what a pool lacks.
 func (s *poolState) judge(service Service, unbound []string, pool *hppv1.StoragePool) {
 	onClaims := pool.PVCTemplate != nil
 	switch {
@@ -578,7 +575,6 @@ func claimStatuses(pool string, seen Observed) (statuses []hppv1.ClaimStatus, un
 	return statuses, unbound
 }
 
-// joined puts texts behind a first one.
 func joined(first string, more []string) string {
 	return strings.Join(slices.Concat([]string{first}, more), "; ")
 }

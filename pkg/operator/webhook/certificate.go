@@ -66,7 +66,6 @@ func bundle(data map[string][]byte) []byte {
 	return slices.Concat(data[servedCertificate], data[nextCertificate], data[previousCertificate])
 }
 
-// issue makes a certificate that signs itself, and its key, as PEM.
 func (r rotation) issue(now time.Time) (certificate, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

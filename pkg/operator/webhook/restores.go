@@ -105,7 +105,6 @@ func (r *Restores) finder(namespace string, claim *corev1.PersistentVolumeClaim)
 	return nil, ""
 }
 
-// nodeOfClaim is the only node that the volume of a claim can be used on.
 func (r *Restores) nodeOfClaim(ctx context.Context, key client.ObjectKey) (string, error) {
 	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	if err := r.Reader.Get(ctx, key, claim); err != nil || claim.Spec.VolumeName == "" {
@@ -120,7 +119,6 @@ func (r *Restores) nodeOfClaim(ctx context.Context, key client.ObjectKey) (strin
 	return place.NodeOfVolume(volume), nil
 }
 
-// nodeOfSnapshot is the node that has a snapshot.
 func (r *Restores) nodeOfSnapshot(ctx context.Context, key client.ObjectKey) (string, error) {
 	snapshot, content := ofSnapshots("VolumeSnapshot"), ofSnapshots("VolumeSnapshotContent")
 	if err := r.Reader.Get(ctx, key, snapshot); err != nil {

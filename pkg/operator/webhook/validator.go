@@ -4,12 +4,11 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -22,6 +21,7 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 // A Validator is what the API server asks about objects that are created or changed.
@@ -107,7 +107,6 @@ func without(pools, others []hppv1.StoragePool) []hppv1.StoragePool {
 	})
 }
 
-// check checks pools that are new.
 func (v *Validator) check(ctx context.Context, object *hppv1.HostPathProvisioner, added []hppv1.StoragePool) (admission.Warnings, error) {
 	warnings := append(deprecations(object), render.Notices(object)...)
 	var problems []error
@@ -125,7 +124,6 @@ func (v *Validator) check(ctx context.Context, object *hppv1.HostPathProvisioner
 	return warnings, errors.Join(problems...)
 }
 
-// deprecations are what a user should write in another way.
 func deprecations(object *hppv1.HostPathProvisioner) admission.Warnings {
 	var warnings admission.Warnings
 	if config := object.Spec.PathConfig; config != nil {
@@ -169,15 +167,10 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool, only
 func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) error {
 	volumes := map[string][]string{}
 	err := place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
-		csi := volume.Spec.CSI
-		if csi == nil || csi.Driver != render.DriverName {
-			return
+		if place.OfDriver(volume) {
+			pool := cmp.Or(volume.Spec.CSI.VolumeAttributes[render.PoolParameter], hppv1.LegacyPool)
+			volumes[pool] = append(volumes[pool], volume.Name)
 		}
-		pool := csi.VolumeAttributes[render.PoolParameter]
-		if pool == "" {
-			pool = hppv1.LegacyPool
-		}
-		volumes[pool] = append(volumes[pool], volume.Name)
 	})
 	if err != nil {
 		return err
@@ -211,34 +204,18 @@ func (v *Validator) checkPaths(ctx context.Context, added []hppv1.StoragePool) (
 	const most = 5
 	var problems []error
 	err = place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
-		directory := directoryOf(volume)
+		directory := origin.Path(volume)
 		if directory == "" {
 			return
 		}
 		for _, pool := range added {
 			switch data := render.DataDirectory(pool); {
-			case inside(directory, data) && len(problems) < most:
+			case origin.Inside(directory, data) && len(problems) < most:
 				problems = append(problems, refuse("pool %s: the PersistentVolume %s is %s, which lies in the pool's directory %s", pool.Name, volume.Name, directory, data))
-			case inside(data, directory) && len(warnings) < most:
+			case origin.Inside(data, directory) && len(warnings) < most:
 				warnings = append(warnings, fmt.Sprintf("pool %s: its directory %s lies in the PersistentVolume %s, which is %s", pool.Name, data, volume.Name, directory))
 			}
 		}
 	})
 	return warnings, errors.Join(append(problems, err)...)
-}
-
-// directoryOf is the directory of a node that a volume is, or empty.
-func directoryOf(volume *corev1.PersistentVolume) string {
-	switch {
-	case volume.Spec.HostPath != nil:
-		return path.Clean(volume.Spec.HostPath.Path)
-	case volume.Spec.Local != nil:
-		return path.Clean(volume.Spec.Local.Path)
-	}
-	return ""
-}
-
-// inside says whether a clean path is another one or lies in it.
-func inside(inner, outer string) bool {
-	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }
