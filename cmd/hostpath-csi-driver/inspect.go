@@ -64,7 +64,6 @@ const (
 // words are the flags of a command line that are still to be parsed.
 type words struct{ datadir, node, endpoint, poolName, volumeID, format, from string }
 
-// define adds the flags of the command.
 func (i *inspection) define(flags *flag.FlagSet, command string, getenv func(string) string) *words {
 	w := new(words)
 	flags.StringVar(&w.datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
@@ -232,7 +231,6 @@ func (i inspection) run(stdout io.Writer) (status int, err error) {
 	return healthy, nil
 }
 
-// compare lists what changed between two snapshots.
 func (i inspection) compare(ctx context.Context, stdout io.Writer) (status int, err error) {
 	out := bufio.NewWriter(stdout)
 	write := inspect.Difference.WriteText

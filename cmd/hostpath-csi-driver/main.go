@@ -116,7 +116,6 @@ func isOwn(nodes *dir.Dir) bool {
 	return err == nil && m.Type != "devtmpfs"
 }
 
-// run serves until ctx ends.
 func run(ctx context.Context, c config) (err error) {
 	log := klog.Background()
 	kernel, err := bind.NewKernel()

@@ -65,7 +65,6 @@ func candidates(ctx context.Context, before []string, last string) []string {
 	return nil
 }
 
-// outputNext reports whether the next word is the format.
 func outputNext(before []string) bool {
 	return len(before) > 0 && slices.Contains([]string{"-o", "--output"}, before[len(before)-1])
 }

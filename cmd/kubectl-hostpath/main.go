@@ -40,7 +40,6 @@ const (
 	abnormal = 2
 )
 
-// A request is a command line.
 type request struct {
 	command, node, output string
 	timeout               time.Duration

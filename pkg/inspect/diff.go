@@ -129,7 +129,6 @@ func (r *reader) compare(ctx context.Context, from, to volume.ID, found func(Dif
 	}
 }
 
-// differences compares two entries of the pool.
 func (r *reader) differences(ctx context.Context, from, to volume.ID, found func(Difference) error) error {
 	a, inA, err := r.openToCompare(from)
 	if err != nil {
@@ -166,7 +165,6 @@ func (r *reader) differences(ctx context.Context, from, to volume.ID, found func
 	})
 }
 
-// openToCompare opens a snapshot, or a volume, that has a record and a directory.
 func (r *reader) openToCompare(id volume.ID) (*store.Record, *dir.Dir, error) {
 	e, d, err := r.Store.LookupUnlocked(id)
 	if unusable := e.Usable(); err == nil && unusable != nil {

@@ -121,7 +121,6 @@ func (o Options) Configured(ctx context.Context, configs []poolconfig.Pool) func
 	return func(p served.Pool) bool { return uuids[p.UUID] || unread[p.Path] }
 }
 
-// uuidOf reads which pool is at a path.
 func (o Options) uuidOf(ctx context.Context, c *poolconfig.Pool) (string, error) {
 	return hang.Run(ctx, cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
 		s, f, err := store.OpenReadOnly(&store.Location{
@@ -177,25 +176,19 @@ func (r *Report) Answered() bool {
 	return !slices.ContainsFunc(r.Pools, func(p Pool) bool { return !p.Readable })
 }
 
-// count counts what is not in order.
 func (r *Report) count() {
-	r.Abnormal = 0
+	r.Abnormal = len(r.OutOfUse)
 	note := func(abnormal bool) {
 		if abnormal {
 			r.Abnormal++
 		}
 	}
 	note(r.OutOfUseError != "")
-	for range r.OutOfUse {
-		note(true)
-	}
 	for _, p := range r.Pools {
 		note(p.Abnormal)
 		note(p.DevicesError != "")
 		note(p.SnapshotsError != "")
-		for range p.OnDeleted {
-			note(true)
-		}
+		r.Abnormal += len(p.OnDeleted)
 		for _, v := range p.Volumes {
 			note(v.Abnormal)
 		}

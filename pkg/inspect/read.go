@@ -179,7 +179,6 @@ func (r *reader) blank() Pool {
 	}
 }
 
-// unreadable is the report of a pool that could not be read.
 func (r *reader) unreadable(err error) Pool {
 	p := r.blank()
 	p.setCondition(health.Facts{Pool: reconcile.Unavailable(r.Config, err)})
@@ -249,7 +248,6 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	return p, r.join()
 }
 
-// describe fills in what is said of the pool as a whole.
 func (r *reader) describe(p *Pool, space dir.Space) {
 	p.Readable, p.UUID, p.Created = true, r.format.UUID, r.format.Created
 	p.ReadOnly = space.ReadOnly

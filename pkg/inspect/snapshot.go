@@ -13,7 +13,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// seeSnapshot has what is reported of a snapshot.
 func (r *reader) seeSnapshot(l *reconcile.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
 	v := seen{Volume: r.Volume(id, reconcile.CardOf(e), l.Space), entry: e}
 	v.Condition = l.Snapshot(id, e, d)
@@ -98,7 +97,6 @@ func (s Snapshot) row(now time.Time) []string {
 	}
 }
 
-// millis is a number of milliseconds, as people read it.
 func millis(n *int64) string {
 	switch {
 	case n == nil:

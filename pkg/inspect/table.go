@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -121,26 +122,21 @@ func (p *Pool) numbers() string {
 }
 
 func (p *Pool) facts() string {
-	facts := []string{"sizes enforced by " + p.Quota}
-	if p.Quota == "" {
-		facts[0] = "sizes not enforced: " + clean(p.Unenforced)
-	}
-	if p.Server != nil && p.Server.Host != "" {
-		facts = append(facts, fmt.Sprintf("served by %s since %s", clean(p.Server.Host), p.Server.Since.Format(time.RFC3339)))
-	}
-	for _, fact := range []struct {
-		so    bool
-		words string
-	}{
-		{p.Shared, "shared with other nodes"},
-		{p.ReadOnly, "read-only"},
-		{p.SystemDisk, "on the filesystem of the operating system"},
-		{len(p.SharesWith) > 0, "on one filesystem with " + counted(len(p.SharesWith), "other pool") + ": " + clean(strings.Join(p.SharesWith, ", "))},
-	} {
-		if fact.so {
-			facts = append(facts, fact.words)
+	var facts []string
+	add := func(so bool, format string, args ...any) {
+		if so {
+			facts = append(facts, fmt.Sprintf(format, args...))
 		}
 	}
+	add(p.Quota != "", "sizes enforced by %s", p.Quota)
+	add(p.Quota == "", "sizes not enforced: %s", clean(p.Unenforced))
+	if p.Server != nil {
+		add(p.Server.Host != "", "served by %s since %s", clean(p.Server.Host), p.Server.Since.Format(time.RFC3339))
+	}
+	add(p.Shared, "shared with other nodes")
+	add(p.ReadOnly, "read-only")
+	add(p.SystemDisk, "on the filesystem of the operating system")
+	add(len(p.SharesWith) > 0, "on one filesystem with %s: %s", counted(len(p.SharesWith), "other pool"), clean(strings.Join(p.SharesWith, ", ")))
 	return strings.Join(facts, "; ")
 }
 
@@ -278,12 +274,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%dd ago", d/(24*time.Hour))
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
 // clean makes what others chose harmless to a terminal, and to the lines of a table.
 func clean(s string) string {

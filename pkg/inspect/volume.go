@@ -18,7 +18,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// seen is a volume as it was read.
 type seen struct {
 	reconcile.Volume
 	entry store.Entry
@@ -200,7 +199,6 @@ func (v *seen) readFile(d *dir.Dir) {
 	}
 }
 
-// uid is that of the record; empty if there is none.
 func (v *seen) uid() string {
 	if v.entry.Record == nil {
 		return ""

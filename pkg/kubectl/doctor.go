@@ -33,7 +33,6 @@ func (f Finding) cells() []string {
 	return []string{f.Check, "PROBLEM", f.Problem + ". " + f.Mend}
 }
 
-// A cluster is what the checks look at.
 type cluster struct {
 	nodes   []Node
 	pods    []corev1.Pod
@@ -197,7 +196,6 @@ func (c cluster) quotas() (string, []Finding) {
 	return "sizes are kept by " + strings.Join(slices.Sorted(maps.Keys(by)), ", "), problems
 }
 
-// ours are the StorageClasses of the driver.
 func (c cluster) ours() map[string]bool {
 	names := map[string]bool{}
 	for _, s := range c.classes {
@@ -290,7 +288,6 @@ func (c cluster) waiting() (string, []Finding) {
 	return fmt.Sprintf("%d have their volumes, and none waits but for its first pod", bound), problems
 }
 
-// lastEvent is what was last said of a claim.
 func (c cluster) lastEvent(of corev1.PersistentVolumeClaim) (said string) {
 	var last time.Time
 	for _, e := range c.events {

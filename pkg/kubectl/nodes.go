@@ -24,12 +24,10 @@ const (
 // A Driver is one of its pods.
 type Driver struct{ Node, Namespace, Pod string }
 
-// has reports whether a pod has a container of that name.
 func has(p corev1.Pod, name string) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == name })
 }
 
-// runs reports whether the driver runs in its pod.
 func runs(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == container && c.State.Running != nil })
 }

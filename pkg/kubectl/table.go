@@ -57,7 +57,6 @@ func size(bytes *int64) string {
 	return strconv.FormatFloat(value, 'f', 1, 64) + " " + unit
 }
 
-// count is a number, and nothing for none.
 func count(n int) string {
 	if n == 0 {
 		return ""
@@ -65,7 +64,6 @@ func count(n int) string {
 	return strconv.Itoa(n)
 }
 
-// inOrder is what is said of what has no fault.
 const inOrder = "in order"
 
 func condition(abnormal bool, text string) string {

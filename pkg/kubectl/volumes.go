@@ -43,7 +43,6 @@ func (r VolumeRow) cells() []string {
 	}
 }
 
-// name adds the names of the PersistentVolume and its claim.
 func (r *VolumeRow) name(v corev1.PersistentVolume) {
 	r.Volume = v.Name
 	if v.Spec.ClaimRef != nil {

@@ -12,7 +12,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// poolCollector makes series of pools when they are asked for.
 type poolCollector struct{ pools func() []pool.Status }
 
 // anyShared is the one metric that users of the upstream KubeVirt driver have alerts on.
@@ -54,7 +53,6 @@ func filesystemGauge(name, help string, value func(filesystemSum) int64) series[
 	}
 }
 
-// sumOf adds what is known of a pool and of those that share its filesystem.
 func sumOf(p pool.Status, all []pool.Status) filesystemSum {
 	sum := filesystemSum{p.Promised, int64(p.Unlimited), p.Unused}
 	add := func(to *int64, of int64) {

@@ -7,7 +7,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// volumeCollector makes series of volumes when they are asked for.
 type volumeCollector struct{ volumes func() []pool.Surveyed }
 
 // perVolume are the series with the labels "pool" and "volume".

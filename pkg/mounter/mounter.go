@@ -62,7 +62,6 @@ type Mounter struct {
 	Log      logr.Logger
 }
 
-// open opens the directory in which the pool is mounted.
 func (m *Mounter) open() (mounts.Place, error) {
 	parent, err := dir.OpenParent(m.Target)
 	if err != nil {
@@ -112,7 +111,6 @@ func look(place mounts.Place) (topmost, error) {
 	return topmost{state, mount, table}, nil
 }
 
-// find is the mount of the claim at a place.
 func (m *Mounter) find(place mounts.Place) (topmost, error) {
 	top, err := look(place)
 	switch {
@@ -184,7 +182,6 @@ func (m *Mounter) unmountDead(place mounts.Place, top topmost, why error) error 
 	return place.Unmount()
 }
 
-// attach mounts the claim at a place where nothing is mounted.
 func (m *Mounter) attach(place mounts.Place) error {
 	if err := checkShared(place); err != nil {
 		return err
@@ -302,14 +299,11 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 	}
 }
 
-// ignoreCanceled drops the error of a call that was cut short.
 func ignoreCanceled(ctx context.Context, err error) error {
-	select {
-	case <-ctx.Done():
+	if ctx.Err() != nil {
 		return nil
-	default:
-		return err
 	}
+	return err
 }
 
 // grow asks the claim, and the disk only if its size is another than before.
@@ -346,10 +340,8 @@ func (p *problem) note(err error) {
 	}
 }
 
-// Pauses between two tries double.
 const firstPause, longestPause = 250 * time.Millisecond, 10 * time.Second
 
-// persist tries again after an error, until patience or ctx ends.
 func persist(ctx context.Context, patience time.Duration, log logr.Logger, try func(context.Context) error) error {
 	failed := problem{log: log, message: "Trying again"}
 	begin := time.Now()

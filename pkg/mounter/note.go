@@ -38,9 +38,13 @@ func noted(state *dir.Dir, device blockdev.Device) (bool, error) {
 
 // forget removes the note once the filesystem is mounted.
 func forget(state *dir.Dir) error {
-	err := state.Remove(noteFile)
+	return removeFile(state, noteFile)
+}
+
+func removeFile(from *dir.Dir, name string) error {
+	err := from.Remove(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(err, state.Sync())
+	return errors.Join(err, from.Sync())
 }

@@ -47,7 +47,6 @@ func probe(run exec.Interface, device string) (content, error) {
 	return parse(device, string(output))
 }
 
-// parse reads lines KEY=VALUE.
 func parse(device, output string) (content, error) {
 	values := make(map[string]string)
 	for line := range strings.Lines(output) {

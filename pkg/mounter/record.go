@@ -90,9 +90,5 @@ func recorded(place mounts.Place) (*record, error) {
 
 // forgetMount removes the record once nothing of it is mounted.
 func forgetMount(place mounts.Place) error {
-	err := place.Parent.Remove(recordFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return errors.Join(err, place.Parent.Sync())
+	return removeFile(place.Parent, recordFile)
 }

@@ -29,7 +29,6 @@ func (v Volume) Tree(*dir.Dir) (*mounts.Tree, error) {
 	return mounts.Clone(source)
 }
 
-// mount is the mount of the volume in this container.
 func (v Volume) mount() (*mountinfo.Mount, error) {
 	parent, err := dir.OpenParent(v.Path)
 	if err != nil {

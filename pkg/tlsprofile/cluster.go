@@ -78,10 +78,7 @@ func (s Settings) Profile() (p Profile, problems []string) {
 
 // ofTLS13 says whether a suite is one of TLS 1.3, all of which are always accepted.
 func ofTLS13(id uint16) bool {
-	for _, suite := range tls.CipherSuites() {
-		if suite.ID == id {
-			return slices.Equal(suite.SupportedVersions, []uint16{tls.VersionTLS13})
-		}
-	}
-	return false
+	return slices.ContainsFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool {
+		return s.ID == id && slices.Equal(s.SupportedVersions, []uint16{tls.VersionTLS13})
+	})
 }

@@ -13,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope names the steps' instrumentation.
 const scope = "kubevirt.io/hostpath-provisioner"
 
 // A Span is a step of a call that is being recorded, or of one that is not: then its methods

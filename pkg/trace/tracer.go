@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,10 +93,7 @@ func disabled() bool {
 // variable is the value of one of the exporter's variables, for traces or otherwise for all
 // signals.
 func variable(name string) string {
-	if v := strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_" + name)); v != "" {
-		return v
-	}
-	return strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_" + name))
+	return cmp.Or(strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_"+name)), strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_"+name)))
 }
 
 // newClient takes the protocol that the variables name. The exporters read all others
@@ -145,10 +143,7 @@ func parseEndpoint(endpoint string) (string, error) {
 
 // propagators are the headers by which callers name their spans, by OTEL_PROPAGATORS.
 func propagators(problems *problems) propagation.TextMapPropagator {
-	names := os.Getenv("OTEL_PROPAGATORS")
-	if names == "" {
-		names = "tracecontext,baggage"
-	}
+	names := cmp.Or(os.Getenv("OTEL_PROPAGATORS"), "tracecontext,baggage")
 	var all []propagation.TextMapPropagator
 	for name := range strings.SplitSeq(names, ",") {
 		switch name = strings.TrimSpace(name); name {
@@ -197,7 +192,6 @@ func (t *Tracer) Close(ctx context.Context) error {
 // was full, and those of batches that it did not accept completely.
 func (t *Tracer) Dropped() uint64 { return t.exporter.dropped.Load() }
 
-// problems collects what is wrong with the variables.
 type problems struct {
 	mu  sync.Mutex
 	all []error
