@@ -82,7 +82,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	note("pv-reclaim-policy", err)
 	c.provisioner.Namespace = c.metricsTLS.Namespace
 	note("pod-namespace", checkNamespace(c.metricsTLS.Namespace))
-	note("device-nodes", checkDevices(c.deviceNodes))
+	note("device-nodes", checkAbsolute(c.deviceNodes, "/dev"))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
 	c.metricsTLS.Accepted, err = tlsprofile.Parse(tlsVersion, tlsSuites)
@@ -174,15 +174,12 @@ func checkDir(dir string) error {
 	if dir == "" {
 		return errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
 	}
-	if !filepath.IsAbs(dir) {
-		return fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
-	}
-	return nil
+	return checkAbsolute(dir, "/var/hpvolumes")
 }
 
-func checkDevices(nodes string) error {
-	if !filepath.IsAbs(nodes) {
-		return fmt.Errorf("%q is not an absolute path such as /dev", nodes)
+func checkAbsolute(path, example string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%q is not an absolute path such as %s", path, example)
 	}
 	return nil
 }

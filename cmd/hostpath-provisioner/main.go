@@ -68,7 +68,6 @@ func main() {
 	klog.Flush()
 }
 
-// run serves until ctx ends.
 func run(ctx context.Context, c config) (err error) {
 	log := klog.Background()
 	client, err := connect(c.kubeconfig)
@@ -78,13 +77,15 @@ func run(ctx context.Context, c config) (err error) {
 	if _, err := privilege.Keep(privilege.Needed, privilege.ForErasing...); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
-	listeners, err := listen(c)
-	if err != nil {
+	// Before anything of the pool is touched.
+	metricsListener, metricsErr := listen("metrics-address", c.metricsAddress)
+	healthListener, healthErr := listen("health-address", c.healthAddress)
+	if err := errors.Join(metricsErr, healthErr); err != nil {
 		return err
 	}
 	pools, closePool, err := openPool(c, log)
 	if err != nil {
-		return errors.Join(err, listeners.close())
+		return err
 	}
 	defer func() { err = errors.Join(err, closePool()) }()
 
@@ -92,17 +93,17 @@ func run(ctx context.Context, c config) (err error) {
 	defer fail(nil)
 	instance := provisioner.New(ctx, c.provisioner, pools, client)
 	var servers sync.WaitGroup
-	if listeners.metrics != nil {
+	if metricsListener != nil {
 		shown := metrics.New(metrics.Options{
 			Version:  version.Of(),
 			Revision: metrics.Revision(),
 			Pools:    pools.Status,
 			More:     instance.Collectors(),
 		})
-		servers.Go(func() { fail(shown.Serve(ctx, listeners.metrics, c.metricsTLS)) })
+		servers.Go(func() { fail(shown.Serve(ctx, metricsListener, c.metricsTLS)) })
 	}
-	if listeners.health != nil {
-		servers.Go(func() { fail(serveHealth(ctx, listeners.health, readiness(instance, pools))) })
+	if healthListener != nil {
+		servers.Go(func() { fail(serveHealth(ctx, healthListener, readiness(instance, pools))) })
 	}
 	log.Info("Serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version.Of())
 	instance.Run(ctx)
@@ -158,37 +159,15 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 	}, nil
 }
 
-type listeners struct{ metrics, health net.Listener }
-
-// listen binds the addresses, before anything of the pool is touched.
-func listen(c config) (l listeners, err error) {
-	bind := func(flag, address string) (net.Listener, error) {
-		if address == "" {
-			return nil, nil
-		}
-		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, fmt.Errorf("--%s: %w; choose another address, or an empty one for none", flag, err)
-		}
-		return listener, nil
+func listen(flag, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
 	}
-	if l.metrics, err = bind("metrics-address", c.metricsAddress); err != nil {
-		return l, err
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w; choose another address, or an empty one for none", flag, err)
 	}
-	if l.health, err = bind("health-address", c.healthAddress); err != nil {
-		return l, errors.Join(err, l.close())
-	}
-	return l, nil
-}
-
-func (l listeners) close() error {
-	var problems []error
-	for _, listener := range []net.Listener{l.metrics, l.health} {
-		if listener != nil {
-			problems = append(problems, listener.Close())
-		}
-	}
-	return errors.Join(problems...)
+	return listener, nil
 }
 
 // readiness is why claims are not served; nil if they are.

@@ -37,27 +37,20 @@ func (c Chosen) Empty() bool {
 func (c Chosen) named(claim types.NamespacedName) bool { return slices.Contains(c.Claims, claim) }
 
 func (c Chosen) includes(claim types.NamespacedName, class string) bool {
-	if c.named(claim) {
-		return true
-	}
-	some := c.All || c.Namespace != "" || c.Class != ""
-	return some && (c.Namespace == "" || c.Namespace == claim.Namespace) && (c.Class == "" || c.Class == class)
+	return c.named(claim) || (c.All || c.Namespace != "" || c.Class != "") && (c.Namespace == "" || c.Namespace == claim.Namespace) && (c.Class == "" || c.Class == class)
 }
 
-// localPath is the provisioner name of rancher's local-path-provisioner.
 const localPath = "rancher.io/local-path"
 
 // provisioners are those whose PersistentVolumes can be migrated.
 var provisioners = []string{origin.PerNodeName, origin.SingleNodeName, localPath}
 
-// choice is what was found of what was chosen.
 type choice struct {
 	here      []*saved
 	elsewhere map[string]int // by node
 	missing   []types.NamespacedName
 }
 
-// A target is where volumes go.
 type target struct {
 	driver     string
 	pool       poolconfig.Pool
@@ -111,13 +104,11 @@ func (m *migration) poolOf(name string) (poolconfig.Pool, error) {
 	if name == "" && len(m.Pools) == 1 {
 		return m.Pools[0], nil
 	}
+	var names []string
 	for _, p := range m.Pools {
 		if p.Name.String() == name {
 			return p, nil
 		}
-	}
-	var names []string
-	for _, p := range m.Pools {
 		names = append(names, p.Name.String())
 	}
 	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
@@ -190,12 +181,11 @@ func (m *migration) node(ctx context.Context) (here *corev1.Node, only bool, err
 	if err != nil {
 		return nil, false, err
 	}
-	for i := range nodes.Items {
-		if nodes.Items[i].Name == m.Node {
-			return &nodes.Items[i], len(nodes.Items) == 1, nil
-		}
+	i := slices.IndexFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == m.Node })
+	if i < 0 {
+		return nil, false, fmt.Errorf("there is no node %s", m.Node)
 	}
-	return nil, false, fmt.Errorf("there is no node %s", m.Node)
+	return &nodes.Items[i], len(nodes.Items) == 1, nil
 }
 
 // isOn reports whether the directory of a PersistentVolume is on a node, or else the name of its node as it is known.
@@ -261,7 +251,7 @@ func (m *migration) check(ctx context.Context, s *saved) error {
 	return m.tryCreate(ctx, s)
 }
 
-// checkHandle refuses a name that the driver has a volume of, in whatever pool, unless that is the directory itself: it would take the
+// checkHandle refuses a name that the driver has a volume of, in any pool, unless that is the directory itself: it would take the
 // record of one that was lost, or serve neither of two.
 func (m *migration) checkHandle(ctx context.Context, s *saved) error {
 	id, err := volume.ParseID(s.To.Name)
@@ -335,7 +325,7 @@ func (s *saved) checkObjects() (problems []error) {
 	return problems
 }
 
-// checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on whatever node: each would
+// checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on any node: each would
 // clean up what the other makes.
 func (m *migration) checkServed(ctx context.Context, s *saved) error {
 	var on metav1.ListOptions
@@ -383,7 +373,6 @@ func serves(pod *corev1.Pod, isPool func(path string) bool) bool {
 	})
 }
 
-// summarize says what there was besides the claims that were listed.
 func (m *migration) summarize(found choice, failed int) {
 	m.print("%s on node %s, %d stopped\n", claims(len(found.here)), m.Node, failed)
 	for _, node := range slices.Sorted(maps.Keys(found.elsewhere)) {
@@ -393,12 +382,12 @@ func (m *migration) summarize(found choice, failed int) {
 		}
 		m.print("%s on node %s: run the command there\n", claims(found.elsewhere[node]), node)
 	}
+	missing := "no volume of it on this node can be migrated"
+	if m.Undo {
+		missing = "no migration of it is saved on this node"
+	}
 	for _, name := range found.missing {
-		if m.Undo {
-			m.print("claim %s: no migration of it is saved on this node\n", name)
-			continue
-		}
-		m.print("claim %s: no volume of it on this node can be migrated\n", name)
+		m.print("claim %s: %s\n", name, missing)
 	}
 	if !m.Apply {
 		m.print("nothing was changed; --apply performs these steps\n")

@@ -155,7 +155,6 @@ func (m *migration) observeDriver(ctx context.Context, s *saved, o *observation)
 	return err
 }
 
-// do takes a step.
 func (m *migration) do(ctx context.Context, what step, s *saved, o observation) error {
 	h := s.handover(m.want())
 	switch what {
@@ -243,7 +242,6 @@ func (m *migration) patchVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return ignoreChanged(err)
 }
 
-// describe says what a step does.
 func (m *migration) describe(what step, s *saved) string {
 	h, pv, claim := s.handover(m.want()), "PersistentVolume "+s.Volume.Name, "claim "+s.claimName().String()
 	switch what {

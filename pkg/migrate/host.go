@@ -49,7 +49,6 @@ func (s *saved) checkHandles(volumes []corev1.PersistentVolume) error {
 	return nil
 }
 
-// pods are those that run or will, on this node or on any.
 func (m *migration) pods(ctx context.Context, anywhere bool) ([]corev1.Pod, error) {
 	var on metav1.ListOptions
 	if !anywhere {
@@ -62,7 +61,6 @@ func (m *migration) pods(ctx context.Context, anywhere bool) ([]corev1.Pod, erro
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return ended(&pod) || !anywhere && pod.Spec.NodeName != m.Node }), nil
 }
 
-// isDirectory reports whether a path of the node leads to a directory.
 func (m *migration) isDirectory(path, directory string) (bool, error) {
 	if !filepath.IsAbs(path) {
 		return false, nil

@@ -58,7 +58,6 @@ type Driver interface {
 	Volume(ctx context.Context, id volume.ID) (client.Volume, error)
 }
 
-// A migration is one run.
 type migration struct {
 	Config
 	client kubernetes.Interface
@@ -112,7 +111,6 @@ func Run(ctx context.Context, config Config, client kubernetes.Interface, driver
 
 func (m *migration) print(format string, args ...any) { fmt.Fprintf(m.out, format, args...) }
 
-// one lists the steps of a claim, or does them.
 func (m *migration) one(ctx context.Context, s *saved) error {
 	m.print("%s (PersistentVolume %s, %s)\n", s.claimName(), s.Volume.Name, s.From)
 	var problems error
@@ -147,7 +145,6 @@ func (m *migration) one(ctx context.Context, s *saved) error {
 // pause is how long is waited before the cluster is asked again.
 const pause = 500 * time.Millisecond
 
-// progress is how far a claim has come.
 type progress struct {
 	last  step // done, waited for, or to be done again because the object had changed
 	since time.Time
@@ -166,7 +163,6 @@ func (p *progress) at(next step) (again bool) {
 	return false
 }
 
-// carryOut does one step after the other until nothing is left to do.
 func (m *migration) carryOut(ctx context.Context, s *saved) error {
 	for p := new(progress); ; {
 		now, err := m.observe(ctx, s)
@@ -193,19 +189,10 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 		if !again && !step.waits() {
 			continue
 		}
-		if err := sleep(ctx, pause); err != nil {
-			return err
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
 }

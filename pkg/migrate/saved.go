@@ -96,7 +96,6 @@ func (m *migration) openSaved(ctx context.Context) (unlock func(), err error) {
 	return func() { release(); closeDir() }, nil
 }
 
-// load reads all files.
 func (m *migration) load() (all []*saved, err error) {
 	if m.saved == nil {
 		return nil, nil
@@ -125,7 +124,6 @@ func (m *migration) load() (all []*saved, err error) {
 	return all, nil
 }
 
-// write makes the file durable.
 func (m *migration) write(s *saved) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -135,7 +133,6 @@ func (m *migration) write(s *saved) error {
 	return m.saved.WriteFile(s.name(), append(data, '\n'))
 }
 
-// remove removes the file, durably.
 func (m *migration) remove(s *saved) error {
 	s.onDisk = false
 	return errors.Join(m.saved.Remove(s.name()), m.saved.Sync())

@@ -69,7 +69,6 @@ func (s seen) String() string {
 	return strings.Join(words, ", ")
 }
 
-// A step is one change, or one thing to wait for.
 type step int
 
 const (

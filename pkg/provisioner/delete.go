@@ -113,7 +113,7 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	return directory, id, nil
 }
 
-// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them; of any node if
+// users names the PersistentVolumes that pods of this node find a directory by, or something in it, by any maker; of any node if
 // all have the directory. The informer that has them is the one that said that a PersistentVolume is to be deleted, so that it knows
 // all that were there by then.
 func (p *Provisioner) users(directory string, node *corev1.Node) (names []string, err error) {
@@ -139,7 +139,7 @@ func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVol
 		return true // the controller checks that itself
 	}
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && pv.Spec.HostPath != nil {
-		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until somebody removes it", pv.Spec.HostPath.Path, p.config.Node))
+		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until an administrator removes it", pv.Spec.HostPath.Path, p.config.Node))
 		return false
 	}
 	if _, err := origin.Node(pv); err != nil && p.config.Mode == PerNode {

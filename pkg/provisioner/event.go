@@ -1,6 +1,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -55,16 +56,10 @@ func (r reporter) report(ctx context.Context, about runtime.Object, kind, reason
 func newEvent(object *corev1.ObjectReference, kind, reason, message string) *corev1.Event {
 	sum := sha256.Sum256([]byte(string(object.UID) + "\x00" + reason + "\x00" + message))
 	now := metav1.NewTime(time.Now())
-	namespace := object.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault // where events about objects of no namespace belong
-	}
-	name := object.Name
-	if len(name) > 200 { // of 253 that a name may have
-		name = name[:200]
-	}
+	name := object.Name[:min(len(object.Name), 200)] // of 253 that a name may have
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Name: name + "." + hex.EncodeToString(sum[:8]), Namespace: namespace},
+		// Events about objects of no namespace belong into the default one.
+		ObjectMeta:     metav1.ObjectMeta{Name: name + "." + hex.EncodeToString(sum[:8]), Namespace: cmp.Or(object.Namespace, metav1.NamespaceDefault)},
 		InvolvedObject: *object,
 		Type:           kind,
 		Reason:         reason,

@@ -46,7 +46,6 @@ func (p *Provisioner) refuseOtherNodes(ctx context.Context) error {
 		"or set PV_DIR_SHARED=true if %s is the same directory on all of them", len(schedulable), shorten(schedulable), PerNode, p.config.Path)
 }
 
-// shorten names the first of many.
 func shorten(names []string) string {
 	const most = 5
 	if len(names) > most {

@@ -62,7 +62,6 @@ func remedy(pv *corev1.PersistentVolume, node string) string {
 	return "delete the PersistentVolume and remove its finalizers"
 }
 
-// waitsForNode reports whether a PersistentVolume waits for the instance of another node to delete it.
 func (o *orphans) waitsForNode(pv *corev1.PersistentVolume) bool {
 	released := pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 	return pv.Annotations[origin.ProvisionedBy] == o.config.Name() && o.config.ofOtherInstance(pv) && (released || pv.DeletionTimestamp != nil)

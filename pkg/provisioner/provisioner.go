@@ -8,6 +8,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,7 +149,6 @@ func (p *Provisioner) stateAfter(err error, claim *corev1.PersistentVolumeClaim)
 	return controller.ProvisioningInBackground
 }
 
-// path is where a directory is on the node.
 func (c Config) path(id volume.ID) string { return filepath.Join(c.Path, id.String()) }
 
 // ShouldProvision reports whether a claim is for this node. It is asked for every claim of the cluster.
@@ -158,10 +158,7 @@ func (p *Provisioner) ShouldProvision(_ context.Context, claim *corev1.Persisten
 
 // nodeOf is the node that a claim names; empty if it names none yet.
 func nodeOf(claim *corev1.PersistentVolumeClaim) string {
-	if node := claim.Annotations[origin.ProvisionOnNode]; node != "" {
-		return node
-	}
-	return claim.Annotations[SelectedNode]
+	return cmp.Or(claim.Annotations[origin.ProvisionOnNode], claim.Annotations[SelectedNode])
 }
 
 // warnOfMixing reports a claim that names another node than the one that the scheduler chose for its pod. The

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// strayEvery is how often claims are checked that no instance serves, and directories that are nobody's.
+	// strayEvery is how often claims are checked that no instance serves, and directories of no PersistentVolume.
 	strayEvery = 10 * time.Second
 	// strayAfter is how long the instance that a claim may be for has to serve it.
 	strayAfter = 10 * time.Second
@@ -96,8 +96,8 @@ func (s *strays) waits(claim *corev1.PersistentVolumeClaim, now time.Time) bool 
 		now.Sub(claim.CreationTimestamp.Time) > strayAfter && nodeOf(claim) != s.config.Node
 }
 
-// serves reports whether a claim is for the provisioners of this name, on whatever node. Nobody annotates a claim for whose
-// node the scheduler is asked, before there is a pod: its class says whose it will be.
+// serves reports whether a claim is for the provisioners of this name, on any node. A claim for whose node the
+// scheduler is asked has no annotation before there is a pod: its class says whose it will be.
 func (s *strays) serves(claim *corev1.PersistentVolumeClaim) bool {
 	name := cmp.Or(claim.Annotations[StorageProvisioner], claim.Annotations["volume.beta.kubernetes.io/storage-provisioner"])
 	if name == "" && claim.Spec.VolumeName == "" {
@@ -131,13 +131,9 @@ func (s *strays) checkNode(ctx context.Context, claim *corev1.PersistentVolumeCl
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	annotation := SelectedNode
+	annotation, remedy := SelectedNode, "remove it, so that the scheduler chooses another node"
 	if claim.Annotations[origin.ProvisionOnNode] != "" {
-		annotation = origin.ProvisionOnNode
-	}
-	remedy := "remove it, so that the scheduler chooses another node"
-	if annotation == origin.ProvisionOnNode {
-		remedy = "name another node in it"
+		annotation, remedy = origin.ProvisionOnNode, "name another node in it"
 	}
 	s.events.warn(ctx, claim, "ProvisioningFailed", fmt.Sprintf("annotation %s names node %q, which does not exist: %s", annotation, node, remedy))
 	return nil

@@ -42,7 +42,6 @@ func (p *Provisioner) findUpstream(ctx context.Context) {
 	}
 }
 
-// servedBy says whether a DaemonSet is KubeVirt's provisioner, and has the same directory.
 func (c Config) servedBy(set *appsv1.DaemonSet) bool {
 	if _, operated := set.Annotations[operatedAnnotation]; set.Name == operatedName && (!operated || set.Namespace == c.Namespace) {
 		return false
@@ -60,7 +59,6 @@ func removalOf(set *appsv1.DaemonSet) string {
 	return fmt.Sprintf("delete it with kubectl -n %s delete daemonset %s", set.Namespace, set.Name)
 }
 
-// foundUpstream says whether KubeVirt's provisioner was found.
 func (p *Provisioner) foundUpstream() bool { return p.refuseUpstream() != nil }
 
 // refuseUpstream refuses to share the directory with KubeVirt's provisioner: each would serve the claims of the other.

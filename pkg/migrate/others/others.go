@@ -61,7 +61,6 @@ func (o *Others) checkPods(directories *Watch) error {
 	return nil
 }
 
-// claims are the directories that claims are bound to.
 func (o *Others) claims() map[types.NamespacedName]string {
 	paths := make(map[types.NamespacedName]string)
 	for i := range o.Volumes {
