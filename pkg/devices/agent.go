@@ -167,7 +167,6 @@ type Request struct {
 	Retry bool
 }
 
-// A pass is one check of all devices.
 type pass struct {
 	*Agent
 	Request
@@ -274,7 +273,6 @@ func (p *pass) problem(volume, path string, reason Reason, format string, args .
 	p.report.Problems = append(p.report.Problems, Problem{volume, path, reason, fmt.Sprintf(format, args...)})
 }
 
-// volume takes care of the device of a volume.
 func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 	number, err := blockdev.At(v.Path)
 	if err != nil {
@@ -453,18 +451,18 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 		}
 		facts, err := inspect(f.Number)
 		if err != nil {
-			p.problem("", f.Paths[0], reasonOf(err), "%v", err)
+			p.problem("", f.Path, reasonOf(err), "%v", err)
 			continue
 		}
 		if owners := p.owners[facts.Disk]; len(owners) > 0 {
-			p.problem("", f.Paths[0], DiskInUse, "its disk is the PersistentVolume %s", owners[0].Name)
+			p.problem("", f.Path, DiskInUse, "its disk is the PersistentVolume %s", owners[0].Name)
 			continue
 		}
 		if owner := p.ownerOf(facts.Partitions); owner != "" {
-			p.problem("", f.Paths[0], HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
+			p.problem("", f.Path, HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
 			continue
 		}
-		p.follow(f.Number, &job{path: f.Paths[0], disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
+		p.follow(f.Number, &job{path: f.Path, disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
 	}
 }
 
@@ -524,7 +522,6 @@ func (p *pass) stillRefused(j *job) {
 	}
 }
 
-// drop forgets a job that has finished.
 func (a *Agent) drop(number blockdev.Number) {
 	j := a.jobs[number]
 	if j == nil {

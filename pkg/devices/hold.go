@@ -54,7 +54,6 @@ func Hold(l Look) (*Held, error) {
 	return held, nil
 }
 
-// check repeats the check with the device held.
 func (h *Held) check() error {
 	if h.Number() != h.Facts.Number {
 		return h.look.refuse(OtherDevice, "now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)

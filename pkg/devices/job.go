@@ -73,7 +73,6 @@ func (j *job) finished() bool {
 	}
 }
 
-// stale reports that a finished job does not match what is wanted now.
 func (j *job) stale(wanted *job) bool {
 	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
 		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing || j.partitions != wanted.partitions ||

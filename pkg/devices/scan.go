@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -14,14 +15,14 @@ import (
 // A Found is a device in the directory of the configuration.
 type Found struct {
 	Number blockdev.Number
-	// Paths lead to it, in order. The first is the one that a new volume gets.
-	Paths []string
+	// Path is the first that leads to it, which a new volume gets.
+	Path string
 }
 
-// Scan finds the devices of the configuration, in the order of their paths, with links to the same device together.
+// Scan finds the devices of the configuration, in the order of their paths, each once.
 // The directory itself may be a link. What cannot be read is a problem of its own, and keeps no other device from being found.
 func Scan(c Config) (found []Found, directories []string, problems []Problem) {
-	s := scanner{filter: c.Filter, at: make(map[blockdev.Number]int)}
+	s := scanner{filter: c.Filter}
 	// No error ends it.
 	_ = filepath.WalkDir(c.DeviceDir+"/", func(path string, entry fs.DirEntry, err error) error {
 		s.visit(path, entry, err)
@@ -35,7 +36,6 @@ type scanner struct {
 	found       []Found
 	directories []string
 	problems    []Problem
-	at          map[blockdev.Number]int
 }
 
 func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
@@ -59,12 +59,9 @@ func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
 		s.problems = append(s.problems, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()})
 		return
 	}
-	if n, known := s.at[number]; known {
-		s.found[n].Paths = append(s.found[n].Paths, path)
-		return
+	if !slices.ContainsFunc(s.found, func(f Found) bool { return f.Number == number }) {
+		s.found = append(s.found, Found{number, path})
 	}
-	s.at[number] = len(s.found)
-	s.found = append(s.found, Found{Number: number, Paths: []string{path}})
 }
 
 // A Reason is why a device is not offered or cleaned, in one word for events and metrics.

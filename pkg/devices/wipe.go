@@ -70,7 +70,6 @@ func (p Progress) String() string {
 	return fmt.Sprintf("%d%%", 100*p.Done/p.Total)
 }
 
-// A wiper cleans one device.
 type wiper struct {
 	device *erasable
 	wipe   Wipe

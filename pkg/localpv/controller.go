@@ -1,6 +1,7 @@
 package localpv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,10 +160,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 // config reads the configuration of the node; named is false if there is none.
 func (c *controller) config(ctx context.Context, node *metav1.PartialObjectMetadata) (config devices.Config, named bool, err error) {
-	name := node.Annotations[configAnnotation]
-	if name == "" {
-		name = c.DefaultConfigMap
-	}
+	name := cmp.Or(node.Annotations[configAnnotation], c.DefaultConfigMap)
 	if name == "" {
 		c.once("config", "No ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
 		return config, false, nil
@@ -201,21 +199,15 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	for n := range pvs {
 		byName[pvs[n].Name] = &pvs[n]
 	}
-	var failed error
+	var failed []error
 	for _, name := range r.Cleaned {
-		if err := c.delete(ctx, byName[name], "is clean and is offered again"); err != nil {
-			failed = err
-		}
+		failed = append(failed, c.delete(ctx, byName[name], "is clean and is offered again"))
 	}
 	for _, name := range r.HalfClean {
-		if err := c.delete(ctx, byName[name], "is not clean, and no claim may have it: it is cleaned first"); err != nil {
-			failed = err
-		}
+		failed = append(failed, c.delete(ctx, byName[name], "is not clean, and no claim may have it: it is cleaned first"))
 	}
 	for _, known := range r.Known {
-		if err := c.update(ctx, byName[known.Name], known); err != nil {
-			failed = err
-		}
+		failed = append(failed, c.update(ctx, byName[known.Name], known))
 	}
 	for _, o := range r.Offers {
 		if err := c.offer(ctx, node, config, o); err != nil && !errors.Is(err, devices.ErrChanged) {
@@ -223,16 +215,12 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 		}
 	}
 	for _, w := range r.Wiping {
-		if err := c.annotate(ctx, byName[w.Volume], w.Progress); err != nil {
-			failed = err
-		}
+		failed = append(failed, c.annotate(ctx, byName[w.Volume], w.Progress))
 	}
 	for _, disk := range r.GivenUp {
-		if err := c.unreserve(ctx, disk, node); err != nil {
-			failed = err
-		}
+		failed = append(failed, c.unreserve(ctx, disk, node))
 	}
-	return failed
+	return errors.Join(failed...)
 }
 
 // update brings the identity and the size of a volume up to date with its device: what its device is has to be known also
@@ -306,7 +294,6 @@ func (c *controller) annotate(ctx context.Context, pv *corev1.PersistentVolume, 
 	return client.IgnoreNotFound(c.Patch(ctx, changed, client.MergeFrom(pv)))
 }
 
-// show reports what was found by metrics and events.
 func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.PersistentVolume, r devices.Report, reports *reports) {
 	found := devices.SortProblems(r.Problems)
 	missing := 0
@@ -365,7 +352,6 @@ func uncleaned(pvs []corev1.PersistentVolume, r devices.Report) (n int) {
 	return n
 }
 
-// reports are the events to be made.
 type reports struct {
 	objects map[string]client.Object
 	texts   map[string]string

@@ -46,7 +46,6 @@ func (c *controller) Reserve(ctx context.Context, disk string) (holder string, e
 	return c.Node, err
 }
 
-// holder reads a Lease, and which node has it.
 func (c *controller) holder(ctx context.Context, lease *coordinationv1.Lease) (string, error) {
 	if err := c.fresh.Get(ctx, client.ObjectKeyFromObject(lease), lease); err != nil {
 		return "", err
@@ -57,7 +56,6 @@ func (c *controller) holder(ctx context.Context, lease *coordinationv1.Lease) (s
 	return *lease.Spec.HolderIdentity, nil
 }
 
-// unreserve deletes the Lease of a disk if it is this node's.
 func (c *controller) unreserve(ctx context.Context, disk string, node *metav1.PartialObjectMetadata) error {
 	lease := c.leaseOf(disk, node)
 	holder, err := c.holder(ctx, lease)

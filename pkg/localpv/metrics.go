@@ -44,7 +44,6 @@ const (
 	conflict = "conflict"
 )
 
-// configIs sets which of the reasons applies; the empty string for none.
 func (m *metrics) configIs(reason string) {
 	for _, r := range []string{invalid, conflict} {
 		value := 0.0

@@ -21,7 +21,6 @@ type retry struct {
 	at      time.Time
 }
 
-// due reports whether the refused devices are to be checked again.
 func (r *retry) due(now time.Time) bool { return r.refused != "" && !now.Before(r.at) }
 
 // next takes what is refused now, and returns when to come back at the latest.

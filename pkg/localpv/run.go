@@ -97,7 +97,6 @@ func nodeMetadata(name string) *metav1.PartialObjectMetadata {
 	return node
 }
 
-// watch makes each change lead to a pass.
 func (c *controller) watch(manager ctrl.Manager, changes <-chan event.GenericEvent) error {
 	pass := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: c.Node}}}

@@ -18,7 +18,6 @@ const quiet = 200 * time.Millisecond
 // longestQuiet is how long that is waited for where changes go on and on.
 const longestQuiet = time.Second
 
-// A watcher reports changes in directories.
 type watcher struct {
 	log     logr.Logger
 	changed func()
