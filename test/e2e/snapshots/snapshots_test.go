@@ -596,3 +596,16 @@ func cameWithoutRecord(b *bench) {
 	b.delete("pvc-came", "pvc-restored")
 	b.Must(b.DeleteSnapshot(b.Context(), id))
 }
+
+// The kernel does not note stores through mappings in files of a tmpfs: no copy of what changes is known to be of one moment.
+func TestFreezeOnTmpfsIsRefused(t *testing.T) {
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.Tmpfs(t, 512*mib)}
+	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
+	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: true}
+	v := directory("pvc-1", size)
+	b.create(v)
+	_, err := b.Snapshot(b.Context(), "s-1", v.ID, "freeze")
+	b.WantCode("a snapshot with freeze", err, codes.FailedPrecondition)
+	b.Must(b.DeleteSnapshot(b.Context(), b.snapshot("s-1", v.ID)))
+	b.delete(v.ID)
+}
