@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -41,7 +42,7 @@ func TestUseOfBlockVolume(t *testing.T) {
 	want("published", 1, true, nil)
 	must.ErrorIs(t, v.Detach(t.Context()), volume.ErrInUse)
 	file, ok, err := p.File(id)
-	if err != nil || !ok || !reconcile.HoldsFile(p, file) || reconcile.HoldsFile(p, dir.ID{}) {
+	if err != nil || !ok || !reconcile.HoldsFile(p, &loop.Device{Backing: file}) || reconcile.HoldsFile(p, &loop.Device{}) {
 		t.Errorf("the pool does not hold the file %v of its volume, or holds that of no volume: %v", file, err)
 	}
 	must.Succeed(t, p.Disk(id, e.Record).Grow(t.Context(), d, 2*mib))
