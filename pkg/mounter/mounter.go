@@ -300,10 +300,12 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 }
 
 func ignoreCanceled(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	select {
+	case <-ctx.Done():
 		return nil
+	default:
+		return err
 	}
-	return err
 }
 
 // grow asks the claim, and the disk only if its size is another than before.

@@ -47,24 +47,29 @@ func findSpots(facts *Facts, pools []hppv1.StoragePool) (found []spot, clashes e
 	}
 	var problems []error
 	found = slices.DeleteFunc(all, func(at spot) bool {
-		for name, own := range at.names() {
-			of, has := facts.ClaimPools[name]
-			if owners[name] == own && (!has || of == at.pool.Name) {
-				continue
-			}
-			switch owner := owners[name]; {
-			case owner.Node == "" && owner != own:
-				of = owner.Pool
-			case owner != own:
-				of = owner.Pool + " on node " + owner.Node
-			}
-			problems = append(problems, fmt.Errorf("pool %s on node %s: %s, the name of what it needs there, is that of pool %s: give the pool another name",
-				at.pool.Name, at.node, name, of))
-			return true
-		}
-		return false
+		clash := at.clash(facts, owners)
+		problems = append(problems, clash)
+		return clash != nil
 	})
 	return found, errors.Join(problems...)
+}
+
+// clash says which name that the pool needs there is that of another one; nil for none.
+func (s spot) clash(facts *Facts, owners map[string]Spot) error {
+	for name, own := range s.names() {
+		of, has := facts.ClaimPools[name]
+		if owners[name] == own && (!has || of == s.pool.Name) {
+			continue
+		}
+		switch owner := owners[name]; {
+		case owner.Node == "" && owner != own:
+			of = owner.Pool
+		case owner != own:
+			of = owner.Pool + " on node " + owner.Node
+		}
+		return fmt.Errorf("pool %s on node %s: %s, the name of what it needs there, is that of pool %s: give the pool another name", s.pool.Name, s.node, name, of)
+	}
+	return nil
 }
 
 // Clashes are pools on nodes that have nothing there, because its name is that of something else.
