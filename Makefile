@@ -367,8 +367,8 @@ lint: bin/tools/golangci-lint bin/tools/controller-gen bin/tools/actionlint ## C
 	@bin/tools/actionlint
 	@mkdir -p bin/.generated
 	@bin/tools/controller-gen $(API) output:object:dir=bin/.generated output:crd:dir=bin/.generated
-	@# What of the product depends on the architecture compiles for the other one too.
-	@GOARCH=$(filter-out $(shell go env GOARCH),$(ARCHES)) go build -o /dev/null ./pkg/hostfs/... ./cmd/hostpath-csi-driver
+	@# What of the product depends on the architecture compiles for each.
+	@for arch in $(ARCHES); do GOARCH=$$arch go build -o /dev/null ./pkg/hostfs/... ./cmd/hostpath-csi-driver; done
 	@for file in $(GENERATED); do cmp $$file bin/.generated/$${file##*/} || { echo 'run make generate'; exit 1; }; done
 	@for module in $(MODULES); do (echo "go mod tidy -diff in $$module"; cd $$module && go mod tidy -diff); done
 	@for module in . $(NESTED); do (echo "golangci-lint in $$module"; cd $$module && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done

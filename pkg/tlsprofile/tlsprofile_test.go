@@ -81,6 +81,12 @@ func TestSuitesAsAFlag(t *testing.T) {
 	}
 }
 
+func TestParseSuitesRefusesUnknownNames(t *testing.T) {
+	if _, err := tlsprofile.ParseSuites("AES128-SHA,ROT13"); err == nil || !strings.Contains(err.Error(), "ROT13") {
+		t.Errorf("the error is %v, want one that names ROT13", err)
+	}
+}
+
 func TestParseVersion(t *testing.T) {
 	for name, want := range map[string]uint16{
 		"VersionTLS10": tls.VersionTLS10,

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -194,4 +195,39 @@ func TestStuckCheckIsAnswered(t *testing.T) {
 		t.Errorf("status %d", status)
 	}
 	<-ended
+}
+
+// Connections beyond the limit are accepted when others end: so many calls are at work at once, and no more.
+func TestExcessCallersWait(t *testing.T) {
+	const most, all = 2, 6
+	l := usual
+	l.connections = most
+	p := newPort(t, l)
+	full, leave := make(chan struct{}, all), make(chan struct{})
+	var open, reached atomic.Int32
+	p.validate = func(w http.ResponseWriter, _ *http.Request) {
+		now := open.Add(1)
+		for seen := reached.Load(); now > seen && !reached.CompareAndSwap(seen, now); seen = reached.Load() {
+		}
+		full <- struct{}{}
+		<-leave
+		w.Header().Set("Connection", "close")
+		open.Add(-1)
+	}
+	var calls sync.WaitGroup
+	for range all {
+		calls.Go(func() {
+			if status, _ := p.call(p.path(), strings.NewReader("{}")); status != http.StatusOK {
+				t.Errorf("status %d", status)
+			}
+		})
+	}
+	for range most {
+		<-full
+	}
+	close(leave)
+	calls.Wait()
+	if got := reached.Load(); got != most {
+		t.Errorf("%d calls were at work at once, want %d", got, most)
+	}
 }

@@ -35,7 +35,7 @@ func TestClusterUpAndDown(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	must := func(script string) string {
+	typeIn := func(script string) string {
 		t.Helper()
 		out, err := shell(script)
 		if err != nil {
@@ -46,9 +46,9 @@ func TestClusterUpAndDown(t *testing.T) {
 	// It ends with the tests, however these do.
 	cluster := "cluster -programs '" + dir + "' -state '" + state + "' -while " + strconv.Itoa(os.Getpid()) + " "
 	// Also when something has failed. It is down usually.
-	t.Cleanup(func() { must(cluster + "down") })
+	t.Cleanup(func() { typeIn(cluster + "down") })
 
-	said := must(cluster + "up")
+	said := typeIn(cluster + "up")
 	exported := regexp.MustCompile(`export KUBECONFIG=(\S+) `).FindStringSubmatch(said)
 	typed := regexp.MustCompile(`(?m)^  (kubectl .*)$`).FindAllStringSubmatch(said, -1)
 	if exported == nil || len(typed) != 2 {
@@ -64,23 +64,23 @@ func TestClusterUpAndDown(t *testing.T) {
 			t.Fatalf("not both nodes and capacities are listed: %s (%v)", out, err)
 		}
 	}
-	must(typed[1][1])
-	must(strings.Join(example.PodAndClaim.Lines(t), "\n"))
-	must("kubectl wait --for=condition=Ready pod/hostpath-csi-example --timeout=2m")
+	typeIn(typed[1][1])
+	typeIn(strings.Join(example.PodAndClaim.Lines(t), "\n"))
+	typeIn("kubectl wait --for=condition=Ready pod/hostpath-csi-example --timeout=2m")
 	// More than 1Gi is refused, until the claim has more.
 	commands := example.WriteAndGrow.Lines(t)
 	if out, err := shell(commands[0]); err == nil || !strings.Contains(out, "Disk quota exceeded") {
 		t.Errorf("%s: %v: %s, want it refused for want of space", commands[0], err, out)
 	}
-	must(commands[1])
-	must("kubectl wait --for=jsonpath='{.status.capacity.storage}'=4Gi pvc/hostpath-csi-example --timeout=2m")
-	must(commands[0])
+	typeIn(commands[1])
+	typeIn("kubectl wait --for=jsonpath='{.status.capacity.storage}'=4Gi pvc/hostpath-csi-example --timeout=2m")
+	typeIn(commands[0])
 
 	if out, err := shell(cluster + "up"); err == nil || !strings.Contains(out, "up already") {
 		t.Errorf("a second up: %v: %s", err, out)
 	}
 	for _, want := range []string{"the cluster is gone", "no cluster is up"} {
-		if out := must(cluster + "down"); !strings.Contains(out, want) {
+		if out := typeIn(cluster + "down"); !strings.Contains(out, want) {
 			t.Errorf("down says %s, want %q", out, want)
 		}
 	}

@@ -96,3 +96,30 @@ func TestJudgeToleratesNoise(t *testing.T) {
 		}
 	}
 }
+
+func TestReadFio(t *testing.T) {
+	for output, want := range map[string]float64{
+		`{"jobs":[{"error":0,"read":{"bw_bytes":42},"write":{"bw_bytes":0}}]}`: 42,
+		"note: both iodepth >= 1\n" + `{"jobs":[{"write":{"bw_bytes":7}}]}`:    7,
+		`{"jobs":[{"error":5,"read":{"bw_bytes":42}}]}`:                        0,
+		`{"jobs":[]}`: 0,
+		`{"jobs":[`:   0,
+	} {
+		read := 0.0
+		if err := try(func() { read = readFio([]byte(output)) }); read != want || (err == nil) != (want > 0) {
+			t.Errorf("%s is read as %g, %v; want %g", output, read, err, want)
+		}
+	}
+}
+
+// What is worse than its budget is seen in the table, and fails the run.
+func TestResultShowsVerdict(t *testing.T) {
+	for verdict, r := range map[string]result{
+		" within noise |": {row: row{name: "slow", budget: budget{atMost: 2}}, ours: 45_600, limit: 20_000, ratio: 2.28, noise: 0.5},
+		" EXCEEDED |":     {row: row{name: "bad", budget: budget{atLeast: 0.7}}, ours: 9, limit: 100, ratio: 0.09, noise: 0.01, exceeded: true},
+	} {
+		if got := strings.TrimSpace(r.String()); !strings.HasSuffix(got, verdict) {
+			t.Errorf("it prints %q, want %q at its end", got, verdict)
+		}
+	}
+}

@@ -366,6 +366,11 @@ func fio(ctx context.Context, l load, path string, size int64) float64 {
 	if err != nil {
 		check(fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes())))
 	}
+	return readFio(output)
+}
+
+// readFio is how many bytes fio has read and written in a second, by its report.
+func readFio(output []byte) float64 {
 	type direction struct {
 		Bytes float64 `json:"bw_bytes"`
 	}
