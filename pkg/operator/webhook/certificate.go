@@ -43,22 +43,29 @@ func (r rotation) step(data map[string][]byte, now time.Time) (next map[string][
 	_, follows := tls.X509KeyPair(data[nextCertificate], data[nextKey])
 	to := map[string][]byte{}
 	switch {
-	case served == nil || usable != nil || !slices.Contains(served.DNSNames, r.name) || !now.Before(served.NotAfter):
-		// Nothing to change from without a break: the first one, or damaged content.
+	case served == nil || usable != nil || !slices.Contains(served.DNSNames, r.name) || !validAt(served, now):
+		// Nothing to change from without a break: the first one, damaged content, or one of a clock that was ahead.
 		to[servedCertificate], to[servedKey], err = r.issue(now)
 		return to, true, err
-	case announced != nil && follows == nil && now.Before(announced.NotAfter):
-		if now.Sub(announced.NotBefore) < r.announced {
+	case announced != nil && follows == nil && validAt(announced, now):
+		if now.Sub(announced.NotBefore) < skew+r.announced {
 			return data, false, nil
 		}
 		to[servedCertificate], to[servedKey], to[previousCertificate] = data[nextCertificate], data[nextKey], data[servedCertificate]
 		return to, true, nil
-	case now.After(served.NotBefore.Add(r.lifetime * 2 / 3)):
+	case now.After(served.NotBefore.Add(skew + r.lifetime*2/3)):
 		to[servedCertificate], to[servedKey] = data[servedCertificate], data[servedKey]
 		to[nextCertificate], to[nextKey], err = r.issue(now)
 		return to, true, err
 	}
 	return data, false, nil
+}
+
+// skew is how far the clocks of the API server and of another replica may be behind that of the one that issues.
+const skew = 5 * time.Minute
+
+func validAt(certificate *x509.Certificate, now time.Time) bool {
+	return !now.Before(certificate.NotBefore) && now.Before(certificate.NotAfter)
 }
 
 // bundle are the certificates that the API server accepts.
@@ -79,7 +86,7 @@ func (r rotation) issue(now time.Time) (certificate, key []byte, err error) {
 		SerialNumber: serial,
 		// All have a name of their own: verification finds the signer by it.
 		Subject:               pkix.Name{CommonName: "hostpath-provisioner-operator-" + serial.Text(36)},
-		NotBefore:             now.Truncate(time.Second),
+		NotBefore:             now.Add(-skew).Truncate(time.Second),
 		NotAfter:              now.Add(r.lifetime),
 		DNSNames:              []string{r.name},
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,

@@ -89,13 +89,16 @@ func (c *Certificates) Start(ctx context.Context) error {
 	}
 }
 
-// refresh brings Secret, served certificate and webhook configuration to what they should be. Without a configuration there
+// refresh brings Secret, served certificate and webhook configurations to what they should be. Without any configuration there
 // is no webhook, and nothing to do.
 func (c *Certificates) refresh(ctx context.Context) error {
-	configuration := &admissionv1.ValidatingWebhookConfiguration{}
-	if err := c.reader.Get(ctx, client.ObjectKey{Name: Name}, configuration); apierrors.IsNotFound(err) {
-		return nil // deploy/operator/webhook is not applied
-	} else if err != nil {
+	validating, restores := &admissionv1.ValidatingWebhookConfiguration{}, &admissionv1.MutatingWebhookConfiguration{}
+	validatingErr := c.reader.Get(ctx, client.ObjectKey{Name: Name}, validating)
+	restoresErr := c.reader.Get(ctx, client.ObjectKey{Name: restoresName}, restores)
+	if apierrors.IsNotFound(validatingErr) && apierrors.IsNotFound(restoresErr) {
+		return nil // neither deploy/operator/webhook nor deploy/operator/restores is applied
+	}
+	if err := errors.Join(client.IgnoreNotFound(validatingErr), client.IgnoreNotFound(restoresErr)); err != nil {
 		return err
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: Name}}
@@ -103,8 +106,9 @@ func (c *Certificates) refresh(ctx context.Context) error {
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	_, elsewhere := configuration.Annotations[injectAnnotation]
-	if !elsewhere {
+	_, elsewhere := validating.Annotations[injectAnnotation]
+	_, elsewhereToo := restores.Annotations[injectAnnotation]
+	if elsewhere = elsewhere || elsewhereToo; !elsewhere {
 		if err := c.rotate(ctx, secret, apierrors.IsNotFound(err)); err != nil {
 			return err
 		}
@@ -118,7 +122,7 @@ func (c *Certificates) refresh(ctx context.Context) error {
 		news.bundle = bundle(secret.Data)
 	}
 	// The API server knows a certificate before it is served.
-	if err := errors.Join(c.announce(ctx, configuration, news), c.announceRestores(ctx, news)); err != nil {
+	if err := errors.Join(c.announce(ctx, validating, news), c.announceRestores(ctx, restores, news)); err != nil {
 		return err
 	}
 	c.served.Store(&pair)
@@ -215,12 +219,8 @@ func (c *Certificates) announce(ctx context.Context, live *admissionv1.Validatin
 	return nil
 }
 
-// announceRestores does the same for the webhook of claims, if deploy/operator/restores is applied.
-func (c *Certificates) announceRestores(ctx context.Context, news announcement) error {
-	live := &admissionv1.MutatingWebhookConfiguration{}
-	if err := c.reader.Get(ctx, client.ObjectKey{Name: restoresName}, live); err != nil {
-		return client.IgnoreNotFound(err)
-	}
+// announceRestores does the same for the webhook of claims.
+func (c *Certificates) announceRestores(ctx context.Context, live *admissionv1.MutatingWebhookConfiguration, news announcement) error {
 	for _, hook := range live.Webhooks {
 		config := c.of(news, RestoresPath, hook.ClientConfig)
 		if hook.Name != restoresWebhook || config == nil {

@@ -162,6 +162,22 @@ func TestCertificatesOfRestores(t *testing.T) {
 	}
 }
 
+// The webhook of claims can be called also when the other one was deleted.
+func TestCertificatesOfRestoresAlone(t *testing.T) {
+	restores := &admissionv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: restoresName},
+		Webhooks:   []admissionv1.MutatingWebhook{{Name: restoresWebhook, ClientConfig: byService()}},
+	}
+	api := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(restores).Build()
+	w := &world{t: t, now: time.Now(), api: api}
+	c := NewCertificates(api, api, "storage")
+	must.Succeed(t, c.refresh(t.Context()))
+	must.Succeed(t, api.Get(t.Context(), client.ObjectKeyFromObject(restores), restores))
+	if err := w.call(c, restores.Webhooks[0].ClientConfig.CABundle); err != nil {
+		t.Error(err)
+	}
+}
+
 // While nothing is due nothing is written.
 func TestCertificatesAreNotRewritten(t *testing.T) {
 	w := newWorld(t, nil, 1)
@@ -196,7 +212,9 @@ func TestDamagedCertificatesAreMadeAnew(t *testing.T) {
 			configuration.Webhooks[0].ClientConfig.CABundle = nil
 			return w.api.Update(t.Context(), configuration)
 		},
-		"time has passed": func(w *world) error { w.now = w.now.Add(1000 * time.Hour); return nil },
+		"time has passed":            func(w *world) error { w.now = w.now.Add(1000 * time.Hour); return nil },
+		"the clock had been ahead":   func(w *world) error { w.now = w.now.Add(-time.Hour); return nil },
+		"the API server's is behind": func(w *world) error { w.now = w.now.Add(-4 * time.Minute); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil, 1)
