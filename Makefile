@@ -21,9 +21,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARCHES := amd64 arm64
 
 # The programs that have an image, each a stage of the Dockerfile and an entry of test/cmd/image. An image's name begins with
-# IMAGE_PREFIX, such as registry.example.com/storage/.
+# IMAGE_PREFIX: where the workflow of the repository can push, as in deploy/, or where else a release is to be.
 IMAGES := hostpath-csi-driver hostpath-provisioner hostpath-provisioner-operator local-pv-provisioner pool-mounter
-IMAGE_PREFIX ?=
+IMAGE_PREFIX ?= ghcr.io/kubevirt/hostpath-provisioner/
 
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps
@@ -406,23 +406,22 @@ $(PLUGINS:%=plugin-%): plugin-%:
 	@mkdir -p bin/plugin/$*
 	GOOS=$(word 1,$(subst _, ,$*)) GOARCH=$(word 2,$(subst _, ,$*)) $(GO_BUILD) -o bin/plugin/$*/ ./cmd/kubectl-hostpath
 
-# Where the workflow of the repository can push: registry and organisation are named nowhere else.
-RELEASE_PREFIX := ghcr.io/kubevirt/hostpath-provisioner/
-
 # The ClusterServiceVersion that the catalogue has before this one, if any, such as hostpath-provisioner-operator.v0.1.0.
 REPLACES ?=
 
 .PHONY: bundle
 bundle: ## Write the bundle of the operator's VERSION for the Operator Lifecycle Manager into bin/bundle/
-	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' --replaces '$(REPLACES)' bin/bundle
+	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(IMAGE_PREFIX)' --replaces '$(REPLACES)' bin/bundle
 
 # Programs of others that only a release needs. Go's checksum database vouches for their versions.
 SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
 COSIGN := github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
+HELM := helm.sh/helm/v4/cmd/helm@v4.2.4
 
 bin/release-tools/syft: PACKAGE = $(SYFT)
 bin/release-tools/cosign: PACKAGE = $(COSIGN)
-bin/release-tools/syft bin/release-tools/cosign: Makefile
+bin/release-tools/helm: PACKAGE = $(HELM)
+bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm: Makefile
 	GOBIN=$(CURDIR)/bin/release-tools go install -ldflags '-s -w' $(PACKAGE)
 
 .PHONY: sboms
@@ -439,18 +438,22 @@ sign: bin/release-tools/cosign ## Sign the checksums of the release VERSION: wit
 .PHONY: publish
 publish: bin/release-tools/cosign ## Push and sign the images of the release VERSION, and offer its files on GitHub
 	@test/tools/install-deps publish
-	release/publish bin/release/$(VERSION) '$(VERSION)' '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' $(IMAGES)
+	release/publish bin/release/$(VERSION) '$(VERSION)' '$(IMAGE_PREFIX)' $(IMAGES)
 
 .PHONY: release
-release: RELEASE = cd release && go run . --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' \
+release: RELEASE = cd release && go run . --version '$(VERSION)' --image-prefix '$(IMAGE_PREFIX)' \
 	--arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
 release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes, bundle, SBOMs and checksums
 	@[[ -z $$(git status --porcelain) ]] || { echo 'commit the changes first: a release is made of a commit'; exit 1; }
 	@$(RELEASE) --check
 	@$(MAKE) plugins
-	@$(MAKE) image IMAGE_PREFIX='$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))'
-	@$(MAKE) bundle sboms
+	@$(MAKE) image bundle sboms
 	@$(RELEASE)
+
+.PHONY: test-release
+test-release: cluster-programs bin/release-tools/helm ## Try the release VERSION as a new user does: from its files alone, on a clean cluster
+	cd test/cluster && go test -c -o $(CURDIR)/bin/cluster/release.test ./release
+	@cd test/cluster/release && exec $(CURDIR)/bin/cluster/release.test -test.v -test.timeout 40m -programs $(CURDIR)/bin/cluster -release $(CURDIR)/bin/release/$(VERSION) -helm $(CURDIR)/bin/release-tools/helm
 
 # What an image takes from Debian; make clean has it fetched again, with Debian's newest fixes.
 bin/image/%: test/cmd/image/main.go test/cmd/image/root.go

@@ -40,6 +40,12 @@ var documents = []document{
 		resources: []string{"csi/openshift"}, components: []string{"csi/snapshots"},
 	},
 	{name: "hostpath-provisioner-operator.yaml", says: "the operator", with: namespace, resources: []string{"operator"}},
+	{name: "hostpathprovisioner.yaml", says: "a pool for the operator, and a StorageClass", resources: []string{"operator/example"}},
+	{
+		name: "hostpathprovisioner-snapshots.yaml", says: "a pool for the operator, with snapshots, and its classes",
+		resources: []string{"operator/example"}, components: []string{"operator/example/snapshots"},
+	},
+	{name: "example.yaml", says: "a claim of the CSI driver, and a pod that writes to it", resources: []string{"csi/example"}},
 	{name: "hostpath-provisioner.yaml", says: "the provisioner from before CSI", resources: []string{"provisioner"}},
 	{name: "hostpath-provisioner-openshift.yaml", says: "the provisioner from before CSI on OpenShift", resources: []string{"provisioner/openshift"}},
 	{name: "single-node.yaml", says: "the provisioner for one node, and the default StorageClass", resources: []string{"single-node"}},
@@ -59,7 +65,7 @@ var programs = []string{
 }
 
 // builtPrefix begins the names of the project's images in deploy/.
-const builtPrefix = "quay.io/kubevirt/"
+const builtPrefix = "ghcr.io/kubevirt/hostpath-provisioner/"
 
 func (r release) writeManifests() error {
 	files, err := manifests(filepath.Join(r.root, "deploy"))
@@ -108,8 +114,12 @@ func (r release) render(files filesys.FileSystem, d document) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if name := imageOf(text, builtPrefix); name != "" {
-		return nil, fmt.Errorf("it has the image %s, which is not of this release", name)
+	for line := range bytes.Lines(text) {
+		_, after, ok := bytes.Cut(line, []byte("image: "))
+		image := string(bytes.TrimSpace(after))
+		if ok && strings.HasPrefix(image, builtPrefix) && !(strings.HasPrefix(image, r.images) && strings.HasSuffix(image, ":"+r.version)) {
+			return nil, fmt.Errorf("it has the image %s, which is not of this release", image)
+		}
 	}
 	return text, nil
 }
@@ -140,14 +150,4 @@ func (r release) header(d document) string {
 		apply = "-f " + d.with + " " + apply
 	}
 	return fmt.Sprintf("# hostpath-provisioner %s: %s\n#\n#   kubectl apply %s\n", r.version, d.says, apply)
-}
-
-// imageOf is the first image whose name begins like that.
-func imageOf(text []byte, prefix string) string {
-	for line := range bytes.Lines(text) {
-		if _, image, ok := bytes.Cut(line, []byte("image: ")); ok && bytes.HasPrefix(image, []byte(prefix)) {
-			return string(bytes.TrimSpace(image))
-		}
-	}
-	return ""
 }

@@ -146,7 +146,7 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 	}
 }
 
-var renamed = regexp.MustCompile(`image: quay\.io/kubevirt/([a-z-]+):v0\.1\.0`)
+var renamed = regexp.MustCompile(`image: ghcr\.io/kubevirt/hostpath-provisioner/([a-z-]+):v0\.1\.0`)
 
 // A document has the objects that kubectl apply -k makes, with images of the release and no other project's but sidecars.
 func TestDocumentsAreTheKustomizations(t *testing.T) {
@@ -159,7 +159,7 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 			_, image, ok := strings.Cut(line, "image: ")
 			image = strings.TrimSpace(image)
 			ours := strings.HasPrefix(image, "registry.example.com/storage/") && strings.HasSuffix(image, ":v1.2.3")
-			if ok && !ours && !strings.HasPrefix(image, "registry.k8s.io/sig-storage/") {
+			if ok && !ours && d.name != "example.yaml" && !strings.HasPrefix(image, "registry.k8s.io/sig-storage/") {
 				t.Errorf("%s has the image %s", d.name, image)
 			}
 		}
@@ -177,6 +177,22 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 	}
 }
 
+// What is released without another prefix has the names that deploy/ has.
+func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	succeed(t, err)
+	if !strings.Contains(string(makefile), "\nIMAGE_PREFIX ?= "+builtPrefix+"\n") {
+		t.Errorf("IMAGE_PREFIX in the Makefile is not %s", builtPrefix)
+	}
+	out, err := made(t, checkout(t, time.Unix(0, 0)), "--image-prefix", builtPrefix)
+	succeed(t, err)
+	text, err := os.ReadFile(filepath.Join(out, "hostpath-csi-driver.yaml"))
+	succeed(t, err)
+	if image := "image: " + builtPrefix + "hostpath-csi-driver:v1.2.3\n"; !strings.Contains(string(text), image) {
+		t.Errorf("there is no %q in %s", image, text)
+	}
+}
+
 func TestEachKustomizationIsReleased(t *testing.T) {
 	released := map[string]bool{}
 	for _, d := range documents {
@@ -186,8 +202,8 @@ func TestEachKustomizationIsReleased(t *testing.T) {
 	}
 	// Parts of others, examples, and what a user fills in.
 	for _, dir := range []string{
-		"csi/base", "csi/example", "csi/example/block", "csi/freeze", "csi/without-health-monitor", "devices/base", "migrate", "migrate/base",
-		"migrate/openshift", "operator/example", "operator/restores", "operator/webhook", "provisioner/base", "provisioner/example",
+		"csi/base", "csi/example/block", "csi/freeze", "csi/without-health-monitor", "devices/base", "migrate", "migrate/base",
+		"migrate/openshift", "operator/restores", "operator/webhook", "provisioner/base", "provisioner/example",
 		"single-node/base", "single-node/example",
 	} {
 		released[dir] = true

@@ -84,7 +84,7 @@ func cleaning(job *batchv1.Job, node string) *corev1.Pod {
 // What keeps the pod of a clean-up from starting is in the status, also of a deletion, which waits for it. Once that is corrected, there
 // is another clean-up.
 func TestCleanUpThatDoesNotStart(t *testing.T) {
-	const mounterImage = "quay.io/kubevirt/pool-mounter"
+	const mounterImage = "ghcr.io/kubevirt/hostpath-provisioner/pool-mounter"
 	mounter := mounterOf("old", "node-a")
 	mounter.Spec.Replicas = new(int32)
 	for name, deleted := range map[string]bool{"the pool is removed": false, "the object is deleted": true} {

@@ -63,8 +63,8 @@ func (m made) container(t *testing.T) corev1.Container {
 func TestGeneratorTakesTheFlagsOfHCO(t *testing.T) {
 	const digest = "@sha256:0000000000000000000000000000000000000000000000000000000000000000"
 	csv, others := generated(t,
-		"--csv-version=1.19.0", "--operator-image-name=quay.io/kubevirt/hostpath-provisioner-operator"+digest,
-		"--provisioner-image-name=quay.io/kubevirt/hostpath-provisioner"+digest, "--csi-driver-image-name=quay.io/kubevirt/hostpath-csi-driver"+digest,
+		"--csv-version=1.19.0", "--operator-image-name=ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner-operator"+digest,
+		"--provisioner-image-name=ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner"+digest, "--csi-driver-image-name=ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver"+digest,
 		"--csi-node-driver-image-name=k8s/registrar"+digest, "--csi-liveness-probe-image-name=k8s/livenessprobe"+digest,
 		"--csi-external-provisioner-image-name=k8s/provisioner"+digest, "--csi-snapshotter-image-name=k8s/snapshotter"+digest,
 		"--namespace=kubevirt-hyperconverged", "--pull-policy=IfNotPresent", "--dump-crds")
@@ -83,7 +83,7 @@ func TestGeneratorTakesTheFlagsOfHCO(t *testing.T) {
 		images[related.Name] = related.Image
 	}
 	for name, want := range map[string]string{
-		"hostpath-provisioner-operator": c.Image, "hostpath-csi-driver": "quay.io/kubevirt/hostpath-csi-driver" + digest,
+		"hostpath-provisioner-operator": c.Image, "hostpath-csi-driver": "ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver" + digest,
 		"csi-node-driver-registrar": "k8s/registrar" + digest, "csi-snapshotter": "k8s/snapshotter" + digest,
 	} {
 		if images[name] != want {

@@ -35,9 +35,9 @@ type Config struct {
 
 // imageVariables are the environment variables that name an image, by the image's name in the manifests.
 var imageVariables = map[string]string{
-	mounterImage:                                                         "MOUNTER_IMAGE",
-	"quay.io/kubevirt/hostpath-csi-driver":                               "CSI_PROVISIONER_IMAGE",
-	"quay.io/kubevirt/hostpath-provisioner":                              "PROVISIONER_IMAGE",
+	mounterImage: "MOUNTER_IMAGE",
+	"ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver":          "CSI_PROVISIONER_IMAGE",
+	"ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner":         "PROVISIONER_IMAGE",
 	"registry.k8s.io/sig-storage/csi-provisioner":                        "CSI_SIG_STORAGE_PROVISIONER_IMAGE",
 	"registry.k8s.io/sig-storage/csi-resizer":                            "CSI_RESIZER_IMAGE",
 	"registry.k8s.io/sig-storage/csi-snapshotter":                        "CSI_SNAPSHOT_IMAGE",

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,9 +17,11 @@ import (
 // Each example is read as a whole, and its class is of a pool that one of them makes.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../deploy/operator/example/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("there are %d examples: %v", len(files), err)
+	more, moreErr := filepath.Glob("../../../deploy/operator/example/snapshots/*.yaml")
+	if err := errors.Join(err, moreErr); err != nil || len(files) == 0 || len(more) == 0 {
+		t.Fatalf("there are %d and %d examples: %v", len(files), len(more), err)
 	}
+	files = append(files, more...)
 	pools, classes := map[string]bool{hppv1.LegacyPool: true}, map[string]string{}
 	for _, file := range files {
 		content, err := os.ReadFile(file)

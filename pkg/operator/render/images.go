@@ -11,7 +11,7 @@ import (
 const operatorImage = "hostpath-provisioner-operator"
 
 // releaseImages are those of the same release as the operator, by their names in the manifests.
-var releaseImages = []string{mounterImage, "quay.io/kubevirt/hostpath-csi-driver", "quay.io/kubevirt/hostpath-provisioner"}
+var releaseImages = []string{mounterImage, "ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver", "ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner"}
 
 // A Release is where the images of the operator's release are. The zero value is where the manifests have them.
 type Release struct {

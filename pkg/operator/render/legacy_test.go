@@ -61,7 +61,7 @@ func TestLegacyPath(t *testing.T) {
 	spec := legacySpec()
 	spec.LogLevel, spec.Workload.NodeSelector = &level, map[string]string{"storage": "yes"}
 	config := testConfig
-	config.Images = map[string]string{"quay.io/kubevirt/hostpath-provisioner": "example.com/provisioner:1"}
+	config.Images = map[string]string{"ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner": "example.com/provisioner:1"}
 	set := legacySet(t, rendered(t, config, allFacts, spec))
 	pod := set.Spec.Template.Spec
 	c := containerOf(t, set, legacyContainer)

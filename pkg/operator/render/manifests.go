@@ -83,7 +83,7 @@ func Load() (*Manifests, error) {
 		return nil, err
 	}
 	// The mounter is of the same release as the driver.
-	m.images[mounterImage] = m.images["quay.io/kubevirt/hostpath-csi-driver"]
+	m.images[mounterImage] = m.images["ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver"]
 	return m, nil
 }
 

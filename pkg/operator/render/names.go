@@ -42,7 +42,7 @@ const (
 	// UpstreamPoolLabel is the only one that all pods of mounters have, also those of the upstream operator.
 	UpstreamPoolLabel = "hpp-pool"
 
-	mounterImage = "quay.io/kubevirt/pool-mounter"
+	mounterImage = "ghcr.io/kubevirt/hostpath-provisioner/pool-mounter"
 
 	// clusterServicesLabel lets pods at the API server where KubeVirt's network policies keep others from it.
 	clusterServicesLabel = "np.kubevirt.io/allow-access-cluster-services"

@@ -223,7 +223,7 @@ func TestRenderFollowsObject(t *testing.T) {
 		Tolerations:  []corev1.Toleration{{Key: "storage", Operator: corev1.TolerationOpExists}},
 	}
 	config := testConfig
-	config.Images = map[string]string{"quay.io/kubevirt/hostpath-csi-driver": "example.com/driver:1"}
+	config.Images = map[string]string{"ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver": "example.com/driver:1"}
 	set := driverSet(t, rendered(t, config, allFacts, spec))
 	pod := set.Spec.Template.Spec
 	if pod.PriorityClassName != "important" || pod.NodeSelector["storage"] != "yes" || len(pod.NodeSelector) != 1 ||

@@ -43,7 +43,7 @@ func (s *scene) installDevices() {
 	must.Succeed(s, err)
 	must.Succeed(s, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), fmt.Appendf(nil, `
 resources: [%q]
-images: [{name: quay.io/kubevirt/local-pv-provisioner, newName: localhost/local-pv-provisioner, newTag: test}]
+images: [{name: ghcr.io/kubevirt/hostpath-provisioner/local-pv-provisioner, newName: localhost/local-pv-provisioner, newTag: test}]
 patches:
 - patch: |-
     apiVersion: apps/v1

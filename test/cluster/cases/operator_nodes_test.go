@@ -77,7 +77,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.goOn(all)
 	s.wantUninterrupted(all)
 
-	s.kubectl("apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml")
+	s.kubectl("apply", "-f", operatorDir+"/example/snapshots/volumesnapshotclass.yaml")
 	s.snapshot("data", "data")
 	content := s.contentOf(s.snapshotReady("data")).GetName()
 	s.kubectl("taint", "node", nodeB, "example.com/leave=now:NoExecute")

@@ -360,7 +360,7 @@ func wrongNode(s *scene) {
 // node that the scheduler likes best, and fails there. With it that comes at once to the node which has the snapshot.
 func operatorRestores(s *scene) {
 	s.Helper()
-	s.kubectl("apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml")
+	s.kubectl("apply", "-f", operatorDir+"/example/snapshots/volumesnapshotclass.yaml")
 	class := ofClass(operatorClass)
 	s.claim("source", "64Mi", class)
 	s.pod("source", with("source", "/volume"), on(nodeA))

@@ -207,6 +207,11 @@ func (n *Node) Import(ctx context.Context, archive string) error {
 	return n.ctr(ctx, "images", "import", archive)
 }
 
+// Tag gives an image of the node one more name.
+func (n *Node) Tag(ctx context.Context, image, name string) error {
+	return n.ctr(ctx, "images", "tag", "--force", image, name)
+}
+
 // StartKubelet starts the kubelet and returns when it says that it is healthy.
 func (n *Node) StartKubelet(ctx context.Context) error {
 	config := n.file("kubelet.yaml")
