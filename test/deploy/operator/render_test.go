@@ -78,12 +78,16 @@ func operated(t *testing.T, asked string) manifest.Objects {
 // The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
 // csi, tolerations, and that pools are in a variable and not in a ConfigMap.
 func TestOperatorRendersManifestsOfDriver(t *testing.T) {
-	for name, c := range map[string]struct{ example, manifests string }{
-		"plain":     {example(t, "plain.yaml"), "../../../deploy/csi/openshift"},
-		"snapshots": {example(t, "snapshots.yaml"), "testdata/snapshots"},
-		"freezing":  {strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1), "testdata/freezing"},
+	plain := example(t, "plain.yaml")
+	for name, c := range map[string]struct{ gates, manifests string }{
+		"plain":     {"", "../../../deploy/csi/openshift"},
+		"snapshots": {"Snapshotting", "testdata/snapshots"},
+		"freezing":  {"Snapshotting, Freezing", "testdata/freezing"},
 	} {
-		t.Run(name, func(t *testing.T) { wantDriver(t, manifest.Render(t, c.manifests), operated(t, c.example)) })
+		t.Run(name, func(t *testing.T) {
+			asked := strings.Replace(plain, "\nspec:\n", "\nspec:\n  featureGates: ["+c.gates+"]\n", 1)
+			wantDriver(t, manifest.Render(t, c.manifests), operated(t, asked))
+		})
 	}
 }
 
