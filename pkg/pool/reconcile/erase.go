@@ -154,5 +154,5 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	if err != nil {
 		return 0, err
 	}
-	return id, in.RemoveTree(ctx, entry, pause)
+	return id, in.RemoveTreeFreeing(ctx, entry, pause, p.Keeper.Free)
 }
