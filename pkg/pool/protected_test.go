@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -81,6 +82,34 @@ func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A full volume with a protected root is copied, and what an attempt has left that was interrupted before it took off the flags does
+// not stay.
+func TestSnapshotOfFullProtectedVolume(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr", "btrfs")
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		volume := b.Path("pool", "pvc-1")
+		must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
+		command(t, "chattr", "+i", volume)
+		fillToLimit(t, volume+"/full")
+		syncfs(t, root)
+		snapshot := func() error {
+			_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+			return err
+		}
+		for range 2 {
+			must.Succeed(t, snapshot(), b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+			b.wantClean()
+			command(t, "btrfs", "subvolume", "snapshot", volume, b.Own("creating", "node-1", "~s-1"))
+		}
+	})
 }
 
 // fillToLimit makes smaller and smaller files in a directory until none is accepted.

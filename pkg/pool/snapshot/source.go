@@ -286,7 +286,10 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 			return d, nil
 		}
 		began := time.Now()
-		d, err := s.subvolume(ctx, creating, rec.ID)
+		d, err := s.subvolume(ctx, creating, rec.ID, func() error {
+			_, err := s.pool.Keeper.Lift(creating, rec.ID, rec.UID)
+			return err
+		})
 		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
@@ -302,8 +305,8 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 
 // subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
 // make one.
-func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
-	d, err := content.CopySubvolume(ctx, s.dir, creating, name)
+func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
+	d, err := content.CopySubvolume(ctx, s.dir, creating, name, lift)
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
 	}
