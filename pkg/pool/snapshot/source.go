@@ -164,6 +164,14 @@ func (s *Source) written() (bool, error) {
 	return s.pool.Entries.Written(s.id, s.entry, s.dir)
 }
 
+// wasWritten reports whether anybody may have written to the source at any time since it was opened.
+func (s *Source) wasWritten() (bool, error) {
+	if s.inUse || s.pool.Pins.Used(s.id) {
+		return true, nil
+	}
+	return s.written()
+}
+
 // exclusive reports whether no pod may write to the source while it is copied.
 func (s *Source) exclusive() bool {
 	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
@@ -328,8 +336,8 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 	o.Consistency = volume.PointInTime
 	switch {
 	case s.method == volume.BySubvolume: // which was made before it is asked for
-		written, err := s.written()
-		if s.inUse || written {
+		written, err := s.wasWritten()
+		if written {
 			o.Consistency = volume.CrashConsistent
 		}
 		return 0, err
@@ -339,10 +347,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 			return stall, err
 		}
 		// What the pod has written without a flush may be in the file in another order.
-		written := s.inUse
-		if !written {
-			written, err = s.written()
-		}
+		written, err := s.wasWritten()
 		if written {
 			o.Consistency = volume.CrashConsistent
 		}
