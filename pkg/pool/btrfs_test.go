@@ -380,6 +380,21 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 	})
 }
 
+// A snapshot of a subvolume has its limit. A volume that is to have none has none, also if it was made from one with a limit.
+func TestCloneWithoutLimitOfVolumeWithOne(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: id(t, "pvc-1")}})
+		must.Succeed(t, err, os.WriteFile(b.Path("pool", "pvc-2", "data"), make([]byte, 32*mib), 0o600))
+	})
+}
+
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()
