@@ -116,6 +116,11 @@ func (s *Source) limitedAfter() bool {
 	return s.method == volume.ByReference && s.standsStill() && s.pool.Keeper.Kind() == quota.Btrfs
 }
 
+// mayExceed reports whether a copy may hold more than its limit: btrfs lets a subvolume share blocks beyond that.
+func (s *Source) mayExceed() bool {
+	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Keeper.Kind() == quota.Btrfs
+}
+
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
 // and written anew: so it shares nothing with what the ledger does not know. Foreign takes over
 // its directory and its lock.
