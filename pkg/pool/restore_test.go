@@ -127,6 +127,25 @@ func TestCopyOfVolumeThatWasUsedMeanwhile(t *testing.T) {
 	})
 }
 
+// Of a snapshot whose file was cut off no volume is made, which would have zeros instead of what is lost.
+func TestRestoreOfShortSnapshot(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.LoopFS(t, "xfs", 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(thin)
+		b.createBlock("pvc-1", 16*mib)
+		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		must.Succeed(t, err)
+		restore := func(name string) error {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+			return err
+		}
+		must.Succeed(t, restore("pvc-2"), os.Truncate(b.Own("snapshots", "~s-1", "disk.img"), 8*mib))
+		wantError(t, restore("pvc-3"), volume.ErrLost)
+	})
+}
+
 // The file of a block volume has no device while it is read, and does not grow while its blocks come to be shared. A call that only
 // makes sure of the size succeeds.
 func TestCallsOnBlockVolumeWhileItIsCopied(t *testing.T) {

@@ -158,7 +158,12 @@ func (s *Source) copyable() error {
 	case s.entry.Inline():
 		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
-	return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+	if !s.entry.Block() {
+		return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+	}
+	disk := s.pool.Disk(s.id, s.entry.Record)
+	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
+	return disk.Check(s.dir)
 }
 
 // written reports whether anybody may write to the source. A snapshot is never published.
