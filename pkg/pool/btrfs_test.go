@@ -380,6 +380,52 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 	})
 }
 
+// A snapshot of a subvolume has its limit. A volume that is to have none has none, also if it was made from one with a limit.
+func TestCloneWithoutLimitOfVolumeWithOne(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: id(t, "pvc-1")}})
+		must.Succeed(t, err, os.WriteFile(b.Path("pool", "pvc-2", "data"), make([]byte, 32*mib), 0o600))
+	})
+}
+
+// With ordinary quotas what is in a subvolume in a volume does not count for that. A copy has it as its own, and is promised that.
+func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.CountingBtrfs(t, 1<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 64*mib)
+		nested := b.Path("pool", "pvc-1", "nested")
+		command(t, "btrfs", "subvolume", "create", nested)
+		must.Succeed(t, os.WriteFile(nested+"/data", make([]byte, 32*mib), 0o600))
+		snapshot := func(name string) error {
+			_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
+			return err
+		}
+		clone := func(name string, bytes int64) error {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}})
+			return err
+		}
+		must.Succeed(t, snapshot("s-1"))
+		b.wantHeldWithinPromises("s-1")
+		must.Succeed(t, os.WriteFile(nested+"/more", make([]byte, 64*mib), 0o600))
+		wantError(t, snapshot("s-2"), volume.ErrPrecondition)
+		wantError(t, clone("pvc-2", 64*mib), volume.ErrOutOfRange)
+		must.Succeed(t, clone("pvc-3", 128*mib), os.WriteFile(b.Path("pool", "pvc-3", "data"), make([]byte, 16*mib), 0o600))
+		b.settled()
+	})
+}
+
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()

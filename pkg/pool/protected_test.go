@@ -8,8 +8,13 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -79,6 +84,34 @@ func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 	}
 }
 
+// A full volume with a protected root is copied, and what an attempt has left that was interrupted before it took off the flags does
+// not stay.
+func TestSnapshotOfFullProtectedVolume(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr", "btrfs")
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		volume := b.Path("pool", "pvc-1")
+		must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
+		command(t, "chattr", "+i", volume)
+		fillToLimit(t, volume+"/full")
+		syncfs(t, root)
+		snapshot := func() error {
+			_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+			return err
+		}
+		for range 2 {
+			must.Succeed(t, snapshot(), b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+			b.wantClean()
+			command(t, "btrfs", "subvolume", "snapshot", volume, b.Own("creating", "node-1", "~s-1"))
+		}
+	})
+}
+
 // fillToLimit makes smaller and smaller files in a directory until none is accepted.
 func fillToLimit(t *testing.T, in string) {
 	t.Helper()
@@ -101,4 +134,83 @@ func command(t *testing.T, name string, args ...string) {
 	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %q: %v: %s", name, args, err, out)
 	}
+}
+
+// Who makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT), or with simple quotas that of
+// another volume. It does not keep the volume from being erased: a full subvolume is made writable, and others in it are removed.
+func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range map[string]func(testing.TB, int64, ...string) string{
+		"ordinary quotas": testenv.CountingBtrfs, "simple quotas": testenv.SimpleBtrfs,
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := mount(t, 512*mib)
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, root)
+				b.real = quota.Detect
+				b.start(local)
+				b.create("pvc-1", 16*mib)
+				b.create("pvc-2", mib)
+				volume := b.Path("pool", "pvc-1")
+				makeSubvolume(t, volume, "full", "", mib)
+				makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
+				fillToLimit(t, volume+"/full")
+				syncfs(t, root)
+				makeSubvolume(t, volume, "read-only", volume+"/full", 1) // with ordinary quotas it has the limit of its source
+				if name == "simple quotas" {
+					makeSubvolume(t, volume, "of-another", volume+"/full", 0, groupOf(t, b.Path("pool", "pvc-2")))
+				}
+				fillToLimit(t, b.Path("pool", "pvc-2"))
+				syncfs(t, root)
+				b.delete("pvc-1")
+				b.wantVolumes("pvc-2")
+				b.wantClean()
+			})
+		})
+	}
+}
+
+// makeSubvolume makes a subvolume, or a read-only snapshot of one, that has a limit in bytes or is in groups.
+func makeSubvolume(t *testing.T, in, name, of string, limit uint64, groups ...uint64) {
+	t.Helper()
+	inherit := [10]uint64{1: uint64(len(groups)), 5: limit} // struct btrfs_qgroup_inherit of linux/btrfs.h
+	if limit > 0 {
+		inherit[0], inherit[4] = 1, 1 // BTRFS_QGROUP_INHERIT_SET_LIMITS, BTRFS_QGROUP_LIMIT_MAX_RFER
+	}
+	copy(inherit[9:], groups)
+	args := struct { // struct btrfs_ioctl_vol_args_v2
+		Source, _, Flags uint64
+		Size             uint64
+		Inherit          unsafe.Pointer
+		_                [2]uint64
+		Name             [4040]byte
+	}{Flags: 1 << 2, Size: uint64(9+len(groups)) * 8, Inherit: unsafe.Pointer(&inherit)}
+	copy(args.Name[:], name)
+	number := uintptr(1<<30 | 4096<<16 | 0x94<<8 | 24) // BTRFS_IOC_SUBVOL_CREATE_V2
+	if of != "" {
+		source, err := os.Open(of)
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, source.Close()) }()
+		args.Source, args.Flags = uint64(source.Fd()), args.Flags|1<<1
+		number-- // BTRFS_IOC_SNAP_CREATE_V2
+	}
+	to, err := os.Open(in)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, to.Close()) }()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, to.Fd(), number, uintptr(unsafe.Pointer(&args))); errno != 0 {
+		t.Fatal(errno)
+	}
+}
+
+// groupOf is the group of a volume with simple quotas.
+func groupOf(t *testing.T, volume string) uint64 {
+	t.Helper()
+	d, err := dir.Open(volume)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	facility, err := quota.Detect(d)
+	must.Succeed(t, err)
+	id, err := facility.IDOf(d)
+	must.Succeed(t, err)
+	return 1<<48 | 0x4850<<32 | uint64(id)
 }

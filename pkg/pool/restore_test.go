@@ -51,18 +51,19 @@ func TestRestoreWhileSnapshotIsRead(t *testing.T) {
 }
 
 // during makes a snapshot of a volume and does something while it is copied.
-func (b *bench) during(f *faulty, of string, do func()) {
+func (b *bench) during(f *faulty, of string, do func()) pool.Snapshot {
 	b.t.Helper()
 	asked := false
 	meanwhile := func() { asked = true; do() }
 	f.meanwhile.Store(&meanwhile) // when the copy gets its limit
-	_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
+	made, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
 	must.Succeed(b.t, err)
 	if !asked {
 		b.t.Fatal("the copy was given no limit")
 	}
 	must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-1")))
 	b.later(time.Minute)
+	return made
 }
 
 // tryPublish is what the driver does, with the lock that it takes.
@@ -103,6 +104,45 @@ func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
 		must.Succeed(t, b.tryPublish(at("c", false)), b.unpublish("pvc-1", "c"))
 		b.delete("pvc-1")
 		b.wantClean()
+	})
+}
+
+// What a pod had while it was copied is no copy of a point in time, also if the pod ended before the copy was whole.
+func TestCopyOfVolumeThatWasUsedMeanwhile(t *testing.T) {
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
+		b.createBlock("pvc-1", mib)
+		for _, tt := range []struct {
+			meanwhile func()
+			want      volume.Consistency
+		}{
+			{func() {}, volume.PointInTime},
+			{func() { must.Succeed(t, b.publishBlock("pvc-1", "a"), b.unpublish("pvc-1", "a")) }, volume.CrashConsistent},
+			{func() {}, volume.PointInTime},
+		} {
+			if got := b.during(f, "pvc-1", tt.meanwhile).Origin.Consistency; got != tt.want {
+				t.Errorf("the copy is %s, want %s", got, tt.want)
+			}
+		}
+	})
+}
+
+// Of a snapshot whose file was cut off no volume is made, which would have zeros instead of what is lost.
+func TestRestoreOfShortSnapshot(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.LoopFS(t, "xfs", 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(thin)
+		b.createBlock("pvc-1", 16*mib)
+		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		must.Succeed(t, err)
+		restore := func(name string) error {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+			return err
+		}
+		must.Succeed(t, restore("pvc-2"), os.Truncate(b.Own("snapshots", "~s-1", "disk.img"), 8*mib))
+		wantError(t, restore("pvc-3"), volume.ErrLost)
 	})
 }
 

@@ -27,7 +27,13 @@ const maxDepth = 64
 // them outside, or to the root of their btrfs subvolume. Those that cannot be moved are emptied by a walk, which remembers some
 // 60 bytes of each directory above: a user may have encrypted them and taken the key away (ENOKEY), and the filesystem may be full.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
-	r := remover{pause: pause}
+	return d.RemoveTreeFreeing(ctx, name, pause, func(_, _ *Dir) error { return nil })
+}
+
+// RemoveTreeFreeing is RemoveTree that calls free for each subvolume of btrfs, with the directory that it is in, before it changes
+// either: who made it may have given it limits, under which it could neither be made writable nor emptied.
+func (d *Dir) RemoveTreeFreeing(ctx context.Context, name string, pause func(context.Context) error, free func(in, subvolume *Dir) error) error {
+	r := remover{pause: pause, free: free}
 	err := r.remove(ctx, place{dir: d}, name)
 	return cmp.Or(r.failed, err)
 }
@@ -35,6 +41,7 @@ func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Co
 type remover struct {
 	top   *home // of the whole tree
 	pause func(context.Context) error
+	free  func(in, subvolume *Dir) error
 	moved int
 	// failed is why the first entry that stays could not be removed.
 	failed error
@@ -127,7 +134,7 @@ func (r *remover) unlink(ctx context.Context, in *Dir, name string) error {
 // within it, so a subvolume must not start close to maxDepth: one in the lower half is moved
 // to the top.
 func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (moved bool, err error) {
-	isSubvolume, _, err := makeWritable(sub)
+	isSubvolume, err := r.makeWritable(in.dir, sub)
 	switch {
 	case err != nil:
 		return false, err
@@ -139,6 +146,19 @@ func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (m
 		return false, r.emptyHome(ctx, sub, in.depth+1)
 	}
 	return false, r.empty(ctx, place{dir: sub, depth: in.depth + 1, home: in.home})
+}
+
+// makeWritable frees a directory that is a subvolume and clears its read-only flag, which needs room in it.
+func (r *remover) makeWritable(in, d *Dir) (isSubvolume bool, err error) {
+	id, err := d.ID()
+	if err == nil && id.Ino == ioctl.SubvolumeRoot {
+		err = r.free(in, d)
+	}
+	if err != nil {
+		return false, err
+	}
+	isSubvolume, _, err = makeWritable(d)
+	return isSubvolume, err
 }
 
 func (r *remover) empty(ctx context.Context, at place) error {
@@ -201,7 +221,7 @@ func (e *emptier) Enter(d, in *Dir, name string) error {
 	if far := len(e.above) - maxDepth; far > 0 {
 		e.above[far-1].name = ""
 	}
-	if _, _, err = makeWritable(d); err == nil {
+	if _, err = e.r.makeWritable(in, d); err == nil {
 		_, err = unprotect(d, d.path)
 	}
 	e.r.note(e.ctx, err)

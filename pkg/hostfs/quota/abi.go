@@ -150,7 +150,7 @@ type searchArgs struct {
 // What linux/btrfs_tree.h calls BTRFS_ROOT_TREE_OBJECTID,
 // BTRFS_ROOT_BACKREF_KEY, BTRFS_ROOT_REF_KEY, BTRFS_QUOTA_TREE_OBJECTID, BTRFS_QGROUP_STATUS_KEY, _INFO_KEY,
 // _LIMIT_KEY, BTRFS_QGROUP_STATUS_FLAG_ON and _INCONSISTENT, and linux/btrfs.h
-// BTRFS_QGROUP_LIMIT_MAX_RFER.
+// BTRFS_QGROUP_LIMIT_MAX_RFER and _MAX_EXCL.
 const (
 	firstSubvolume     = 256           // lowest subvolume id
 	lastSubvolume      = ID(1)<<48 - 1 // higher ids are qgroups that administrators create
@@ -166,6 +166,7 @@ const (
 	statusInconsistent = 4
 	statusSimple       = 8 // BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE, Linux 6.7
 	maxReferenced      = 1
+	maxExclusive       = 2
 )
 
 // Numbers of ioctl(2).

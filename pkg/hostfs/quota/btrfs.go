@@ -182,9 +182,58 @@ func (s *subvolumes) limit(above *dir.Dir, own ID, bytes int64) error {
 func setLimit(d *dir.Dir, id ID, bytes int64) error {
 	args := qgroupLimitArgs{ID: uint64(id), Flags: maxReferenced, MaxReferenced: uint64(bytes)}
 	if bytes == 0 {
-		args.MaxReferenced = math.MaxUint64 // removes the limit; 0 would forbid any write
+		args.Flags |= maxExclusive
+		args.MaxReferenced, args.MaxExclusive = math.MaxUint64, math.MaxUint64 // removes the limits; 0 would forbid any write
 	}
 	return ioctl.Do(d, btrfsQgroupLimit, &args)
+}
+
+func (s *subvolumes) Free(in, d *dir.Dir) error {
+	id, err := s.IDOf(d)
+	if err != nil || id == 0 {
+		return err
+	}
+	err = freed(setLimit(in, id, 0))
+	if err == nil && s.simple { // ordinary quotas would be inconsistent if it left a group
+		err = leaveLimited(in, id)
+	}
+	if err != nil {
+		return fmt.Errorf("take the limits off subvolume %d in %s: %w", id, in, err)
+	}
+	return nil
+}
+
+// leaveLimited takes a subvolume out of all groups that have a limit.
+func leaveLimited(d *dir.Dir, id ID) error {
+	key := ioctl.SearchKey{
+		Tree:      quotaTree,
+		MinObject: uint64(id), MaxObject: uint64(id),
+		MinType: qgroupRelation, MaxType: qgroupRelation,
+		MaxOffset: math.MaxUint64,
+	}
+	for {
+		found, err := search(d, key)
+		if found == nil || err != nil {
+			return ifThere(err)
+		}
+		group := ID(found.Header.Offset)
+		limit, err := searchItem(d, qgroupLimit, group)
+		if err == nil && limit.limitFlags() != 0 {
+			err = freed(ioctl.Do(d, btrfsQgroupAssign, &qgroupAssignArgs{From: uint64(id), To: uint64(group)}))
+		}
+		if ifThere(err) != nil {
+			return err
+		}
+		key.MinOffset = uint64(group) + 1
+	}
+}
+
+// freed ignores that there is no qgroup, or that quotas were disabled.
+func freed(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTCONN) {
+		return nil
+	}
+	return err
 }
 
 // makeGroup makes the group of a subvolume, and puts the subvolume into it.

@@ -99,8 +99,8 @@ type Facility interface {
 	// Make creates an empty directory that can have a limit, with mode 0700, and
 	// opens it. On btrfs it is a subvolume, and briefly has the mode that the umask
 	// leaves: create it in a directory that others cannot enter. Dir.Rename and
-	// dir.RemoveTree work on both. Remove the limit before removing the directory: btrfs
-	// needs free space in a subvolume to remove one that its user created in it.
+	// dir.RemoveTree work on both. Remove the limit before removing the directory, and Free the
+	// subvolumes in it: btrfs needs free space in a subvolume to remove one that its user created in it.
 	Make(parent *dir.Dir, name string) (*dir.Dir, error)
 
 	// NewID returns a project id of the range, not below from, that is not taken and has
@@ -150,6 +150,10 @@ type Facility interface {
 	// Linux 6.10 and newer destroy it; on older kernels the next call of Release, for any
 	// id, does.
 	Release(fs *dir.Dir, id ID) error
+
+	// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits, or chosen
+	// groups that have one. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
+	Free(in, d *dir.Dir) error
 
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage
 	// and are not taken: leaks of an earlier crash. It returns how many it released. It asks

@@ -54,9 +54,13 @@ func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, o clo
 }
 
 // CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it. A pod may have made the
-// root of its volume immutable: the snapshot could not be moved into its place, nor away again. Errors: clone.ErrNested.
-func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir, error) {
+// root of its volume immutable: the snapshot could not be moved into its place, nor away again. Taking that off is charged to the
+// snapshot, which is as full as its source: so lift takes its limit off before. Errors: clone.ErrNested.
+func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
 	if err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Whole(src, to, name) }); err != nil {
+		return nil, err
+	}
+	if err := lift(); err != nil {
 		return nil, err
 	}
 	if _, err := to.Unprotect(name); err != nil {

@@ -338,6 +338,14 @@ func (k *Keeper) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
 	return id, errors.Join(k.facility.Limit(d, id, quota.Limit{}), d.Close())
 }
 
+// Free takes the limits off a subvolume in a piece of trash, which its user may have given it.
+func (k *Keeper) Free(in, d *dir.Dir) error {
+	if k.facility == nil {
+		return nil
+	}
+	return k.facility.Free(in, d)
+}
+
 // IDIn is the id that what was made by the driver carries; 0 if it carries none.
 func (k *Keeper) IDIn(parent *dir.Dir, name string) (quota.ID, error) {
 	if k.facility == nil {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -147,12 +148,19 @@ func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.C
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
 func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid string, pause func(context.Context) error) (quota.ID, error) {
-	if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
+	_, err := in.Unprotect(entry) // or no limit can be lifted
+	if errors.Is(err, syscall.EDQUOT) {
+		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
+		if _, err = p.Keeper.Lift(in, entry, uid); err == nil {
+			_, err = in.Unprotect(entry)
+		}
+	}
+	if err != nil {
 		return 0, err
 	}
 	id, err := p.Keeper.Lift(in, entry, uid)
 	if err != nil {
 		return 0, err
 	}
-	return id, in.RemoveTree(ctx, entry, pause)
+	return id, in.RemoveTreeFreeing(ctx, entry, pause, p.Keeper.Free)
 }

@@ -13,6 +13,7 @@ import (
 type Pins struct {
 	mu   sync.Mutex
 	held map[pin]int
+	used map[volume.ID]bool // published while they are copied
 }
 
 type pin struct {
@@ -35,6 +36,9 @@ func (p *Pins) Pin(id volume.ID, exclusive bool) (unpin func()) {
 		defer p.mu.Unlock()
 		if p.held[one]--; p.held[one] == 0 {
 			delete(p.held, one)
+			if !exclusive {
+				delete(p.used, id)
+			}
 		}
 	}
 }
@@ -42,8 +46,29 @@ func (p *Pins) Pin(id volume.ID, exclusive bool) (unpin func()) {
 // Free returns ErrBusy for an entry that is being copied.
 func (p *Pins) Free(id volume.ID) error { return p.free(pin{id, false}, pin{id, true}) }
 
-// MayBeWritten returns ErrBusy for a volume that is being copied in a way that no pod may write to it meanwhile.
-func (p *Pins) MayBeWritten(id volume.ID) error { return p.free(pin{id, true}) }
+// MayBeWritten is called before a volume is published. It returns ErrBusy for one that is being copied in a way that no pod may write
+// to it meanwhile, and notes of others that they were, also if they are not any more when they are copied.
+func (p *Pins) MayBeWritten(id volume.ID) error {
+	if err := p.free(pin{id, true}); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[pin{id, false}] > 0 {
+		if p.used == nil {
+			p.used = make(map[volume.ID]bool)
+		}
+		p.used[id] = true
+	}
+	return nil
+}
+
+// Used reports whether a volume that the caller has pinned may have been published since.
+func (p *Pins) Used(id volume.ID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used[id]
+}
 
 func (p *Pins) free(of ...pin) error {
 	p.mu.Lock()

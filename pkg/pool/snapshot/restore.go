@@ -115,12 +115,15 @@ func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if !s.pool.Keeper.Enforces(c) {
 		return nil
 	}
-	if rec.Bytes == asked.Required {
+	if rec.Bytes == asked.Required && !s.mayExceed() {
 		return s.pool.Keeper.Apply(d, c)
 	}
 	used, err := s.pool.Keeper.Usage(d, c)
 	if err != nil {
 		return err
+	}
+	if used.Bytes > rec.Bytes && s.mayExceed() {
+		return fmt.Errorf("%w: %s holds %d bytes, some in subvolumes that do not count for it: ask for a larger volume", volume.ErrOutOfRange, s.id.Named(), used.Bytes)
 	}
 	rec.Bytes = max(asked.Required, used.Bytes)
 	if asked.Limit > 0 && rec.Bytes > asked.Limit {

@@ -185,6 +185,13 @@ func (s *Source) mostHeld(space dir.Space) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	outside, err := s.pool.Keeper.Outside(s.dir)
+	if err != nil {
+		return 0, err
+	}
+	if outside > 0 { // what is in them does not count for the source
+		usage.Bytes = max(usage.Bytes, promised)
+	}
 	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.InodeBytes()), space.BlockBytes), nil
 }
 
@@ -219,8 +226,8 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 		if err != nil {
 			return err
 		}
-		if held > rec.Bytes && (src.method == volume.BySubvolume || src.limitedAfter()) {
-			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile", volume.ErrPrecondition, rec.Bytes, held)
+		if held > rec.Bytes && src.mayExceed() {
+			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile, or in subvolumes that do not count", volume.ErrPrecondition, rec.Bytes, held)
 		}
 		rec.Bytes = min(rec.Bytes, held)
 		return p.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))

@@ -116,6 +116,11 @@ func (s *Source) limitedAfter() bool {
 	return s.method == volume.ByReference && s.standsStill() && s.pool.Keeper.Kind() == quota.Btrfs
 }
 
+// mayExceed reports whether a copy may hold more than its limit: btrfs lets a subvolume share blocks beyond that.
+func (s *Source) mayExceed() bool {
+	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Keeper.Kind() == quota.Btrfs
+}
+
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
 // and written anew: so it shares nothing with what the ledger does not know. Foreign takes over
 // its directory and its lock.
@@ -153,7 +158,12 @@ func (s *Source) copyable() error {
 	case s.entry.Inline():
 		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
-	return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+	if !s.entry.Block() {
+		return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+	}
+	disk := s.pool.Disk(s.id, s.entry.Record)
+	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
+	return disk.Check(s.dir)
 }
 
 // written reports whether anybody may write to the source. A snapshot is never published.
@@ -162,6 +172,14 @@ func (s *Source) written() (bool, error) {
 		return false, nil
 	}
 	return s.pool.Entries.Written(s.id, s.entry, s.dir)
+}
+
+// wasWritten reports whether anybody may have written to the source at any time since it was opened.
+func (s *Source) wasWritten() (bool, error) {
+	if s.inUse || s.pool.Pins.Used(s.id) {
+		return true, nil
+	}
+	return s.written()
 }
 
 // exclusive reports whether no pod may write to the source while it is copied.
@@ -286,7 +304,10 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 			return d, nil
 		}
 		began := time.Now()
-		d, err := s.subvolume(ctx, creating, rec.ID)
+		d, err := s.subvolume(ctx, creating, rec.ID, func() error {
+			_, err := s.pool.Keeper.Lift(creating, rec.ID, rec.UID)
+			return err
+		})
 		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
@@ -302,8 +323,8 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 
 // subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
 // make one.
-func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
-	d, err := content.CopySubvolume(ctx, s.dir, creating, name)
+func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
+	d, err := content.CopySubvolume(ctx, s.dir, creating, name, lift)
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
 	}
@@ -325,8 +346,8 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 	o.Consistency = volume.PointInTime
 	switch {
 	case s.method == volume.BySubvolume: // which was made before it is asked for
-		written, err := s.written()
-		if s.inUse || written {
+		written, err := s.wasWritten()
+		if written {
 			o.Consistency = volume.CrashConsistent
 		}
 		return 0, err
@@ -336,10 +357,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 			return stall, err
 		}
 		// What the pod has written without a flush may be in the file in another order.
-		written := s.inUse
-		if !written {
-			written, err = s.written()
-		}
+		written, err := s.wasWritten()
 		if written {
 			o.Consistency = volume.CrashConsistent
 		}

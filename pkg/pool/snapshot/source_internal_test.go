@@ -30,9 +30,16 @@ func TestPins(t *testing.T) {
 		unpin()
 	}
 	third := pins.Pin(a, false)
-	must.Succeed(t, pins.MayBeWritten(a))
+	if pins.Used(a) {
+		t.Error("a volume that was not published counts as used")
+	}
+	must.Succeed(t, pins.MayBeWritten(a), pins.MayBeWritten(b))
+	pins.Pin(a, true)() // another copy comes and goes
+	if !pins.Used(a) || pins.Used(b) {
+		t.Errorf("of a volume that is copied and one that is not, both published, %v are used", pins.used)
+	}
 	third()
-	if err := pins.Free(a); err != nil || len(pins.held) != 0 {
-		t.Errorf("after both ended: %v, %v are held", err, pins.held)
+	if err := pins.Free(a); err != nil || len(pins.held) != 0 || pins.Used(a) {
+		t.Errorf("after both ended: %v, %v are held, %v used", err, pins.held, pins.used)
 	}
 }

@@ -19,6 +19,9 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// unlimited is for copies that have no limit.
+func unlimited() error { return nil }
+
 // A pod may make a subvolume after it was decided how to copy the volume. It would be empty in the snapshot.
 func TestSubvolumeMadeBeforeCutFailsSnapshot(t *testing.T) {
 	root := testenv.LoopFS(t, "btrfs", 256<<20)
@@ -30,10 +33,10 @@ func TestSubvolumeMadeBeforeCutFailsSnapshot(t *testing.T) {
 		return d
 	}
 	s := &Source{id: idOf(t, "pvc-1"), dir: open("pvc-1")}
-	d, err := s.subvolume(t.Context(), open("creating"), "first")
+	d, err := s.subvolume(t.Context(), open("creating"), "first", unlimited)
 	must.Succeed(t, err, d.Close())
 	must.Succeed(t, exec.Command("btrfs", "subvolume", "create", filepath.Join(root, "pvc-1", "inside")).Run())
-	if _, err := s.subvolume(t.Context(), open("creating"), "second"); !errors.Is(err, volume.ErrPrecondition) {
+	if _, err := s.subvolume(t.Context(), open("creating"), "second", unlimited); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a snapshot in which a subvolume is empty: %v, want ErrPrecondition", err)
 	}
 }
@@ -74,7 +77,7 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 	defer func() { close(end); pod.Wait() }()
 	s, failed := &Source{id: idOf(t, "pvc-1"), dir: source}, 0
 	for range 100 {
-		d, err := s.subvolume(t.Context(), creating, "copy")
+		d, err := s.subvolume(t.Context(), creating, "copy", unlimited)
 		if err != nil {
 			must.ErrorIs(t, err, volume.ErrPrecondition)
 			failed++
