@@ -1,13 +1,18 @@
 package pool_test
 
 import (
+	"os"
+	"slices"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // An inline volume whose pod is gone, as after kubeadm reset, is abnormal an hour later.
@@ -39,6 +44,29 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 		must.Succeed(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
 		unlock()
 		b.wantVolumes("pvc-1")
+	})
+}
+
+// The runbook of a pool that became read-only has its pods end first.
+func TestUnpublishInlineOnReadOnlyPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		disk(t, b)
+		const datadir = `[{"name":"local","path":"disk"}]`
+		b.start(datadir)
+		request := pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}
+		must.Succeed(t, b.PublishInline(t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, b.unpublish("csi-1", "pod"))
+		wantGone(t, b.Path("pods", "pod"))
+		b.wantVolumes("csi-1")
+		b.up.Store(int64(2 * time.Hour))
+		b.later(2 * time.Hour)
+		if all := b.volume("csi-1").Conditions; !slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.InlineUnpublished }) {
+			t.Errorf("of the volume that stays is said %v", all)
+		}
 	})
 }
 
