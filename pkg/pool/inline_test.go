@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"encoding/json"
 	"os"
 	"slices"
 	"syscall"
@@ -67,6 +68,33 @@ func TestUnpublishInlineOnReadOnlyPool(t *testing.T) {
 		if all := b.volume("csi-1").Conditions; !slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.InlineUnpublished }) {
 			t.Errorf("of the volume that stays is said %v", all)
 		}
+	})
+}
+
+// The clock of a node may be years ahead when it boots, and be set later.
+func TestInlineVolumeOfTheFutureIsLeftBehindToo(t *testing.T) {
+	onPools(t, local, func(t *testing.T, b *bench) {
+		target := b.Target("pod")
+		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Mounts.Unpublish(target, nil))
+		b.up.Store(int64(2 * time.Hour))
+		record := b.Path("pool", ".hostpath-provisioner", "volumes", "csi-1.json")
+		made := func(ahead time.Duration) {
+			t.Helper()
+			text, err := os.ReadFile(record)
+			must.Succeed(t, err)
+			var fields map[string]any
+			must.Succeed(t, json.Unmarshal(text, &fields))
+			fields["created"] = time.Now().Add(ahead)
+			text, err = json.Marshal(fields)
+			must.Succeed(t, err)
+			must.Succeed(t, os.WriteFile(record, text, 0o600))
+		}
+		made(30 * time.Minute)
+		b.wantLeftBehind("by a clock that was a little ahead", local, 0)
+		made(20 * 365 * 24 * time.Hour)
+		b.wantLeftBehind("by a clock that was years ahead", local, 1)
 	})
 }
 
