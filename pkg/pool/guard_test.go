@@ -68,6 +68,20 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 	}
 }
 
+// An administrator may take the file for one that a dead driver left.
+func TestRemovedLockIsMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, one *bench) {
+		must.Succeed(t, os.Remove(one.Own("lock")))
+		one.later(10 * time.Second)
+		two := one.second("node-2", local)
+		for range 10 {
+			two.later(10 * time.Second)
+			two.wantServedBy("node-1")
+			must.Succeed(t, one.Status()[0].Err)
+		}
+	})
+}
+
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.
 func (b *bench) wantServedBy(node string) {
 	b.t.Helper()
