@@ -6,10 +6,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -79,6 +83,43 @@ func TestRemovedLockIsMadeAgain(t *testing.T) {
 			two.wantServedBy("node-1")
 			must.Succeed(t, one.Status()[0].Err)
 		}
+	})
+}
+
+// slowLabels are given when something is received.
+type slowLabels struct {
+	*labeltest.Fake
+	until chan struct{}
+}
+
+func (l *slowLabels) Ensure(root *dir.Dir, scope label.Scope) (bool, error) {
+	<-l.until
+	return l.Fake.Ensure(root, scope)
+}
+
+// A call that is slower than the driver is to end goes on until the process ends.
+func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		options := one.options("node-1")
+		slow := &slowLabels{Fake: one.Labels, until: make(chan struct{})}
+		options.Labels = slow
+		one.Set = one.Start(one.Configs(local), options)
+		must.Succeed(t, one.Wait(t.Context()))
+		made := make(chan error)
+		go func() {
+			made <- must.Err(one.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}}))
+		}()
+		synctest.Wait()
+		must.Succeed(t, one.Close(t.Context()))
+		two := one.second("node-1", local)
+		two.wantServedBy("node-1")
+		wantError(t, one.Delete(t.Context(), id(t, "pvc-2")), volume.ErrUnavailable) // no other call begins
+		close(slow.until)
+		must.Succeed(t, <-made)
+		two.later(2 * time.Second)
+		two.wantVolumes("pvc-1")
+		two.wantClean()
 	})
 }
 

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"sync/atomic"
 )
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
@@ -27,8 +28,26 @@ func (v *Visit) meetNodes() {
 	}
 }
 
-// leave lets other drivers serve the pool at once, at the end of the checks.
+var errEnding = errors.New("the driver is stopping")
+
+// leave is called at the end of the checks. From then on no call begins in the pool. Those that are at work may go on until the
+// process ends, and the last of them hands the pool over.
 func (p *Pool) leave() {
+	p.ending.Store(true)
+	if id := p.identity.Load(); id == nil || id.calls.Load() == 0 {
+		p.handOver()
+	}
+}
+
+// callEnded is called when a call ends that was counted.
+func (p *Pool) callEnded(calls *atomic.Int64) {
+	if calls.Add(-1) == 0 && p.ending.Load() {
+		p.handOver()
+	}
+}
+
+// letOthersServe lets other drivers serve the pool at once.
+func (p *Pool) letOthersServe() {
 	defer p.guard.Release()
 	id := p.identity.Load()
 	if !p.guarded.Load() || id == nil || p.state.Load().err != nil {
