@@ -123,6 +123,68 @@ func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
 	})
 }
 
+// While the configuration of a pool is changed, node by node.
+func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
+	inBubble(t, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", sharedPool)
+		for range 10 {
+			two.wantServedBy("node-1")
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+			two.later(10 * time.Second)
+		}
+		sign, err := os.ReadFile(one.Own("lock"))
+		must.Succeed(t, err)
+		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
+		two.later(2 * time.Second)
+		two.delete("pvc-1")
+		must.Succeed(t, two.Close(t.Context()))
+
+		must.Succeed(t, os.WriteFile(one.Own("lock"), sign, 0o600)) // it was killed
+		two.start(sharedPool)
+		two.wantServedBy("node-1")
+		two.later(time.Minute)
+		two.create("pvc-2", mib)
+		two.restart(sharedPool)
+		two.wantVolumes("pvc-2")
+	})
+}
+
+// Nothing shows that the pool is shared before a volume of it is published.
+func TestSharedPoolIsLeftToDriverThatDoesNotShareIt(t *testing.T) {
+	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", local)
+		must.Succeed(t, two.publish("pvc-1", "a"))
+		one.later(20 * time.Second)
+		one.wantServedBy("node-2")
+		wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+	})
+}
+
+func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
+	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", local)
+		for range 10 {
+			if err := two.Status()[0].Err; err == nil || !strings.Contains(err.Error(), "node-1") {
+				t.Errorf("the pool does not serve because of %v, want the node node-1", err)
+			}
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+			two.later(10 * time.Second)
+			must.Succeed(t, one.Status()[0].Err)
+		}
+		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
+		two.later(time.Minute)
+		two.delete("pvc-1")
+	})
+}
+
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.
 func (b *bench) wantServedBy(node string) {
 	b.t.Helper()

@@ -7,14 +7,18 @@ import (
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
 
-// guardPool makes sure that no other driver serves the pool, unless it is shared.
-func (v *Visit) guardPool(uuid string) error {
+// guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
+// of volumes, and leaves no marks of what it has published.
+func (v *Visit) guardPool(uuid string) (err error) {
+	defer func() { v.Pool.guarded.Store(err == nil) }()
 	if v.Pool.Config.Shared {
+		if err := v.Pool.guard.CheckShared(v.Store); err != nil {
+			return err
+		}
 		v.meetNodes()
 		return nil
 	}
-	err := v.Pool.guard.Acquire(v.Store, uuid)
-	v.Pool.guarded.Store(err == nil)
+	err = v.Pool.guard.Acquire(v.Store, uuid)
 	contender := v.Pool.guard.Contender()
 	v.Pool.contender.Store(&contender)
 	return err
@@ -50,7 +54,7 @@ func (p *Pool) callEnded(calls *atomic.Int64) {
 func (p *Pool) letOthersServe() {
 	defer p.guard.Release()
 	id := p.identity.Load()
-	if !p.guarded.Load() || id == nil || p.state.Load().err != nil {
+	if p.Config.Shared || !p.guarded.Load() || id == nil || p.state.Load().err != nil {
 		return
 	}
 	v, err := p.visit(id)

@@ -130,7 +130,7 @@ type Pool struct {
 	peers   reconcile.Peers
 
 	guard   Guard       // belongs to the checks
-	guarded atomic.Bool // no other driver serves the pool
+	guarded atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
 	ending  atomic.Bool // the checks have ended, and no call begins
 	// handOver lets other drivers serve the pool, once.
 	handOver func()

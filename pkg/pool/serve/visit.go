@@ -49,7 +49,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	if id == nil {
 		return nil, p.Unavailable(ErrNotChecked) // as replaced has it for a moment
 	}
-	if !p.Config.Shared && !p.guarded.Load() {
+	if !p.guarded.Load() {
 		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
 	}
 	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
