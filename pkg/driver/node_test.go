@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -85,6 +86,11 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 	of := func(id string) func(*csi.NodePublishVolumeRequest) {
 		return func(req *csi.NodePublishVolumeRequest) { req.VolumeId = id }
 	}
+	inPool := func(pool string) func(*csi.NodePublishVolumeRequest) {
+		return func(req *csi.NodePublishVolumeRequest) {
+			req.VolumeId, req.VolumeContext = "absent", map[string]string{"storagePool": pool}
+		}
+	}
 	for name, c := range map[string]struct {
 		change func(*csi.NodePublishVolumeRequest)
 		code   codes.Code
@@ -97,10 +103,10 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 		"an unknown mount flag":                {withCapability(writer("ro", "nobarrier")), codes.InvalidArgument, []string{`"nobarrier"`}},
 		"two unknown mount flags":              {withCapability(writer("nobarrier", "x=y")), codes.InvalidArgument, []string{`"nobarrier"`, `"x=y"`}},
 		"no access mode":                       {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
-		"a context with an unknown pool":       {withContext("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
+		"in a pool that is not there":          {inPool("nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
 		"a context with a pool that is a path": {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
 		"a context with the key misspelled":    {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
-		"a context with another pool":          {withContext("storagePool", "other"), codes.NotFound, []string{"vol"}},
+		"in no pool":                           {inPool("other"), codes.NotFound, []string{"absent"}},
 		"a target that carries another volume": {at("taken"), codes.AlreadyExists, []string{r.target("taken")}},
 		"a target that is a file":              {at("file"), codes.AlreadyExists, []string{r.target("file")}},
 		"a target that is a link":              {at("link"), codes.InvalidArgument, []string{r.target("link")}},
@@ -114,6 +120,32 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 	}
 	wantGone(t, r.target("vol"))
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
+}
+
+// The attributes of a PersistentVolume never change: they name the pool in which the volume was made, by the name that it had then.
+func TestNodePublishVolumeFindsVolumeOfContextsOldPool(t *testing.T) {
+	one, other := t.TempDir(), t.TempDir()
+	pools := func(names ...string) setup {
+		return setup{pools: fmt.Sprintf(`[{"name":%q,"path":%q},{"name":%q,"path":%q}]`, names[0], one, names[1], other)}
+	}
+	before := newRig(t, pools("Fast_1", "other"))
+	made := before.create(t, "vol", "Fast_1")
+	wantPublished := func(r *rig) {
+		t.Helper()
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+			req.VolumeContext = made.GetVolumeContext()
+		}))
+		must.Succeed(t, err)
+		r.unpublish(t, "vol", r.target("vol"))
+		must.Succeed(t, r.set.Close(t.Context()))
+	}
+	wantPublished(before)
+	wantPublished(newRig(t, pools("fast-1", "other"))) // renamed
+	must.Succeed(t, os.Rename(filepath.Join(one, "vol"), filepath.Join(other, "vol")))
+	records := filepath.Join(".hostpath-provisioner", "volumes", "vol.json")
+	must.Succeed(t, os.Rename(filepath.Join(one, records), filepath.Join(other, records)))
+	wantPublished(newRig(t, pools("Fast_1", "other"))) // moved by hand
+	wantPublished(newRig(t, pools("new", "other")))    // and its first pool taken out of use
 }
 
 func TestNodePublishVolumeSetsMountFlags(t *testing.T) {

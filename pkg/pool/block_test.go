@@ -339,6 +339,19 @@ func TestUnpublishDeviceThatShowsFileOfDirectory(t *testing.T) {
 	})
 }
 
+func TestUnpublishKeepsReadOnlyDeviceOfVolumeWithBadRecord(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must.Succeed(t, b.publishBlock("pvc-1", "a", readOnly))
+		must.Succeed(t, os.Truncate(b.Own("volumes", "pvc-1.json"), 10))
+		b.restart(local)
+		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
+		b.attached(1)
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
+	})
+}
+
 func TestBlockVolumeLimitIncludesMetadata(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 64*mib)

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,23 +83,27 @@ func (v *found) unmarkPublished(ctx context.Context) error {
 	return v.visit.UnmarkPublished(ctx, v.use())
 }
 
-// find searches for a volume: in the named pool, or in the one that is known to have
-// it, or in all. It returns ErrNotFound only if every pool could be asked, for a
-// volume of a pool that is away is not gone.
+// find searches for a volume: in the named pool, then in the one that is known to have it, then in all. What a
+// PersistentVolume says of its pool cannot be changed: by now the pool may have another name, or the volume may
+// have been moved into another pool. It returns ErrNotFound only if every pool could be asked, for a volume of a
+// pool that is away is not gone, and ErrInvalid for a volume in no pool and the name of none.
 func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
-	if name != (volume.PoolName{}) {
-		p, err := s.pool(name)
-		if err != nil {
-			return nil, err
+	if p, ok := s.byName[name]; ok {
+		v, err := s.findIn([]*serve.Pool{p}, id)
+		if !errors.Is(err, volume.ErrNotFound) {
+			return v, err
 		}
-		return s.findIn([]*serve.Pool{p}, id)
 	}
 	// Not the others, of which one may be about to hang.
 	v, err := s.findIn(s.holders(id), id)
-	if !errors.Is(err, volume.ErrNotFound) {
-		return v, err
+	if errors.Is(err, volume.ErrNotFound) {
+		v, err = s.findIn(s.Pools, id)
 	}
-	return s.findIn(s.Pools, id)
+	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
+		_, unknown := s.pool(name)
+		err = cmp.Or(unknown, err)
+	}
+	return v, err
 }
 
 // Holder names the pool that is known to have a volume, from memory. It returns false for

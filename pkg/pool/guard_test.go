@@ -6,10 +6,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -66,6 +70,119 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An administrator may take the file for one that a dead driver left.
+func TestRemovedLockIsMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, one *bench) {
+		must.Succeed(t, os.Remove(one.Own("lock")))
+		one.later(10 * time.Second)
+		two := one.second("node-2", local)
+		for range 10 {
+			two.later(10 * time.Second)
+			two.wantServedBy("node-1")
+			must.Succeed(t, one.Status()[0].Err)
+		}
+	})
+}
+
+// slowLabels are given when something is received.
+type slowLabels struct {
+	*labeltest.Fake
+	until chan struct{}
+}
+
+func (l *slowLabels) Ensure(root *dir.Dir, scope label.Scope) (bool, error) {
+	<-l.until
+	return l.Fake.Ensure(root, scope)
+}
+
+// A call that is slower than the driver is to end goes on until the process ends.
+func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		options := one.options("node-1")
+		slow := &slowLabels{Fake: one.Labels, until: make(chan struct{})}
+		options.Labels = slow
+		one.Set = one.Start(one.Configs(local), options)
+		must.Succeed(t, one.Wait(t.Context()))
+		made := make(chan error)
+		go func() {
+			made <- must.Err(one.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}}))
+		}()
+		synctest.Wait()
+		must.Succeed(t, one.Close(t.Context()))
+		two := one.second("node-1", local)
+		two.wantServedBy("node-1")
+		wantError(t, one.Delete(t.Context(), id(t, "pvc-2")), volume.ErrUnavailable) // no other call begins
+		close(slow.until)
+		must.Succeed(t, <-made)
+		two.later(2 * time.Second)
+		two.wantVolumes("pvc-1")
+		two.wantClean()
+	})
+}
+
+// While the configuration of a pool is changed, node by node.
+func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
+	inBubble(t, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", sharedPool)
+		for range 10 {
+			two.wantServedBy("node-1")
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+			two.later(10 * time.Second)
+		}
+		sign, err := os.ReadFile(one.Own("lock"))
+		must.Succeed(t, err)
+		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
+		two.later(2 * time.Second)
+		two.delete("pvc-1")
+		must.Succeed(t, two.Close(t.Context()))
+
+		must.Succeed(t, os.WriteFile(one.Own("lock"), sign, 0o600)) // it was killed
+		two.start(sharedPool)
+		two.wantServedBy("node-1")
+		two.later(time.Minute)
+		two.create("pvc-2", mib)
+		two.restart(sharedPool)
+		two.wantVolumes("pvc-2")
+	})
+}
+
+// Nothing shows that the pool is shared before a volume of it is published.
+func TestSharedPoolIsLeftToDriverThatDoesNotShareIt(t *testing.T) {
+	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", local)
+		must.Succeed(t, two.publish("pvc-1", "a"))
+		one.later(20 * time.Second)
+		one.wantServedBy("node-2")
+		wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+	})
+}
+
+func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
+	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+		one.create("pvc-1", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		two := &bench{t: t, Node: one.Beside()}
+		two.startNode("node-2", local)
+		for range 10 {
+			if err := two.Status()[0].Err; err == nil || !strings.Contains(err.Error(), "node-1") {
+				t.Errorf("the pool does not serve because of %v, want the node node-1", err)
+			}
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+			two.later(10 * time.Second)
+			must.Succeed(t, one.Status()[0].Err)
+		}
+		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
+		two.later(time.Minute)
+		two.delete("pvc-1")
+	})
 }
 
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.

@@ -1,13 +1,19 @@
 package pool_test
 
 import (
+	"encoding/json"
+	"os"
+	"slices"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // An inline volume whose pod is gone, as after kubeadm reset, is abnormal an hour later.
@@ -39,6 +45,56 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 		must.Succeed(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
 		unlock()
 		b.wantVolumes("pvc-1")
+	})
+}
+
+// The runbook of a pool that became read-only has its pods end first.
+func TestUnpublishInlineOnReadOnlyPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		disk(t, b)
+		const datadir = `[{"name":"local","path":"disk"}]`
+		b.start(datadir)
+		request := pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}
+		must.Succeed(t, b.PublishInline(t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, b.unpublish("csi-1", "pod"))
+		wantGone(t, b.Path("pods", "pod"))
+		b.wantVolumes("csi-1")
+		b.up.Store(int64(2 * time.Hour))
+		b.later(2 * time.Hour)
+		if all := b.volume("csi-1").Conditions; !slices.ContainsFunc(all, func(c health.Condition) bool { return c.Reason == health.InlineUnpublished }) {
+			t.Errorf("of the volume that stays is said %v", all)
+		}
+	})
+}
+
+// The clock of a node may be years ahead when it boots, and be set later.
+func TestInlineVolumeOfTheFutureIsLeftBehindToo(t *testing.T) {
+	onPools(t, local, func(t *testing.T, b *bench) {
+		target := b.Target("pod")
+		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Mounts.Unpublish(target, nil))
+		b.up.Store(int64(2 * time.Hour))
+		record := b.Path("pool", ".hostpath-provisioner", "volumes", "csi-1.json")
+		made := func(ahead time.Duration) {
+			t.Helper()
+			text, err := os.ReadFile(record)
+			must.Succeed(t, err)
+			var fields map[string]any
+			must.Succeed(t, json.Unmarshal(text, &fields))
+			fields["created"] = time.Now().Add(ahead)
+			text, err = json.Marshal(fields)
+			must.Succeed(t, err)
+			must.Succeed(t, os.WriteFile(record, text, 0o600))
+		}
+		made(30 * time.Minute)
+		b.wantLeftBehind("by a clock that was a little ahead", local, 0)
+		made(20 * 365 * 24 * time.Hour)
+		b.wantLeftBehind("by a clock that was years ahead", local, 1)
 	})
 }
 

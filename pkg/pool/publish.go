@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -398,6 +399,9 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 	case errors.Is(err, volume.ErrInUse): // the last of its publications will remove it
 		return nil
 	case errors.Is(err, volume.ErrNotFound): // another node has
+		return nil
+	case errors.Is(err, syscall.EROFS): // nothing can be removed, also after a restart, and a pod can end all the same
+		v.visit.Pool.Log.Error(err, "An inline volume stays, because its pool is read-only", "volume", v.id.String())
 		return nil
 	}
 	return err

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -140,7 +141,10 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	}
 	sellable := space.SizeBytes
 	if policy.Overprovision != 1 {
-		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
+		sellable = math.MaxInt64
+		if all := float64(space.SizeBytes) * policy.Overprovision; all < math.MaxInt64 {
+			sellable = int64(all)
+		}
 	}
 	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(sellable-foreign, a.trees.Copies)-owed.promised)
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))

@@ -43,6 +43,7 @@ func TestAvailable(t *testing.T) {
 		"a reserve stays free":                        {base(0, sums{promised: 30 * g}), disk100(0), Policy{Reserve: tenth}, 60},
 		"promises may exceed the disk":                {base(0, sums{promised: 150 * g}), disk100(0), Policy{Overprovision: 2}, 50},
 		"but one volume not what is free":             {base(0, sums{}), disk100(40), Policy{Overprovision: 3}, 60},
+		"a file server may report all that it can":    {base(0, sums{}), dir.Space{SizeBytes: (8<<30 - 1) * g, FreeBytes: (8<<30 - 1) * g}, Policy{Overprovision: 2}, 8<<30 - 1},
 		"one that takes no file more has nothing":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, Inodes: 512}, Policy{}, 0},
 		"inodes that are not counted are ignored":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g}, Policy{}, 1},
 		"a read-only disk has nothing":                {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, ReadOnly: true}, Policy{}, 0},

@@ -18,7 +18,8 @@ const leftBehindAfter = time.Hour
 // it: kubelet knows pods by their directories on this node, and those are gone. The caller
 // holds no lock.
 func (l *Listing) LeftBehind(id volume.ID, e store.Entry) bool {
-	if !e.Inline() || min(time.Since(e.Record.Created), l.SinceBoot()) < leftBehindAfter {
+	// A clock that was far ahead when the volume was made says nothing of its age.
+	if !e.Inline() || min(time.Since(e.Record.Created).Abs(), l.SinceBoot()) < leftBehindAfter {
 		return false
 	}
 	if l.Published == nil && l.readPublished() != nil || l.isPublished(id) {

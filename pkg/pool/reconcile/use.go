@@ -184,7 +184,7 @@ func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
 // (LOOP_CHANGE_FD), also one in a directory without a record.
 func HoldsFile(p *Pool, d *loop.Device) bool {
 	for id, c := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
-		if d.ReadOnly && !c.Recorded() {
+		if d.ReadOnly && !c.Is(ledger.HasRecord|ledger.HasDamage) {
 			continue
 		}
 		if found, ok, err := p.File(id); err == nil && ok && found == d.Backing {

@@ -56,6 +56,9 @@ type Guard struct {
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	alone, err := g.lockNode(s, uuid)
 	if err == nil {
+		err = g.checkNotShared(s)
+	}
+	if err == nil {
 		err = g.claim(s, alone)
 	}
 	switch {
@@ -189,6 +192,40 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	}
 	g.signed = true
 	return nil
+}
+
+// CheckShared returns store.ErrServed for a pool that is shared as long as a driver to which it is not gives a sign of life in it. A
+// sign that one left which was killed is removed.
+func (g *Guard) CheckShared(s *store.Store) error {
+	_, sign, err := s.Nodes().Server()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if sign == "" {
+		return nil
+	}
+	if g.signs.Unchanged("server", sign) < aliveFor {
+		return servedBy(s)
+	}
+	if err := s.Nodes().WriteServer(nil); err != nil {
+		g.Log.V(4).Info("Failed to remove what a driver left that served the pool alone", "err", err.Error())
+	}
+	return nil
+}
+
+// checkNotShared returns store.ErrServed as long as a driver of another node serves the pool as a shared one: it takes
+// no notice of this one's lock.
+func (g *Guard) checkNotShared(s *store.Store) error {
+	sharing := ""
+	err := s.Nodes().EachSharing(func(node, sign string) {
+		if g.signs.Unchanged("node "+node, sign) < aliveFor {
+			sharing = node
+		}
+	})
+	if err == nil && sharing != "" {
+		err = fmt.Errorf("%w here: node %q serves it as a shared pool", store.ErrServed, sharing)
+	}
+	return err
 }
 
 // beat makes the next sign of life.

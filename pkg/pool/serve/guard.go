@@ -2,18 +2,23 @@ package serve
 
 import (
 	"errors"
+	"sync/atomic"
 )
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
 
-// guardPool makes sure that no other driver serves the pool, unless it is shared.
-func (v *Visit) guardPool(uuid string) error {
+// guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
+// of volumes, and leaves no marks of what it has published.
+func (v *Visit) guardPool(uuid string) (err error) {
+	defer func() { v.Pool.guarded.Store(err == nil) }()
 	if v.Pool.Config.Shared {
+		if err := v.Pool.guard.CheckShared(v.Store); err != nil {
+			return err
+		}
 		v.meetNodes()
 		return nil
 	}
-	err := v.Pool.guard.Acquire(v.Store, uuid)
-	v.Pool.guarded.Store(err == nil)
+	err = v.Pool.guard.Acquire(v.Store, uuid)
 	contender := v.Pool.guard.Contender()
 	v.Pool.contender.Store(&contender)
 	return err
@@ -27,11 +32,29 @@ func (v *Visit) meetNodes() {
 	}
 }
 
-// leave lets other drivers serve the pool at once, at the end of the checks.
+var errEnding = errors.New("the driver is stopping")
+
+// leave is called at the end of the checks. From then on no call begins in the pool. Those that are at work may go on until the
+// process ends, and the last of them hands the pool over.
 func (p *Pool) leave() {
+	p.ending.Store(true)
+	if id := p.identity.Load(); id == nil || id.calls.Load() == 0 {
+		p.handOver()
+	}
+}
+
+// callEnded is called when a call ends that was counted.
+func (p *Pool) callEnded(calls *atomic.Int64) {
+	if calls.Add(-1) == 0 && p.ending.Load() {
+		p.handOver()
+	}
+}
+
+// letOthersServe lets other drivers serve the pool at once.
+func (p *Pool) letOthersServe() {
 	defer p.guard.Release()
 	id := p.identity.Load()
-	if !p.guarded.Load() || id == nil || p.state.Load().err != nil {
+	if p.Config.Shared || !p.guarded.Load() || id == nil || p.state.Load().err != nil {
 		return
 	}
 	v, err := p.visit(id)

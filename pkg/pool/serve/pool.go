@@ -130,7 +130,10 @@ type Pool struct {
 	peers   reconcile.Peers
 
 	guard   Guard       // belongs to the checks
-	guarded atomic.Bool // no other driver serves the pool
+	guarded atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
+	ending  atomic.Bool // the checks have ended, and no call begins
+	// handOver lets other drivers serve the pool, once.
+	handOver func()
 	// contender is the driver that waits for the pool; empty, or nil, for none.
 	contender atomic.Pointer[string]
 
@@ -179,6 +182,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		wake:    make(chan struct{}, 1),
 		note:    served.Note{Memory: options.Served},
 	}
+	p.handOver = sync.OnceFunc(p.letOthersServe)
 	p.place = n.places.Add(config.Name, options.Mounts, log, p.checkNow)
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})
 	p.at = &store.Location{

@@ -30,7 +30,7 @@ type Visit struct {
 func (v *Visit) Close() {
 	v.Store.Close()
 	if v.calls != nil {
-		v.calls.Add(-1)
+		v.Pool.callEnded(v.calls)
 	}
 }
 
@@ -49,7 +49,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	if id == nil {
 		return nil, p.Unavailable(ErrNotChecked) // as replaced has it for a moment
 	}
-	if !p.Config.Shared && !p.guarded.Load() {
+	if !p.guarded.Load() {
 		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
 	}
 	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
@@ -58,7 +58,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	id.calls.Add(1) // before the pool is opened: see replaced
 	v, err := p.enter(id, st)
 	if err != nil {
-		id.calls.Add(-1)
+		p.callEnded(id.calls)
 		return nil, p.Unavailable(err)
 	}
 	v.calls = id.calls
@@ -67,6 +67,9 @@ func (p *Pool) Enter() (*Visit, error) {
 
 // enter opens the pool for a call that is counted.
 func (p *Pool) enter(id *opened, st *state) (*Visit, error) {
+	if p.ending.Load() {
+		return nil, errEnding
+	}
 	if now := p.identity.Load(); now == nil || now.calls != id.calls {
 		return nil, ErrNotChecked // a check opens the pool anew, and counted the calls before this one
 	}

@@ -294,6 +294,36 @@ func (n Nodes) EachSign(see func(node, sign string)) error {
 	})
 }
 
+// EachSharing reads the signs of life of the other nodes that have published volumes of the pool as of a shared one, whether it is
+// shared here or not.
+func (n Nodes) EachSharing(see func(node, sign string)) error {
+	all, err := n.store.own.Open(publishedName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = all.Close() }()
+	nodes, err := Names(all)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if node == n.store.at.Node.String() {
+			continue
+		}
+		sign, err := n.sign(node)
+		switch {
+		case err == nil:
+			see(node, sign)
+		case !dir.IsMissing(err):
+			return err
+		}
+	}
+	return nil
+}
+
 // EachLeft goes over what other nodes left, with creating/ and trash/ of each; alive, unless it is nil, says of which
 // nodes it is still their own.
 func (n Nodes) EachLeft(alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {

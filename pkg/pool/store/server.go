@@ -60,11 +60,7 @@ func (n Nodes) WriteServer(by *Server) error {
 	if by == nil {
 		return n.store.own.Rewrite(lockName, nil)
 	}
-	data, err := json.Marshal(by)
-	if err != nil {
-		return err
-	}
-	return n.store.own.Rewrite(lockName, append(data, '\n'))
+	return n.writeSign(lockName, by)
 }
 
 // WriteWaiter writes which driver waits for the pool, or with nil that none does.
@@ -75,14 +71,19 @@ func (n Nodes) WriteWaiter(by *Server) error {
 		}
 		return nil
 	}
+	return n.writeSign(waiterName, by)
+}
+
+// writeSign makes the file if it is missing.
+func (n Nodes) writeSign(name string, by *Server) error {
 	data, err := json.Marshal(by)
 	if err != nil {
 		return err
 	}
 	data = append(data, '\n')
-	err = n.store.own.Rewrite(waiterName, data)
+	err = n.store.own.Rewrite(name, data)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = n.store.own.WriteFile(waiterName, data)
+		err = n.store.own.WriteFile(name, data)
 	}
 	return err
 }

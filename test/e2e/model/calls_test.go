@@ -184,7 +184,7 @@ func (w *world) publication(mode volume.Mode) (name, target string, p pool.Publi
 func (w *world) publish() {
 	name, target, p := w.publication(pick(w, "mode", volume.ModeMount, volume.ModeBlock))
 	in := pick(w, "pool", append([]string{""}, pools...)...)
-	want := w.mayPublish(name, target, in, p)
+	want := w.mayPublish(name, target, p)
 	if in != "" {
 		p.Pool = poolName(in)
 	}
@@ -196,10 +196,10 @@ func (w *world) publish() {
 }
 
 // mayPublish is the answer to a publication. If it is nil the model has it.
-func (w *world) mayPublish(name, target, in string, p pool.Publication) error {
+func (w *world) mayPublish(name, target string, p pool.Publication) error {
 	v := w.volumes[name]
 	switch {
-	case v == nil, in != "" && v.pool != in:
+	case v == nil: // in whatever pool
 		return volume.ErrNotFound
 	case v.torn:
 		return volume.ErrDamagedRecord
@@ -229,7 +229,7 @@ func (w *world) publishInline() {
 	want := w.mayCreate(creation{name: name, pool: in, mode: volume.ModeMount, sizes: r, inline: true})
 	v := w.volumes[name]
 	if want == nil {
-		want = w.mayPublish(name, target, in, p)
+		want = w.mayPublish(name, target, p)
 		if want != nil && !was {
 			delete(w.volumes, name)
 		}
