@@ -106,7 +106,11 @@ func (l Look) inspect() (blockdev.Facts, error) {
 	if twins := facts.Twins(); len(twins) > 0 {
 		return facts, l.refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
 	}
-	if !facts.IsPartition() || l.Record.is(facts) {
+	known, err := l.Record.of(facts)
+	if err != nil {
+		return facts, l.refuse(Failed, "%v", err)
+	}
+	if !facts.IsPartition() || known.State != "" {
 		return facts, l.unused(facts, facts.Overlapping())
 	}
 	if err := l.partition(facts); err != nil {
