@@ -378,6 +378,9 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Identity, record.Identity)}
 	}
+	if err := v.adopts(facts, record); err != nil {
+		return err
+	}
 	// A claim that has its volume has its data, also where both were made anew from a backup.
 	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {
 		return record.contradiction(v)
@@ -402,6 +405,19 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		return nil
 	}
 	return p.Records.Put(next)
+}
+
+// adopts refuses to take the identity of a device for that of a volume, by which it will be cleaned one day, if the disk of the volume had
+// none when it was recorded: it may be another one.
+func (v Volume) adopts(facts blockdev.Facts, record Record) error {
+	if v.Identity == facts.Identity || record.Volume != v.Name || record.Identity == facts.Identity {
+		return nil
+	}
+	if now, err := facts.Instance(); err != nil || now == record.Instance {
+		return err
+	}
+	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to a disk without an identity when it was recorded; if it is the same, \"kubectl annotate pv %s '%s=%s'\" says so",
+		v.Path, facts.Identity, v.Name, IdentityAnnotation, facts.Identity)}
 }
 
 // instance is what a disk without identity is known by until the node is booted again. Which one it is then is not known.

@@ -65,16 +65,6 @@ func (r Record) cleaned() []span {
 	return spans
 }
 
-// isSurely says whether the device that a record is about is that which was recorded: by its identity, or for one without any
-// since the node was booted.
-func (r Record) isSurely(f blockdev.Facts) (bool, error) {
-	if r.Identity != "" || f.Identity != "" {
-		return r.Identity == f.Identity, nil
-	}
-	instance, err := f.Instance()
-	return r.Instance == instance, err
-}
-
 // blank reports whether a device reads as zeroes where anything on it would be found: libblkid does not know what has no
 // signature, as encrypted devices and many stores.
 func blank(ctx context.Context, h *Held, parts []span) (bool, error) {

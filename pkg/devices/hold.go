@@ -106,7 +106,11 @@ func (l Look) inspect() (blockdev.Facts, error) {
 	if twins := facts.Twins(); len(twins) > 0 {
 		return facts, l.refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
 	}
-	if !facts.IsPartition() || l.Record.is(facts) {
+	known, err := l.Record.of(facts)
+	if err != nil {
+		return facts, l.refuse(Failed, "%v", err)
+	}
+	if !facts.IsPartition() || known.State != "" {
 		return facts, l.unused(facts, facts.Overlapping())
 	}
 	if err := l.partition(facts); err != nil {
@@ -160,7 +164,7 @@ func (l Look) unused(facts blockdev.Facts, with []blockdev.Number) error {
 	case len(users.Mounts) > 0:
 		return l.refuse(Mounted, "it is mounted, or another part of its disk, on %s", strings.Join(users.Mounts, ", "))
 	case len(users.Loops) > 0:
-		return l.refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s", strings.Join(users.Loops, ", "))
+		return l.refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s, or has the same file", strings.Join(users.Loops, ", "))
 	case len(users.Targets) > 0:
 		return l.refuse(InUse, "the kernel serves it, its disk or one of its partitions to other machines as %s", strings.Join(users.Targets, ", "))
 	case len(users.Processes) > 0:

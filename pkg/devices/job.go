@@ -155,8 +155,8 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	if err != nil {
 		return nil, err
 	}
-	if !record.is(held.Facts) {
-		record = Record{}
+	if record, err = record.of(held.Facts); err != nil {
+		return nil, err
 	}
 	if needed || j.volume.Name == "" {
 		if err := a.confirm(ctx, j, held.Facts, record); err != nil {
@@ -209,13 +209,15 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 	if j.volume.Name != "" {
 		return j.releasedNeeds(held, record)
 	}
-	if record.State == Bound && !record.is(held.Facts) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
+	known, err := record.of(held.Facts)
+	if err != nil {
+		return false, err
+	}
+	if record.State == Bound && known.State == "" && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
 		return false, j.refuse(WasBound, "it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
 	}
-	if !record.is(held.Facts) {
-		record = Record{}
-	}
+	record = known
 	if n := len(held.Facts.Partitions); n > 0 && !record.permitsErasing() && !record.Erased {
 		return false, j.refuse(HasPartitions, "it has %d partitions", n)
 	}

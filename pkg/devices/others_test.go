@@ -514,6 +514,81 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 	}
 }
 
+// What was done to a disk without an identity, or known of it, says nothing of one that is at its path after a boot.
+func TestDiskWithoutIdentityIsNotCleanedWhereAnotherOneWas(t *testing.T) {
+	cleaning := devices.Record{Bytes: 32 * mib, State: devices.Cleaning, Wipe: devices.WipeZero, Done: 16 * mib, Erased: true, Instance: "another boot/1/7:0"}
+	start := func(t *testing.T) (*devicestest.World, *devicestest.Disk) {
+		w := devicestest.New(t)
+		t.Cleanup(devices.UseSmallSteps())
+		t.Cleanup(devices.Identify(func(string) string { return "" }))
+		w.Config.ExistingData, w.Config.Wipe = devices.Erase, devices.WipeZero
+		d := w.Disk("disk", 32*mib)
+		record := cleaning
+		record.Path = d.Path
+		must.Succeed(t, w.Records.Put(record))
+		return w, d
+	}
+	t.Run("from the beginning", func(t *testing.T) {
+		w, d := start(t)
+		w.Offered()
+		d.WantZero(0, 32*mib)
+	})
+	t.Run("not with partitions", func(t *testing.T) {
+		w, d := start(t)
+		addPartition(t, d.Node)
+		d.Untouched()
+		w.Refused(devices.HasPartitions)
+	})
+	t.Run("not a partition", func(t *testing.T) {
+		w, d := start(t)
+		part := w.Link("partition", addPartition(t, d.Node))
+		must.Succeed(t, errors.Join(os.Remove(d.Path), os.Rename(part.Path, d.Path)))
+		record := cleaning
+		record.Path, record.Bytes = d.Path, 8*mib
+		must.Succeed(t, w.Records.Put(record))
+		d.Untouched()
+		w.Refused(devices.IsPartition)
+	})
+}
+
+// By the identity that a volume has its device will be cleaned one day: it is not taken from a disk that may be another one.
+func TestIdentityOfDiskThatMayBeAnotherIsNotAdopted(t *testing.T) {
+	for name, c := range map[string]struct{ booted, said bool }{
+		"not since the boot": {}, "the node was booted": {booted: true}, "an administrator says that it is the same": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			identified := devices.Identify(func(string) string { return "" })
+			v := d.Volume("pv")
+			v.Identity = ""
+			w.PVs = []devices.Volume{devicestest.Bound(v)}
+			w.Pass()
+			if c.booted {
+				record, err := w.Records.Get(d.Path)
+				must.Succeed(t, err)
+				record.Instance = "another boot/1/7:0"
+				must.Succeed(t, w.Records.Put(record))
+			}
+			identified()
+			if c.said {
+				w.PVs[0].Identity = d.Identity()
+			}
+			refused := c.booted && !c.said
+			if refused {
+				d.Untouched()
+				w.Refused(devices.OtherDevice)
+			} else if r := w.Pass(); !c.said && (len(r.Known) != 1 || r.Known[0].Identity != d.Identity()) || len(r.Problems) > 0 {
+				t.Errorf("found %+v, want its identity", r)
+			}
+			w.PVs[0].Used, w.PVs[0].Released = false, true
+			if r := w.Pass(); refused != (len(r.Cleaned) == 0) {
+				t.Errorf("found %+v, want it cleaned: %t", r, !refused)
+			}
+		})
+	}
+}
+
 func TestDevicesAreCleanedInTurns(t *testing.T) {
 	w := devicestest.New(t)
 	w.Blank("disk-a", 8*mib)

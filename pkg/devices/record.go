@@ -178,6 +178,27 @@ func (r Record) is(f blockdev.Facts) bool {
 	return r.Bytes == f.SizeBytes || r.Identity != "" && r.Bytes < f.SizeBytes
 }
 
+// isSurely says whether the device that a record is about is that which was recorded: by its identity, or for one without any
+// since the node was booted.
+func (r Record) isSurely(f blockdev.Facts) (bool, error) {
+	if r.Identity != "" || f.Identity != "" {
+		return r.Identity == f.Identity, nil
+	}
+	instance, err := f.Instance()
+	return r.Instance == instance, err
+}
+
+// of is the record if it is about a device for certain, and zero otherwise.
+func (r Record) of(f blockdev.Facts) (Record, error) {
+	if !r.is(f) {
+		return Record{}, nil
+	}
+	if same, err := r.isSurely(f); err != nil || !same {
+		return Record{}, err
+	}
+	return r, nil
+}
+
 // unknown says that there is no record of a volume of the device.
 func (r Record) unknown() bool { return r.State == "" || r.Volume == "" }
 

@@ -356,6 +356,33 @@ func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 	}
 }
 
+// The kernel tells of a file with several paths to each loop device the one that it was attached by, as that in a container.
+func TestLoopDeviceOnSameFileIsUser(t *testing.T) {
+	for name, apart := range map[string]bool{"by another path": false, "on another part of it": true} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			other := d.Image + " by another name"
+			must.Succeed(t, os.Link(d.Image, other))
+			if apart {
+				must.Succeed(t, os.Truncate(other, 64*mib))
+				moveTo(t, w.Attach("other", other).Node, 32*mib)
+			} else {
+				w.Attach("other", other)
+			}
+			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			if apart {
+				if r := w.Pass(); len(r.Cleaned) != 1 {
+					t.Errorf("found %+v, want it cleaned", r)
+				}
+				return
+			}
+			d.Untouched()
+			w.Refused(devices.HasLoop)
+		})
+	}
+}
+
 // As kubelet maps a block volume that a provisioner has made of a partition.
 func TestPartitionMappedForPodKeepsDisk(t *testing.T) {
 	w := devicestest.New(t)

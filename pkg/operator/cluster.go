@@ -3,9 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,6 +18,7 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 // A cluster is read: what belongs to the operator from the caches of the manager, and what is not worth a cache from the API server.
@@ -238,15 +237,21 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if len(of) == 0 {
 		return users, nil
 	}
-	volumes, err := c.volumes(ctx)
+	pools, paths := map[types.NamespacedName]string{}, map[types.NamespacedName]string{} // by claim
+	err := place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
+		ref := volume.Spec.ClaimRef
+		if ref == nil {
+			return
+		}
+		claim := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+		if place.OfDriver(volume) {
+			pools[claim] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+		} else if at := origin.Path(volume); at != "" {
+			paths[claim] = at
+		}
+	})
 	if err != nil {
 		return nil, err
-	}
-	pools := map[types.NamespacedName]string{} // by claim
-	for _, volume := range volumes {
-		if claim := volume.Spec.ClaimRef; claim != nil && place.OfDriver(&volume) {
-			pools[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
-		}
 	}
 	return users, c.eachPod(ctx, func(pod *corev1.Pod) {
 		if !counts(pod) {
@@ -255,7 +260,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 		has := poolsOf(pod, pools)
 		for i := range of {
 			at := of[i].spot()
-			if at.Node == pod.Spec.NodeName && (has.HasAny(at.Pool, "") || c.hasPathIn(pod, of[i].Path)) {
+			if at.Node == pod.Spec.NodeName && (has.HasAny(at.Pool, "") || c.hasPathIn(pod, of[i].Path, paths)) {
 				if users[at] == nil {
 					users[at] = sets.New[string]()
 				}
@@ -265,14 +270,17 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	})
 }
 
-// hasPathIn says whether a pod has a directory of a pool as a hostPath volume, by its path. The driver's own pods have all pools so.
-func (c *cluster) hasPathIn(pod *corev1.Pod, pool string) bool {
+// hasPathIn says whether a pod has a directory of a pool by its path, as a hostPath or by a claim. The driver's own pods have all pools so.
+func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims map[types.NamespacedName]string) bool {
 	if pod.Namespace == c.namespace && ofDriver(pod) {
 		return false
 	}
 	data := render.DataDirectory(hppv1.StoragePool{Path: hppv1.HostDirectory(pool)})
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && strings.HasPrefix(path.Clean(v.HostPath.Path)+"/", data+"/")
+		return v.HostPath != nil && origin.Inside(v.HostPath.Path, data)
+	}) || slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
+		at, has := ofClaims[claim]
+		return has && origin.Inside(at, data)
 	})
 }
 

@@ -42,6 +42,8 @@ type goneNode struct {
 	name      string
 	volumes   []corev1.PersistentVolume
 	snapshots []unstructured.Unstructured
+	// bound are the names of those snapshots whose VolumeSnapshot is there.
+	bound sets.Set[string]
 }
 
 // deletedNodes are the nodes that are gone but for volumes and snapshots that name them. It checks at most once in the time of a resync,
@@ -191,10 +193,33 @@ func (c *cluster) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode
 			return claim != nil && used.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		})
 		if !there {
+			node.bound, err = c.bound(ctx, node.snapshots)
+			problems = append(problems, err)
 			offered = append(offered, node)
 		}
 	}
 	return offered, errors.Join(problems...)
+}
+
+// bound are the names of the snapshots that a command removes and whose VolumeSnapshot is there. What has its name by now may be another
+// one, with a snapshot on another node.
+func (c *cluster) bound(ctx context.Context, snapshots []unstructured.Unstructured) (sets.Set[string], error) {
+	names := sets.New[string]()
+	for _, content := range snapshots[:min(mostCleaned, len(snapshots))] {
+		of, _, _ := unstructured.NestedStringMap(content.Object, "spec", "volumeSnapshotRef")
+		if of["name"] == "" || of["uid"] == "" {
+			continue // there was none yet
+		}
+		snapshot := empty(place.Snapshot)
+		err := c.api.Get(ctx, client.ObjectKey{Namespace: of["namespace"], Name: of["name"]}, snapshot)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read the VolumeSnapshot of %s: %w", content.GetName(), err)
+		}
+		if of["uid"] == string(snapshot.GetUID()) {
+			names.Insert(content.GetName())
+		}
+	}
+	return names, nil
 }
 
 // removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
@@ -246,7 +271,7 @@ func (n *goneNode) report() hppv1.DeletedNode {
 	}
 	return hppv1.DeletedNode{
 		Node: n.name, PersistentVolumes: len(n.volumes), Claims: claims, VolumeSnapshotContents: len(n.snapshots),
-		Command: strings.Join(append(cleanUpOfSnapshots(n.snapshots), cleanUpOfVolumes(n.volumes)...), " && "),
+		Command: strings.Join(append(cleanUpOfSnapshots(n.snapshots, n.bound), cleanUpOfVolumes(n.volumes)...), " && "),
 	}
 }
 
@@ -274,13 +299,14 @@ func cleanUpOfVolumes(volumes []corev1.PersistentVolume) []string {
 	return cleanUp("pvc", claims, "pv", names)
 }
 
-func cleanUpOfSnapshots(contents []unstructured.Unstructured) []string {
+// cleanUpOfSnapshots are the commands that remove snapshots whose node is gone, and the VolumeSnapshots of those that are bound.
+func cleanUpOfSnapshots(contents []unstructured.Unstructured, bound sets.Set[string]) []string {
 	snapshots := map[string][]string{}
 	var names []string
 	for _, content := range contents[:min(mostCleaned, len(contents))] {
 		names = append(names, content.GetName())
 		of, _, _ := unstructured.NestedStringMap(content.Object, "spec", "volumeSnapshotRef")
-		if of["name"] != "" {
+		if bound.Has(content.GetName()) {
 			snapshots[of["namespace"]] = append(snapshots[of["namespace"]], of["name"])
 		}
 	}

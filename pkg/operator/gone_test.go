@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -120,6 +121,7 @@ func TestGoneNodes(t *testing.T) {
 	if len(found) != 1 {
 		t.Fatalf("after %v %d nodes are gone, want 1", GoneAfter, len(found))
 	}
+	found[0].bound = sets.New("sc-1", "sc-2")
 	// Not the claim of pv-1: what has its name by now is another one.
 	want := hppv1.DeletedNode{Node: "gone", PersistentVolumes: 3, Claims: 2, VolumeSnapshotContents: 2, Command: "kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-sc-1 of-sc-2" +
 		" && kubectl delete volumesnapshotcontent --wait=false sc-1 sc-2 && kubectl patch volumesnapshotcontent sc-1 sc-2 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" +
@@ -213,6 +215,37 @@ func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 	}
 	if gone := s.gone(volumes); len(gone) > 0 {
 		t.Errorf("removed: %q", gone)
+	}
+}
+
+// A VolumeSnapshot that was made anew by the name of one of a deleted node is one of another node.
+func TestSnapshotsOfDeletedNodes_areRemovedWithTheirOwnVolumeSnapshot(t *testing.T) {
+	object := stored("hpp", 1, false)
+	objects := []client.Object{object, nodeThat("here", corev1.ConditionTrue)}
+	for name, uid := range map[string]types.UID{"own": "uid of own", "anew": "another", "unborn": "uid of unborn"} {
+		content := snapshotOn(name, "gone", render.DriverName)
+		ref := content.Object["spec"].(map[string]any)["volumeSnapshotRef"].(map[string]any)
+		if ref["uid"] = "uid of " + name; name == "unborn" {
+			delete(ref, "uid") // an administrator's, that is not bound
+		}
+		snapshot := empty(place.Snapshot)
+		snapshot.SetNamespace("space")
+		snapshot.SetName("of-" + name)
+		snapshot.SetUID(uid)
+		objects = append(objects, &content, snapshot)
+	}
+	deleted := snapshotOn("deleted", "gone", render.DriverName)
+	s := newStage(t, append(objects, &deleted)...)
+	s.reconciler.Optional.present = append(s.reconciler.Optional.present, place.SnapshotContent)
+	now := time.Now()
+	s.reconciler.Now = func() time.Time { return now }
+	s.reconcile("hpp")
+	now = now.Add(GoneAfter)
+	s.reconcile("hpp")
+	s.has(object)
+	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-own && "+
+		"kubectl delete volumesnapshotcontent --wait=false anew deleted own unborn && ") {
+		t.Errorf("the status reports %+v", left)
 	}
 }
 

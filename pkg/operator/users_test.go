@@ -59,6 +59,7 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 		"an inline volume":                   {podWith("user", "here", inline("fast")), true},
 		"an inline volume of the first pool": {podWith("user", "here", inline("")), true},
 		"an inline volume of another pool":   {podWith("user", "here", inline("local")), false},
+		"a volume of another driver there":   {podWith("user", "here", claimed("by-path")), true},
 		"a volume of a pool without a claim": {podWith("user", "here", claimed("plain")), false},
 		"a claim, and has ended":             {ended, false},
 		"a claim, on a node that is down":    {podWith("user", "down", claimed("on-claim")), true},
@@ -68,6 +69,7 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			object.Spec.StoragePools = []hppv1.StoragePool{{Name: "fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{}}, {Name: "local", Path: "/var/hpvolumes"}}
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
 			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), mounterOf("fast", "here"), mounterOf("fast", "down"), tt.pod,
+				volumeOn("by-path", "", ofProvisioner("here"), func(v *corev1.PersistentVolume) { v.Spec.HostPath.Path = "/mnt/fast/csi/by-path" }),
 				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
 			s.reconcile("hpp")
 			s.reconcile("hpp")

@@ -55,10 +55,31 @@ func (p *Provisioner) stillDeleted(ctx context.Context, pv *corev1.PersistentVol
 		return nil, &controller.IgnoredError{Reason: "it is gone"}
 	case err != nil:
 		return nil, fmt.Errorf("read the PersistentVolume again: %w", err)
-	case now.UID != pv.UID, now.Status.Phase != corev1.VolumeReleased, now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+	case now.UID != pv.UID:
 		return nil, &controller.IgnoredError{Reason: "it changed meanwhile"}
 	}
-	return now, nil
+	released, err := p.released(ctx, now)
+	if err == nil && !released {
+		err = &controller.IgnoredError{Reason: "it changed meanwhile"}
+	}
+	return now, err
+}
+
+// released reports whether the claim of a PersistentVolume, and its data with it, was deleted. The phase alone does not say it: the persistent
+// volume controller sets that some time after an administrator has taken the claim from the volume or given it another one.
+func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
+	ref := pv.Spec.ClaimRef
+	if pv.Status.Phase != corev1.VolumeReleased || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete || ref == nil || ref.UID == "" {
+		return false, nil
+	}
+	claim, err := p.client.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the claim of the PersistentVolume: %w", err)
+	}
+	return claim.UID != ref.UID, nil
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.

@@ -347,6 +347,7 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: origin.PerNodeName, origin.ProvisionOnNode: "node-a", origin.ProvisionedBy: origin.PerNodeName}},
 		Spec: corev1.PersistentVolumeSpec{
 			NodeAffinity:                  onHost("host-a"),
+			ClaimRef:                      &corev1.ObjectReference{Namespace: "space", Name: "claim", UID: uid},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(path, name)}},
 		},
@@ -358,6 +359,7 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 func (r *rig) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	r.Helper()
 	pv.Status.Phase, pv.Spec.PersistentVolumeReclaimPolicy = corev1.VolumeReleased, corev1.PersistentVolumeReclaimDelete
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "space", Name: "claim", UID: uid} // which the controller's library adds
 	_, err := r.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
 	must.Succeed(r.T, err)
 	defer func() {
@@ -372,14 +374,18 @@ func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testi
 		"retained": func(pv *corev1.PersistentVolume) {
 			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		},
-		"free":              func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeAvailable },
-		"of another claim":  func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound },
-		"another":           func(pv *corev1.PersistentVolume) { pv.UID = "another" },
-		"gone":              nil,
-		"of another source": func(pv *corev1.PersistentVolume) { pv.Spec.HostPath = nil },
+		"free":             func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeAvailable },
+		"of another claim": func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound },
+		"another":          func(pv *corev1.PersistentVolume) { pv.UID = "another" },
+		// The persistent volume controller, which has not seen it yet, sets the phase.
+		"free, but for the phase":  func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef = nil },
+		"to be of another claim":   func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = "another" },
+		"to be of a claim to come": func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = "" },
+		"gone":                     nil,
+		"of another source":        func(pv *corev1.PersistentVolume) { pv.Spec.HostPath = nil },
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
+			r := newRig(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "another"}})
 			pv := own(t, r.config.Path)
 			if change != nil {
 				now := pv.DeepCopy()

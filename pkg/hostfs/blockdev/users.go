@@ -81,6 +81,7 @@ type search struct {
 	View
 	of     []Facts
 	files  map[inode]bool // of those that are loop devices
+	loops  []loop         // these, too
 	users  Users
 	mounts map[string]string // the process that a mount was found by
 	tables map[string]bool   // the mount tables that were read; most processes share the host's
@@ -116,8 +117,24 @@ func (s *search) findFiles() error {
 			return fmt.Errorf("loop device %s: %w: %w", f.Name, ErrHidden, err)
 		}
 		s.files[file.inode] = err == nil
+		if err == nil {
+			s.loops = append(s.loops, loop{f.Number, file, extentOf(filepath.Join(sysfs, f.Number.String()))})
+		}
 	}
 	return nil
+}
+
+// A loop is a loop device with what it has of a file. The file may have several paths, and the kernel tells each device another one.
+type loop struct {
+	number Number
+	file   backingFile
+	part   extent
+}
+
+// shares says whether another loop device has some of the same file.
+func (l loop) shares(other loop) bool {
+	same := l.file.inode == other.file.inode || l.file.device != Number{} && l.file.device == other.file.device
+	return same && l.number != other.number && l.part.overlaps(other.part)
 }
 
 func (s *search) has(n Number) bool {
@@ -485,7 +502,9 @@ func (s *search) searchLoops() error {
 			return fmt.Errorf("loop device %s on %s: %w: %w; it may be a user of any device: see what uses it, and detach it by losetup -d /dev/%s",
 				name, attribute(filepath.Dir(file), "backing_file"), ErrHidden, err, name)
 		}
-		if s.has(on.device) {
+		dir := filepath.Dir(filepath.Dir(file))
+		other := loop{numberOf(dir), on, extentOf(dir)}
+		if s.has(on.device) || !s.has(other.number) && slices.ContainsFunc(s.loops, other.shares) {
 			s.users.Loops = append(s.users.Loops, name)
 		}
 	}
