@@ -60,10 +60,13 @@ func check(path, program string, i image) ([]string, error) {
 	}
 	c := checker{archive(parts), program, i}
 	found, err := c.index(parts["index.json"])
-	if err == nil && len(found) == 0 {
+	switch {
+	case err != nil:
+	case len(found) == 0:
 		err = errors.New("it has no image")
+	case !slices.IsSorted(found):
+		err = fmt.Errorf("its images are for %s: each build has to give them in the same order, by their names", strings.Join(found, ", "))
 	}
-	slices.Sort(found)
 	return found, err
 }
 

@@ -83,8 +83,8 @@ func good(t *testing.T) fakeImage {
 	return fakeImage{layers: [][]file{{{name: program, content: executable(t, elf.EM_X86_64, elf.PT_LOAD)}}}, config: c}
 }
 
-// write makes an archive with an index in an index, as for several architectures.
-func (i fakeImage) write(t *testing.T) (path string) {
+// write makes an archive with an index in an index, as for several architectures, of which others may follow.
+func (i fakeImage) write(t *testing.T, others ...fakeImage) (path string) {
 	t.Helper()
 	var parts []file
 	blob := func(kind string, content []byte) descriptor {
@@ -97,21 +97,27 @@ func (i fakeImage) write(t *testing.T) (path string) {
 		must.Succeed(t, err)
 		return content
 	}
-	var layers []descriptor
-	for _, files := range i.layers {
-		layer := tarOf(t, files)
-		if i.zipped {
-			var b bytes.Buffer
-			w := gzip.NewWriter(&b)
-			_, err := w.Write(layer)
-			must.Succeed(t, err)
-			must.Succeed(t, w.Close())
-			layer = b.Bytes()
+	manifest := func(i fakeImage) descriptor {
+		var layers []descriptor
+		for _, files := range i.layers {
+			layer := tarOf(t, files)
+			if i.zipped {
+				var b bytes.Buffer
+				w := gzip.NewWriter(&b)
+				_, err := w.Write(layer)
+				must.Succeed(t, err)
+				must.Succeed(t, w.Close())
+				layer = b.Bytes()
+			}
+			layers = append(layers, blob("layer", layer))
 		}
-		layers = append(layers, blob("layer", layer))
+		return blob("manifest", encode(map[string]any{"config": blob("config", encode(i.config)), "layers": layers}))
 	}
-	manifest := blob("manifest", encode(map[string]any{"config": blob("config", encode(i.config)), "layers": layers}))
-	index := blob("index", encode(map[string]any{"manifests": []descriptor{manifest}}))
+	manifests := []descriptor{manifest(i)}
+	for _, other := range others {
+		manifests = append(manifests, manifest(other))
+	}
+	index := blob("index", encode(map[string]any{"manifests": manifests}))
 	parts = append(parts, file{name: "index.json", content: encode(map[string]any{"manifests": []descriptor{index}})})
 	path = filepath.Join(t.TempDir(), "image.tar")
 	must.Succeed(t, os.WriteFile(path, tarOf(t, parts), 0o600))
@@ -126,6 +132,19 @@ func TestImageWithProgramOnly(t *testing.T) {
 		if found, err := check(i.write(t), program, plain); err != nil || !slices.Equal(found, []string{"amd64"}) {
 			t.Errorf("found %q, %v; want it good for amd64", found, err)
 		}
+	}
+}
+
+// The order is that of the names, so that each build gives the same archive.
+func TestOrderOfArchitectures(t *testing.T) {
+	arm := good(t)
+	arm.config.Architecture = "arm64"
+	arm.layers[0][0].content = executable(t, elf.EM_AARCH64, elf.PT_LOAD)
+	if found, err := check(good(t).write(t, arm), program, plain); err != nil || !slices.Equal(found, []string{"amd64", "arm64"}) {
+		t.Errorf("found %q, %v", found, err)
+	}
+	if found, err := check(arm.write(t, good(t)), program, plain); err == nil || !strings.Contains(err.Error(), "arm64, amd64") {
+		t.Errorf("found %q, %v; want the order refused", found, err)
 	}
 }
 
