@@ -66,6 +66,9 @@ func find(side *Side, name string) (p Presence, err error) {
 	if rec.Mode != volume.ModeMount {
 		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, side.Root(), name)
 	}
+	if err := (Entry{Record: rec}).Unmoved(); err != nil {
+		return p, fmt.Errorf("%s/%s: %w", side.Root(), name, err)
+	}
 	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
 	return p, nil
 }
