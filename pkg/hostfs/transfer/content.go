@@ -1,0 +1,234 @@
+package transfer
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"hash"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
+)
+
+// A digest identifies the content of a block with its holes. That of a block without data is zero.
+type digest [sha256.Size]byte
+
+// A reader makes digests of a file from an offset on.
+type reader struct {
+	fd       int
+	size     int64
+	from, to int64 // data that is known, if from < to
+	known    int64 // up to where it is
+	buffer   []byte
+}
+
+// bitmapBytes have a bit for each granule of a block that has data. They are digested with the content.
+const bitmapBytes = blockBytes / granule / 8
+
+var _ [0]struct{} = [bitmapBytes]struct{}{} // less than a byte takes one
+
+func newReader(fd int, at, size int64, buffer []byte) *reader {
+	return &reader{fd: fd, size: size, from: at, to: at, known: at, buffer: buffer}
+}
+
+// data says whether there is any between two offsets, which never go back.
+func (r *reader) data(at, end int64) (bool, error) {
+	for r.to <= at && r.known < r.size {
+		from, to, err := clone.NextData(r.fd, max(at, r.known), r.size)
+		if err != nil {
+			return false, err
+		}
+		if from == to { // none
+			from, to = r.size, r.size
+		}
+		r.from, r.to, r.known = from, to, to
+	}
+	return r.from < r.to && r.from < end && r.to > at, nil
+}
+
+// holeUntil is the block in which the next data after an offset, that of a block, is, or the end of the file.
+func (r *reader) holeUntil(at int64) (int64, error) {
+	some, err := r.data(at, r.size)
+	if err != nil {
+		return 0, err
+	}
+	if !some {
+		return r.size, nil
+	}
+	return max(at, r.from/blockBytes*blockBytes), nil
+}
+
+// block is the digest of the block at an offset, and the content, which is valid until the next call. What was cut off
+// meanwhile is zero.
+func (r *reader) block(at int64) (digest, []byte, error) {
+	end := min(at+blockBytes, r.size)
+	r.buffer = r.buffer[:1+end-at]
+	r.buffer[0] = 0
+	for i := range int64(blockBytes / granule) {
+		if at+i*granule >= end {
+			break
+		}
+		some, err := r.data(at+i*granule, min(at+(i+1)*granule, end))
+		if err != nil {
+			return digest{}, nil, err
+		}
+		if some {
+			r.buffer[0] |= 1 << i
+		}
+	}
+	content := r.buffer[1:]
+	if r.buffer[0] == 0 {
+		clear(content)
+		return digest{}, content, nil
+	}
+	if err := readAt(r.fd, content, at); err != nil {
+		return digest{}, nil, err
+	}
+	return sha256.Sum256(r.buffer), content, nil
+}
+
+// newBlockBuffer is for newReader.
+func newBlockBuffer() []byte { return make([]byte, 1+blockBytes) }
+
+// readAt reads all of it, and zeros behind the end of the file.
+func readAt(fd int, into []byte, at int64) error {
+	for len(into) > 0 {
+		n, err := unix.Pread(fd, into, at)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			clear(into)
+			return nil
+		default:
+			into, at = into[n:], at+int64(n)
+		}
+	}
+	return nil
+}
+
+// writeAt writes all of it.
+func writeAt(fd int, data []byte, at int64) error {
+	for len(data) > 0 {
+		n, err := unix.Pwrite(fd, data, at)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		data, at = data[n:], at+int64(n)
+	}
+	return nil
+}
+
+// zeros are compared with, and written.
+var zeros = make([]byte, dataBytes)
+
+// An attributer reads the extended attributes of entries.
+type attributer struct{ list, value []byte }
+
+func newAttributer() *attributer {
+	return &attributer{make([]byte, xattr.Max), make([]byte, xattr.Max)}
+}
+
+// isKept says whether an attribute is one of the entry, and not of its filesystem: XFS shows each ACL under a name of its own as
+// well (trusted.SGI_ACL_FILE, SGI_ACL_DEFAULT), and only btrfs takes its own.
+func isKept(name string, btrfs bool) bool {
+	return !strings.HasPrefix(name, "trusted.SGI_ACL_") && (btrfs || !strings.HasPrefix(name, "btrfs."))
+}
+
+// each calls found for each attribute, in the order of their names. The value is valid during the call.
+func (a *attributer) each(h xattr.Holder, btrfs bool, found func(name string, value []byte) error) error {
+	list, err := xattr.Listed(h, a.list)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	names := slices.Sorted(xattr.Each(list))
+	for _, name := range names {
+		if !isKept(name, btrfs) {
+			continue
+		}
+		n, err := h.Get(name, a.value)
+		if errors.Is(err, unix.ENODATA) { // removed meanwhile
+			continue
+		}
+		if err == nil {
+			err = found(name, a.value[:n])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// digests identify all attributes of an entry, and those that any filesystem keeps. That of none is zero.
+func (a *attributer) digests(h xattr.Holder) (all, portable digest, err error) {
+	hashes := [2]hash.Hash{sha256.New(), sha256.New()}
+	var some [2]bool
+	err = a.each(h, true, func(name string, value []byte) error {
+		for i, hash := range hashes {
+			if i == 1 && !isKept(name, false) {
+				continue
+			}
+			some[i] = true
+			hash.Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
+			hash.Write(value)
+		}
+		return nil
+	})
+	for i, sum := range []*digest{&all, &portable} {
+		if some[i] {
+			hashes[i].Sum(sum[:0])
+		}
+	}
+	return all, portable, err
+}
+
+func format(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
+
+func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
+	st := new(unix.Stat_t)
+	if err := unix.Fstatat(in.Fd(), name, st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, pathError("stat", in, name, err)
+	}
+	return st, nil
+}
+
+func statSelf(d *dir.Dir) (*unix.Stat_t, error) {
+	st := new(unix.Stat_t)
+	if err := unix.Fstat(d.Fd(), st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: d.String(), Err: err}
+	}
+	return st, nil
+}
+
+func readlink(in *dir.Dir, name string) (string, error) {
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(in.Fd(), name, target)
+	if err != nil {
+		return "", pathError("readlink", in, name, err)
+	}
+	return string(target[:n]), nil
+}
+
+func pathError(op string, in *dir.Dir, name string, err error) error {
+	return &fs.PathError{Op: op, Path: in.String() + "/" + name, Err: err}
+}
+
+// isBtrfs says which attributes a filesystem keeps.
+func isBtrfs(d *dir.Dir) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: d.String(), Err: err}
+	}
+	return int64(st.Type) == unix.BTRFS_SUPER_MAGIC, nil
+}
