@@ -2,17 +2,11 @@ package mover_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -31,6 +25,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -476,70 +471,39 @@ func TestOpenAnotherVolume(t *testing.T) {
 	must.Succeed(t, d.Close())
 }
 
-// authority makes certificates of one authority.
-type authority struct {
-	t           *testing.T
-	dir         string
-	key         *ecdsa.PrivateKey
-	certificate *x509.Certificate
+// identity is that of a side, of an authority.
+func identity(t *testing.T, a drivertest.Authority, name string, use x509.ExtKeyUsage) mover.Identity {
+	t.Helper()
+	certificate, key, err := a.Issue(name, use)
+	must.Succeed(t, err)
+	return mover.Identity{CertFile: certificate, KeyFile: key, CAFile: a.File}
 }
 
-func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	a.key, a.certificate = a.make("ca", nil)
+func newAuthority(t *testing.T) drivertest.Authority {
+	t.Helper()
+	a, err := drivertest.NewAuthority(t.TempDir())
+	must.Succeed(t, err)
 	return a
-}
-
-// make writes a certificate of the authority for a name, or its own.
-func (a *authority) make(name string, uses []x509.ExtKeyUsage) (*ecdsa.PrivateKey, *x509.Certificate) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.Succeed(a.t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: uses,
-		IsCA: uses == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	parent, signer := a.certificate, a.key
-	if parent == nil {
-		parent, signer = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	must.Succeed(a.t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	must.Succeed(a.t, err)
-	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: private}} {
-		must.Succeed(a.t, os.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(block), 0o600))
-	}
-	made, err := x509.ParseCertificate(der)
-	must.Succeed(a.t, err)
-	return key, made
-}
-
-func (a *authority) identity(name string, use x509.ExtKeyUsage) mover.Identity {
-	a.make(name, []x509.ExtKeyUsage{use})
-	file := func(name string) string { return filepath.Join(a.dir, name) }
-	return mover.Identity{CertFile: file(name + ".crt"), KeyFile: file(name + ".key"), CAFile: file("ca.crt")}
 }
 
 func TestIdentities(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
-	target := ours.identity(mover.TargetName, x509.ExtKeyUsageServerAuth)
-	source := ours.identity(mover.SourceName, x509.ExtKeyUsageClientAuth)
+	target := identity(t, ours, mover.TargetName, x509.ExtKeyUsageServerAuth)
+	source := identity(t, ours, mover.SourceName, x509.ExtKeyUsageClientAuth)
 	for name, c := range map[string]struct {
 		target, source mover.Identity
 		ok             bool
 	}{
 		"both of one authority":           {target, source, true},
-		"a source of another authority":   {target, others.identity(mover.SourceName, x509.ExtKeyUsageClientAuth), false},
-		"a target of another authority":   {others.identity(mover.TargetName, x509.ExtKeyUsageServerAuth), source, false},
+		"a source of another authority":   {target, identity(t, others, mover.SourceName, x509.ExtKeyUsageClientAuth), false},
+		"a target of another authority":   {identity(t, others, mover.TargetName, x509.ExtKeyUsageServerAuth), source, false},
 		"a target that is a source":       {source, source, false},
 		"a source that is a target":       {target, target, false},
-		"a source of another name":        {target, ours.identity("other.move", x509.ExtKeyUsageClientAuth), false},
-		"a target of another name":        {ours.identity("another.move", x509.ExtKeyUsageServerAuth), source, false},
-		"a source for servers":            {target, newAuthority(t).identity(mover.SourceName, x509.ExtKeyUsageServerAuth), false},
-		"a source that trusts no target":  {target, mover.Identity{CertFile: source.CertFile, KeyFile: source.KeyFile, CAFile: filepath.Join(others.dir, "ca.crt")}, false},
-		"a target that trusts no sources": {mover.Identity{CertFile: target.CertFile, KeyFile: target.KeyFile, CAFile: filepath.Join(others.dir, "ca.crt")}, source, false},
+		"a source of another name":        {target, identity(t, ours, "other.move", x509.ExtKeyUsageClientAuth), false},
+		"a target of another name":        {identity(t, ours, "another.move", x509.ExtKeyUsageServerAuth), source, false},
+		"a source for servers":            {target, identity(t, newAuthority(t), mover.SourceName, x509.ExtKeyUsageServerAuth), false},
+		"a source that trusts no target":  {target, mover.Identity{CertFile: source.CertFile, KeyFile: source.KeyFile, CAFile: others.File}, false},
+		"a target that trusts no sources": {mover.Identity{CertFile: target.CertFile, KeyFile: target.KeyFile, CAFile: others.File}, source, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := connect(t, c.target, c.source); (err == nil) != c.ok {
@@ -589,10 +553,10 @@ func ignore(error) error { return nil }
 
 func TestUnusableIdentity(t *testing.T) {
 	a := newAuthority(t)
-	whole := a.identity(mover.TargetName, x509.ExtKeyUsageServerAuth)
+	whole := identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth)
 	for i, broken := range []mover.Identity{
 		{}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile, CAFile: whole.KeyFile},
-		{CertFile: whole.CertFile, KeyFile: filepath.Join(a.dir, "ca.key"), CAFile: whole.CAFile},
+		{CertFile: whole.CertFile, KeyFile: a.File, CAFile: whole.CAFile},
 	} {
 		if l, err := mover.Listen(t.Context(), "127.0.0.1:0", broken); err == nil {
 			t.Errorf("%d: %v listens", i, l)
@@ -606,7 +570,7 @@ func TestUnusableIdentity(t *testing.T) {
 // The source may be there before the target.
 func TestDialUntilTargetListens(t *testing.T) {
 	a := newAuthority(t)
-	source := a.identity(mover.SourceName, x509.ExtKeyUsageClientAuth)
+	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	address := free.Addr().String()
@@ -621,7 +585,7 @@ func TestDialUntilTargetListens(t *testing.T) {
 		}
 		dialed <- err
 	}()
-	listener, err := mover.Listen(t.Context(), address, a.identity(mover.TargetName, x509.ExtKeyUsageServerAuth))
+	listener, err := mover.Listen(t.Context(), address, identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
 	must.Succeed(t, err)
 	defer listener.Close()
 	conn, err := listener.Accept()

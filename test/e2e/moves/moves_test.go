@@ -1,0 +1,167 @@
+// Package moves tests that a volume moves between nodes whole: two drivers on two filesystems, and the movers of both. Any of the
+// four processes is killed before each system call by which it changes anything, and run again, as kubelet does. At every look at
+// most one node publishes the volume, and what the pod has written and synced is in the copy that can be written to.
+package moves
+
+import (
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
+)
+
+func TestMain(m *testing.M) {
+	trap.Launch()
+	testenv.Main(m)
+}
+
+const mib = 1 << 20
+
+// A place is a kind of filesystem.
+type place struct {
+	name        string
+	enforcement string
+	mount       func(t *testing.T) string
+}
+
+var (
+	onBtrfs = place{"btrfs", "required", func(t *testing.T) string { return testenv.CountingBtrfs(t, 512*mib) }}
+	onExt4  = place{"ext4", "", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 512*mib) }}
+)
+
+// A way is from one filesystem to another.
+type way struct {
+	from, to place
+	block    bool
+}
+
+func ways() []way {
+	return []way{
+		{onBtrfs, onExt4, false},
+		{onExt4, onBtrfs, true},
+	}
+}
+
+func (w way) String() string {
+	kind := "directory"
+	if w.block {
+		kind = "block"
+	}
+	return fmt.Sprintf("%s from %s to %s", kind, w.from.name, w.to.name)
+}
+
+func TestMove(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			for range 2 {
+				w.begin()
+				w.move()
+				w.end()
+			}
+		})
+	}
+}
+
+// Any process is killed at each of its steps.
+func TestKillAtEveryStep(t *testing.T) {
+	// Those of short runs are some of each: a move takes half a second.
+	every := 1
+	if testing.Short() {
+		every = 7
+	}
+	for _, way := range ways() {
+		for victim := sourceDriver; victim <= targetMover; victim++ {
+			t.Run(way.String()+"/"+victim.String(), func(t *testing.T) {
+				w := newWorld(t, way, victim)
+				w.begin()
+				w.trap.Arm(0)
+				w.move()
+				steps, _ := w.trap.Disarm()
+				w.end()
+				if len(steps) < 5 {
+					t.Fatalf("the %s has only the steps %q", victim, steps)
+				}
+				kills := 0
+				for n := 1; n <= len(steps); n += every {
+					w.begin()
+					w.trap.Arm(n)
+					w.move()
+					if _, killed := w.trap.Disarm(); killed {
+						kills++
+					}
+					w.end()
+					if t.Failed() {
+						t.Fatalf("after a kill before step %d of %d, %s", n, len(steps), steps[n-1])
+					}
+				}
+				// A move has a few steps more or less each time: writes of the pod, and of the trash.
+				if kills*every*2 < len(steps) {
+					t.Errorf("%d kills in %d steps", kills, len(steps))
+				}
+				t.Logf("%d kills in %d steps", kills, len(steps))
+			})
+		}
+	}
+}
+
+// A move that is undone leaves the source as it was, and nothing on the target.
+func TestUndo(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			w.begin()
+			out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+			out.await("waiting")
+			// The pod still has the volume, and another cannot get it. Neither driver gives it away.
+			w.wantRefused(w.from)
+			w.wantRefused(w.to)
+			for _, n := range []*node{w.from, w.to} {
+				n.WantCode("delete a volume that moves", n.Delete(t.Context(), w.volume.ID), codes.FailedPrecondition)
+			}
+			out.kill()
+			in.kill()
+			w.run("move-out", "undo")
+			w.run("move-in", "abort")
+			w.look()
+			w.stopWriter()
+			w.wantContent(w.from)
+			w.check(w.to, nil)
+			w.check(w.from, []drivertest.Kept{{Volume: w.volume}})
+			w.from.Must(w.from.Delete(t.Context(), w.volume.ID))
+			w.from.pool.AwaitErased()
+			w.check(w.from, nil)
+		})
+	}
+}
+
+// Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.
+func TestConfirmTooEarly(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	out.await("waiting")
+	state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+	w.from.Must(err)
+	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
+		t.Errorf("a copy that is not whole is confirmed: %+v", last)
+	}
+	w.wantRefused(w.to)
+	w.stopWriter()
+	fence := out.await("handed-over").Fence
+	in.await("ended")
+	if last := w.once("move-out", "undo"); last.Event != "failed" {
+		t.Errorf("a volume that was handed over is published again: %+v", last)
+	}
+	w.run("move-in", "confirm", "--fence="+fence)
+	if last := w.once("move-in", "abort"); last.Event != "failed" {
+		t.Errorf("a confirmed volume is aborted: %+v", last)
+	}
+	w.run("move-out", "remove")
+	w.end()
+}
