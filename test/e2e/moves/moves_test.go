@@ -70,11 +70,6 @@ func TestMove(t *testing.T) {
 
 // Any process is killed at each of its steps.
 func TestKillAtEveryStep(t *testing.T) {
-	// Those of short runs are some of each: a move takes half a second.
-	every := 1
-	if testing.Short() {
-		every = 7
-	}
 	for _, way := range ways() {
 		for victim := sourceDriver; victim <= targetMover; victim++ {
 			t.Run(way.String()+"/"+victim.String(), func(t *testing.T) {
@@ -87,7 +82,10 @@ func TestKillAtEveryStep(t *testing.T) {
 				if len(steps) < 5 {
 					t.Fatalf("the %s has only the steps %q", victim, steps)
 				}
-				kills := 0
+				every, kills := 1, 0
+				if testing.Short() {
+					every = 1 + len(steps)/8
+				}
 				for n := 1; n <= len(steps); n += every {
 					w.begin()
 					w.trap.Arm(n)

@@ -208,6 +208,7 @@ func (w *world) awake(n *node) {
 func (w *world) move() {
 	w.Helper()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	seen := 0
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
 	for ; !out.ended(); <-again.C {
@@ -221,7 +222,10 @@ func (w *world) move() {
 		if !out.running() && !out.ended() {
 			out = w.again(out)
 		}
-		w.look()
+		if now := out.said(); now != seen {
+			seen = now
+			w.look()
+		}
 	}
 	fence := out.last().Fence
 	in.kill()
@@ -447,6 +451,13 @@ func (m *moverProcess) says(event string) bool {
 		}
 	}
 	return false
+}
+
+// said is how many events there were.
+func (m *moverProcess) said() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.events)
 }
 
 func (m *moverProcess) last() mover.Event {
