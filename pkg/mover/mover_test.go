@@ -66,10 +66,11 @@ func newSide(t *testing.T, name string) *side {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx, listener, time.Minute) }()
-	s.Client, err = moves.Dial(socket)
+	client, err := moves.Dial(socket)
 	must.Succeed(t, err)
+	s.Client = client
 	t.Cleanup(func() {
-		must.Succeed(t, s.Client.Close())
+		must.Succeed(t, client.Close())
 		stop()
 		must.Succeed(t, <-ended)
 	})
