@@ -63,6 +63,8 @@ type world struct {
 	address  string
 	certs    map[string][]string
 	count    int // of moves
+	// sized: the volume has no record, and the mover is told its size.
+	sized bool
 
 	writer *writer
 }
@@ -393,6 +395,9 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + w.volume.ID,
 		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer, "--address=" + w.address,
 	}, append(w.certs[command], more...)...)
+	if w.sized && command == "move-out" {
+		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
+	}
 	m := &moverProcess{command: command, step: step, more: more, exited: make(chan struct{}), news: make(chan struct{}, 1)}
 	m.cmd = exec.Command(w.programs[command], args...)
 	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
