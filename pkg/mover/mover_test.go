@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -447,6 +450,53 @@ func TestTargetSurvivesNonsense(t *testing.T) {
 	}
 	fence, err := r.out.Copy(t.Context())
 	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// A connection that was cut without a word does not hold up the source that connects again.
+func TestSourceConnectsAnew(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	silent, err := r.out.Dial(t.Context())
+	must.Succeed(t, err)
+	defer silent.Close()
+	hello, err := json.Marshal(map[string]any{"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10)})
+	must.Succeed(t, err)
+	_, err = silent.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello))), hello...))
+	must.Succeed(t, err)
+	_, err = io.ReadFull(silent, make([]byte, 4)) // of the answer: the copy is there, and a pass is awaited
+	must.Succeed(t, err)
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// Others that can reach the port do not hold up the source.
+func TestStrangersAreSilent(t *testing.T) {
+	r := newRig(t)
+	a := newAuthority(t)
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	must.Succeed(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- r.in.Serve(ctx, listener) }()
+	for range 8 {
+		stranger, err := net.Dial("tcp", listener.Addr().String())
+		must.Succeed(t, err)
+		defer stranger.Close()
+	}
+	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth))
+	must.Succeed(t, err)
+	began := time.Now()
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, <-done)
+	if took := time.Since(began); took > 25*time.Second { // one stranger has 30
+		t.Errorf("it takes %v", took)
+	}
 	r.wantMoved(fence, "first")
 }
 
