@@ -242,7 +242,7 @@ func TestSenderThatLies(t *testing.T) {
 		"an unknown frame":               {frame(2), frame(77)},
 		"an answer":                      {frame(103, number(1))},
 		"a round that is not complete":   {frame(2), frame(3, text("sub")), frame(15, []byte{0})},
-		"a comparison amid a round":      {frame(2), frame(16, attributes(unix.S_IFDIR, 0), make([]byte, 64))},
+		"a comparison amid a round":      {frame(2), frame(16, attributes(unix.S_IFDIR, 0), make([]byte, 96))},
 		"an attribute of nothing":        {frame(2), frame(12, text("user.a"), []byte("v"))},
 		"a verified tree without a word": {frame(20)},
 	} {

@@ -70,13 +70,14 @@ func (c *comparison) run(result *Result) error {
 }
 
 func (c *comparison) putAttributes(st *unix.Stat_t, h xattr.Holder) error {
-	all, portable, err := c.s.attrs.digests(h)
+	sums, err := c.s.attrs.sums(h)
 	if err != nil {
 		return fmt.Errorf("%w: read extended attributes: %w", errSource, err)
 	}
 	c.s.wire.putAttributes(st)
-	c.s.wire.putRaw(all[:])
-	c.s.wire.putRaw(portable[:])
+	for _, sum := range []digest{sums.all, sums.portable, sums.label} {
+		c.s.wire.putRaw(sum[:])
+	}
 	return nil
 }
 
@@ -260,7 +261,7 @@ func (c *compared) differs(path, what string) {
 
 func (r *receiver) beginCompare(p parser) error {
 	want := p.attributes()
-	ours := r.expected(&p)
+	ours := readSums(&p)
 	if err := p.end(); err != nil {
 		return err
 	}
@@ -285,26 +286,19 @@ func (r *receiver) beginCompare(p parser) error {
 	return r.compareEntry(r.into.String(), is, want, xattr.Descriptor(fd), ours)
 }
 
-// expected is the digest of the extended attributes that the filesystem of the tree keeps.
-func (r *receiver) expected(p *parser) digest {
-	all, other := p.bytes(len(digest{})), p.bytes(len(digest{}))
-	switch {
-	case p.failed:
-		return digest{}
-	case r.btrfs:
-		return digest(all)
+func readSums(p *parser) *sums {
+	raw := p.bytes(sumsBytes)
+	if p.failed {
+		return &sums{}
 	}
-	return digest(other)
+	return &sums{digest(raw), digest(raw[sha256.Size:]), digest(raw[2*sha256.Size:])}
 }
 
 // compareEntry compares what can be seen from outside.
-func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Holder, attributes digest) error {
-	sum, portable, err := r.attrs.digests(h)
+func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Holder, attributes *sums) error {
+	has, err := r.attrs.sums(h)
 	if err != nil {
 		return wrap("read the attributes of", path, err)
-	}
-	if !r.btrfs {
-		sum = portable
 	}
 	device := format(is) == unix.S_IFCHR || format(is) == unix.S_IFBLK
 	for _, one := range []struct {
@@ -316,7 +310,7 @@ func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Hold
 		{"mtime", is.Mtim == want.Mtim},
 		{"size", format(is) != unix.S_IFREG || is.Size == want.Size},
 		{"device number", !device || is.Rdev == want.Rdev},
-		{"extended attributes", sum == attributes},
+		{"extended attributes", has.same(attributes, r.btrfs)},
 	} {
 		if !one.same {
 			r.compare.differs(path, one.what)
@@ -355,7 +349,7 @@ func (r *receiver) check(p parser) error {
 	c := r.compare
 	flags := p.u8()
 	want := p.attributes()
-	ours := r.expected(&p)
+	ours := readSums(&p)
 	link := p.bytes(linkBytes)
 	name := p.name()
 	symlink := p.text(maxTarget)

@@ -186,27 +186,45 @@ func (a *attributer) each(h xattr.Holder, btrfs bool, found func(name string, va
 	return nil
 }
 
-// digests identify all attributes of an entry, and those that any filesystem keeps. That of none is zero.
-func (a *attributer) digests(h xattr.Holder) (all, portable digest, err error) {
-	hashes := [2]hash.Hash{sha256.New(), sha256.New()}
-	var some [2]bool
-	err = a.each(h, true, func(name string, value []byte) error {
-		for i, hash := range hashes {
-			if i == 1 && !isKept(name, false) {
+// Sums identify the extended attributes of an entry. That of none is zero.
+type sums struct {
+	all, portable digest // without the label; and those that any filesystem keeps
+	label         digest // where the source has none, the target may have one: the kernel takes it off no file
+}
+
+const sumsBytes = 3 * sha256.Size
+
+func (a *attributer) sums(h xattr.Holder) (sums, error) {
+	var hashes [3]hash.Hash
+	err := a.each(h, true, func(name string, value []byte) error {
+		for i, wanted := range []bool{name != xattr.SELinuxLabel, name != xattr.SELinuxLabel && isKept(name, false), name == xattr.SELinuxLabel} {
+			if !wanted {
 				continue
 			}
-			some[i] = true
-			hash.Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
-			hash.Write(value)
+			if hashes[i] == nil {
+				hashes[i] = sha256.New()
+			}
+			hashes[i].Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
+			hashes[i].Write(value)
 		}
 		return nil
 	})
-	for i, sum := range []*digest{&all, &portable} {
-		if some[i] {
+	var s sums
+	for i, sum := range []*digest{&s.all, &s.portable, &s.label} {
+		if hashes[i] != nil {
 			hashes[i].Sum(sum[:0])
 		}
 	}
-	return all, portable, err
+	return s, err
+}
+
+// same says whether the attributes of an entry are those of the source, as far as its filesystem keeps them.
+func (s *sums) same(source *sums, btrfs bool) bool {
+	attributes := s.portable == source.portable
+	if btrfs {
+		attributes = s.all == source.all
+	}
+	return attributes && (source.label == digest{} || s.label == source.label)
 }
 
 func format(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
