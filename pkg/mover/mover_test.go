@@ -453,6 +453,64 @@ func TestTargetSurvivesNonsense(t *testing.T) {
 	r.wantMoved(fence, "first")
 }
 
+// A cut is a connection that breaks after some reads and writes.
+type cut struct {
+	net.Conn
+	left *int
+}
+
+var errCut = errors.New("cut")
+
+func (c cut) use() error {
+	if *c.left--; *c.left < 0 {
+		return errors.Join(errCut, c.Close())
+	}
+	return nil
+}
+
+func (c cut) Read(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(b)
+}
+
+func (c cut) Write(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
+}
+
+// Whenever the network is cut, running the source again moves the volume, and until then the source publishes it or neither does.
+func TestCutConnections(t *testing.T) {
+	for after := 0; ; after++ {
+		r := newRig(t)
+		r.listen()
+		dial, left := r.out.Dial, after
+		r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+			conn, err := dial(ctx)
+			return cut{conn, &left}, err
+		}
+		first := *r.out
+		_, err := first.Copy(t.Context())
+		if err == nil && left >= 0 {
+			t.Logf("there are %d reads and writes", after-left)
+			return
+		}
+		if err := r.publish(r.to, "b"); err == nil {
+			t.Errorf("after %d the copy is published", after)
+		}
+		r.out.Dial = dial
+		fence, err := r.out.Copy(t.Context())
+		must.Succeed(t, err)
+		r.wantMoved(fence, "first")
+		if after > 100 {
+			t.Fatal("it does not end")
+		}
+	}
+}
+
 // A connection that was cut without a word does not hold up the source that connects again.
 func TestSourceConnectsAnew(t *testing.T) {
 	r := newRig(t)
