@@ -4,7 +4,7 @@
 // With the argument inspect it reports the pools and volumes of the node, and exits. With
 // remove-inline it has the driver remove an inline volume that its pod left behind, and with
 // remove-lost the record of a volume whose directory is gone. With forget-pool the volumes of a pool that is not
-// configured any more count as deleted. With freezer it is the process that
+// configured any more count as deleted. With move-out and move-in it copies a volume to another node. With freezer it is the process that
 // freezes pods for the driver, and thaws them whatever becomes of that.
 package main
 
@@ -63,6 +63,8 @@ func main() {
 			os.Exit(runRemove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case forgetPoolCommand:
 			os.Exit(runForgetPool(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		case moveOutCommand, moveInCommand:
+			os.Exit(runMove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case freezerCommand:
 			os.Exit(runFreezer(os.Args[2:], os.Stdout, os.Stderr))
 		}

@@ -21,8 +21,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
 	"k8s.io/klog/v2"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -65,6 +67,7 @@ func NewServer(config Config, pools *pool.Set, observer Observer, log klog.Logge
 	csi.RegisterIdentityServer(s.grpc, &identity{config: config, pools: pools})
 	csi.RegisterControllerServer(s.grpc, &controller{config: config, pools: pools})
 	csi.RegisterNodeServer(s.grpc, &node{config: config, pools: pools})
+	s.grpc.RegisterService(moves.Describe(movers{pools}.call), nil)
 	return s
 }
 
@@ -169,7 +172,8 @@ func levelOf(method string, code codes.Code) int {
 		return 1
 	}
 	switch method {
-	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeExpandVolume", "CreateSnapshot", "DeleteSnapshot":
+	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeExpandVolume", "CreateSnapshot", "DeleteSnapshot",
+		moves.Fence, moves.Unfence, moves.HandOver, moves.RemoveSource, moves.PrepareTarget, moves.Received, moves.ConfirmTarget, moves.AbortTarget:
 		return 2
 	}
 	return 5
@@ -181,6 +185,8 @@ func volumeOf(req any) string {
 		return bounded(r.GetVolumeId(), maxName)
 	case *csi.CreateVolumeRequest:
 		return bounded(r.GetName(), maxName)
+	case *structpb.Struct:
+		return bounded(r.GetFields()["volume"].GetStringValue(), maxName)
 	}
 	return ""
 }

@@ -104,6 +104,8 @@ type Volume struct {
 	Enforced bool `json:"enforced"`
 	Thin     bool `json:"thin"`
 	Inline   bool `json:"inline"`
+	// Move is that of a volume which moves between nodes.
+	Move *Move `json:"move,omitempty"`
 
 	Created       *time.Time `json:"created"`
 	PromisedBytes *int64     `json:"promisedBytes"`
@@ -153,6 +155,17 @@ type Snapshot struct {
 	StallMillis *int64 `json:"stallMillis"`
 	// Upstream: it is of the upstream KubeVirt driver, in the pool's snapshotPath.
 	Upstream bool `json:"upstream,omitempty"`
+}
+
+// A Move is what the record of a volume says while that moves.
+type Move struct {
+	ID string `json:"id"`
+	// Role is source for the volume, which is not published any more, and target for its copy, which is none yet.
+	Role string `json:"role"`
+	Peer string `json:"peer"`
+	// Whole: the target has all of the source. HandedOver: the source is not published any more, whatever becomes of the move.
+	Whole      bool `json:"whole"`
+	HandedOver bool `json:"handedOver"`
 }
 
 // A Place is where a volume, or what is inside it at that path, is mounted.

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
 // WriteTable writes the report for people, who read it at the time now. No width of
@@ -164,6 +165,10 @@ func (v Volume) extents() string {
 
 func (v Volume) mode() string {
 	switch {
+	case v.Move != nil && v.Move.Role == string(store.MoveSource):
+		return v.Mode + ",to:" + clean(v.Move.Peer)
+	case v.Move != nil:
+		return v.Mode + ",from:" + clean(v.Move.Peer)
 	case v.Inline:
 		return v.Mode + ",inline"
 	case v.Thin:

@@ -231,6 +231,9 @@ func (v *seen) describe() Volume {
 		if !rec.Created.IsZero() {
 			d.Created, d.PromisedBytes = &rec.Created, &v.Bytes
 		}
+		if m := rec.Move; m != (store.Move{}) {
+			d.Move = &Move{ID: m.ID, Role: string(m.Role), Peer: m.Peer, Whole: m.Role == store.MoveTarget && m.Fence != "", HandedOver: m.HandedOver}
+		}
 	}
 	for _, at := range v.published {
 		d.Published = append(d.Published, Place{Path: at.Path, Inside: at.Inside})

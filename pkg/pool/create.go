@@ -38,6 +38,8 @@ type Request struct {
 	Provisional bool
 	// Source is what the volume is to be made from; nil for an empty volume.
 	Source *Source
+	// target asks for the copy of a volume of another node; nil for a volume.
+	target *target
 }
 
 // Create makes a volume, or returns the one that is there if it is what the
@@ -172,6 +174,12 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
 	found := v.Scan().Volume(r.ID, reconcile.CardOf(e), space)
+	if r.target != nil {
+		return found, r.target.is(e)
+	}
+	if err := e.Unmoved(); err != nil {
+		return Volume{}, err
+	}
 	if !r.Range.Allows(found.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", volume.ErrExists, found.Bytes)
 	}
@@ -231,7 +239,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			held.Release()
 		}
 	}()
-	make, fill := v.Limited(ctx, rec), v.fill(ctx, r.ID, rec)
+	make, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
 	if src != nil {
 		if err := src.Begin(rec); err != nil {
 			return Volume{}, err
@@ -265,6 +273,10 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
 		rec.BytesPerInode = v.Keeper.RecordedInodes()
+	}
+	if r.target != nil {
+		rec.Move = r.target.Move
+		rec.BytesPerInode = r.target.BytesPerInode
 	}
 	if v.Keeper.Unenforced() == nil {
 		rec.Quota = string(v.Keeper.Kind())
@@ -309,14 +321,17 @@ func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (
 }
 
 // fill makes the content of a new volume, and notes in the record what it has chosen.
-func (v *visit) fill(ctx context.Context, id volume.ID, rec *store.Record) func(*dir.Dir) error {
+func (v *visit) fill(ctx context.Context, r Request, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		made := v.Scan().Content(id, rec)
+		made := v.Scan().Content(r.ID, rec)
 		if err := made.Make(ctx, d); err != nil {
 			return err
 		}
 		if disk, ok := made.(*content.Disk); ok {
 			rec.BlockBytes = disk.BlockBytes
+		}
+		if r.target != nil {
+			rec.BlockBytes = r.target.BlockBytes
 		}
 		return nil
 	}

@@ -55,16 +55,21 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	if c := v.condition(only); c.Reason != only {
 		return fmt.Errorf("delete volume %s: %w: its condition is %q, not %s", v.id, volume.ErrPrecondition, c.Message, only)
 	}
-	if err := v.unused(); err != nil {
+	if err := v.entry.Unmoved(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
-	if err := v.use().Detach(ctx); err != nil {
+	return v.removeUnused(ctx)
+}
+
+// removeUnused removes a volume that is not in use. The caller has lock.
+func (v *found) removeUnused(ctx context.Context) error {
+	if err := v.unusedAnywhere(ctx); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(v.id, v.entry) })
+	err := trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = v.visit.Pool.Unavailable(err)
 	}

@@ -32,7 +32,8 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err := v.entry.Usable(); err != nil {
 		return 0, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	if mode != "" {
+	err = v.entry.Unmoved()
+	if err == nil && mode != "" {
 		err = v.entry.UsedAs(mode)
 	}
 	if err == nil {

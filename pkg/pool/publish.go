@@ -159,6 +159,9 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 	if err := v.entry.UsedAs(r.Mode); err != nil {
 		return nil, err
 	}
+	if err := v.admitMoving(r); err != nil {
+		return nil, err
+	}
 	if v.entry.Block() || !r.ReadOnly {
 		if err := v.visit.pins.MayBeWritten(v.id); err != nil {
 			return nil, err
@@ -173,6 +176,26 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 	}
 	return ended, nil
 }
+
+// admitMoving returns ErrPrecondition for a volume that moves between nodes, but for what a fenced source has at the target already.
+func (v *found) admitMoving(r Publication) error {
+	moving := v.entry.Unmoved()
+	if moving == nil {
+		return nil
+	}
+	published, err := v.use().Published()
+	if err != nil {
+		return err
+	}
+	if v.entry.Move().Role == store.MoveSource && slices.ContainsFunc(published, r.isAt) {
+		return nil
+	}
+	return moving
+}
+
+// isAt reports whether a publication is the one that is asked for. Kubelet mounts the node of a block volume once more for itself,
+// so that others do not count if it is here.
+func (r Publication) isAt(p bind.Publication) bool { return p.Inside == "" && r.Target.Is(p.Path) }
 
 // admit returns ErrInUse if the access mode is for one node, and another has the volume
 // published, or if it is for one target, and there is another. What is at its target
@@ -192,11 +215,8 @@ func (v *found) admit(r Publication) error {
 	if err != nil {
 		return err
 	}
-	// Kubelet mounts the node of a block volume once more for itself, so that others do not
-	// count if it is here.
-	here := func(p bind.Publication) bool { return p.Inside == "" && r.Target.Is(p.Path) }
 	switch {
-	case slices.ContainsFunc(published, here):
+	case slices.ContainsFunc(published, r.isAt):
 		return nil
 	case len(nodes) > 0:
 		return fmt.Errorf("it is %w, published on node %s, and its access mode allows one node", volume.ErrInUse, nodes[0])

@@ -91,3 +91,20 @@ func ParsePoolName(s string) (PoolName, error) {
 
 // String is the name.
 func (n PoolName) String() string { return n.name }
+
+// A MoveID names a move of a volume between nodes: the uid of the object that asks for it.
+type MoveID struct{ name string }
+
+// ParseMoveID takes what ParseID takes, at most 64 bytes; every uid of Kubernetes is one.
+func ParseMoveID(s string) (MoveID, error) {
+	if err := checkElement("move id", s); err != nil {
+		return MoveID{}, err
+	}
+	if len(s) > 64 {
+		return MoveID{}, fmt.Errorf("%w: the move id has %d bytes, at most 64 are allowed", ErrInvalid, len(s))
+	}
+	return MoveID{name: s}, nil
+}
+
+// String is the id.
+func (m MoveID) String() string { return m.name }

@@ -44,9 +44,9 @@ func (m moment) follows(st *unix.Stat_t) bool {
 	return st.Ctim.Sec < m.changed.Sec || st.Ctim.Sec == m.changed.Sec && st.Ctim.Nsec < m.changed.Nsec
 }
 
-// underWay is for how long a store through a mapping or an asynchronous direct write may be under way, whose ctime is set when it
-// begins, and which waits for no lock. For others see awaitCalls.
-const underWay = time.Second
+// UnderWay is for how long a store through a mapping or an asynchronous direct write may be under way, whose ctime is set when it
+// begins, and which waits for no lock. For others see AwaitCalls.
+const UnderWay = time.Second
 
 func (m moment) earlier(by time.Duration) moment {
 	m.changed = unix.NsecToTimespec(m.changed.Nano() - by.Nanoseconds())
@@ -165,7 +165,7 @@ func (c *copier) check(since moment) (changes, error) {
 	if err != nil {
 		return changes{}, err
 	}
-	set, err := c.clock.wasSet()
+	set, err := c.clock.WasSet()
 	if err != nil {
 		return changes{}, err
 	}

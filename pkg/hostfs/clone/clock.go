@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clock tells whether the clock of this machine was set since it was opened. What was written after it was set back may
+// A Clock tells whether the clock of this machine was set since it was opened. What was written after it was set back may
 // seem older than a pass that began before.
-type clock struct{ timer int }
+type Clock struct{ timer int }
 
-// openClock opens a timer that the kernel cancels when the clock is set (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET), also by a
+// OpenClock opens a timer that the kernel cancels when the clock is set (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET), also by a
 // step of adjtimex(2) and after a suspend. Slewing does not count: a clock that is slewed never goes back.
-func openClock() (*clock, error) {
+func OpenClock() (*Clock, error) {
 	timer, err := unix.TimerfdCreate(unix.CLOCK_REALTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
 		return nil, os.NewSyscallError("timerfd_create", err)
@@ -23,11 +23,11 @@ func openClock() (*clock, error) {
 		_ = unix.Close(timer) // nothing was written to it
 		return nil, os.NewSyscallError("timerfd_settime", err)
 	}
-	return &clock{timer}, nil
+	return &Clock{timer}, nil
 }
 
-// wasSet says so once for each time that it was set, or several.
-func (c *clock) wasSet() (bool, error) {
+// WasSet says so once for each time that it was set, or several.
+func (c *Clock) WasSet() (bool, error) {
 	var expirations [8]byte
 	_, err := retryInterrupted(func() (int, error) { return unix.Read(c.timer, expirations[:]) })
 	switch {
@@ -40,7 +40,8 @@ func (c *clock) wasSet() (bool, error) {
 	}
 }
 
-func (c *clock) close() error {
+// Close gives the timer back.
+func (c *Clock) Close() error {
 	if c == nil {
 		return nil
 	}

@@ -127,7 +127,7 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 		return err
 	}
 	for at := int64(0); at < st.Size; {
-		from, to, err := nextData(src, at, st.Size)
+		from, to, err := NextData(src, at, st.Size)
 		if err != nil {
 			return err
 		}
@@ -146,8 +146,8 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 	return nil
 }
 
-// nextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile.
-func nextData(fd int, at, size int64) (from, to int64, err error) {
+// NextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile.
+func NextData(fd int, at, size int64) (from, to int64, err error) {
 	from, err = unix.Seek(fd, at, unix.SEEK_DATA)
 	if err == nil {
 		to, err = unix.Seek(fd, from, unix.SEEK_HOLE)

@@ -26,7 +26,7 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			must.Succeed(t, err, f.Close())
 			defer func() { must.Succeed(t, unix.Munmap(page)) }()
 			c := &copier{ctx: t.Context(), src: open(t, src), links: open(t, links)}
-			c.dst.root, err = openLevel(open(t, dst), false)
+			c.dst, err = dir.NewDescent(open(t, dst), false)
 			must.Succeed(t, err)
 			if kind == "ext4" {
 				c.method = Copy
@@ -34,7 +34,7 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			page[0]++
 			first, err := c.begin(true)
 			must.Succeed(t, err)
-			defer func() { must.Succeed(t, c.clock.close()) }()
+			defer func() { must.Succeed(t, c.clock.Close()) }()
 			must.Succeed(t, c.pass())
 
 			stop, stopped := make(chan struct{}), make(chan struct{})

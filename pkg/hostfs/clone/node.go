@@ -1,21 +1,19 @@
 package clone
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 )
 
-// errGone reports an entry that was removed or replaced since it was listed.
-var errGone = errors.New("gone meanwhile")
+// ErrGone reports an entry that was removed or replaced since it was listed.
+var ErrGone = errors.New("gone meanwhile")
 
 // ErrLeased reports a file that a process has a write lease of (fcntl(2), F_SETLEASE). Opening it would take until it
 // gives that up.
@@ -35,7 +33,7 @@ func (s source) String() string { return s.in.String() + "/" + s.name }
 
 func (s source) wrap(op string, err error) error {
 	if errors.Is(err, unix.ENOENT) {
-		return errGone
+		return ErrGone
 	}
 	if err != nil {
 		return &fs.PathError{Op: op, Path: s.String(), Err: err}
@@ -65,7 +63,7 @@ func (c *copier) make(from source, to *dir.Dir, name string) error {
 	case unix.S_IFREG:
 		return c.makeFile(from, to, name)
 	case unix.S_IFDIR: // by now
-		return errGone
+		return ErrGone
 	}
 	return c.makeNode(from, to, name)
 }
@@ -77,9 +75,9 @@ func (c *copier) makeNode(from source, to *dir.Dir, name string) error {
 		err := c.makeNodeOnce(from, to, name)
 		now, statErr := stat(from.in, from.name)
 		switch {
-		case errors.Is(err, errGone), errors.Is(statErr, fs.ErrNotExist),
+		case errors.Is(err, ErrGone), errors.Is(statErr, fs.ErrNotExist),
 			statErr == nil && now.Mode&unix.S_IFMT != from.st.Mode&unix.S_IFMT:
-			return errors.Join(errGone, c.remove(to, name))
+			return errors.Join(ErrGone, c.remove(to, name))
 		case statErr != nil, !c.start.set, unchanged(from.st, now):
 			return errors.Join(err, statErr)
 		}
@@ -111,7 +109,7 @@ func unchanged(before, after *unix.Stat_t) bool {
 // all the time: then its attributes are watched while it is copied. What is read and written is no copy of one
 // moment then, and found out by check.
 func (c *copier) makeFile(from source, to *dir.Dir, name string) error {
-	src, err := openRegular(from)
+	src, err := OpenRegular(from.in, from.name, from.st)
 	if err != nil {
 		return err
 	}
@@ -164,7 +162,7 @@ func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) err
 }
 
 func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) error {
-	awaitCalls(src)
+	AwaitCalls(src)
 	if err := unix.Fstat(src, from.st); err != nil {
 		return from.wrap("stat", err)
 	}
@@ -182,15 +180,15 @@ func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) er
 	return setTimes(to, name, from.st)
 }
 
-// awaitCalls waits for the system calls that change a file now. The kernel sets the ctime when a write begins, once, under
+// AwaitCalls waits for the system calls that change a file now. The kernel sets the ctime when a write begins, once, under
 // the lock of the file which it holds until the write ends: so what a copy lacks that is made from now on has a ctime of now or
 // later. Taking off an attribute takes that lock too, before it finds that no filesystem has such attributes.
-func awaitCalls(fd int) { _ = unix.Fremovexattr(fd, "none.none") }
+func AwaitCalls(fd int) { _ = unix.Fremovexattr(fd, "none.none") }
 
 func (c *copier) fill(dst, src int, from source) error {
 	var err error
 	switch {
-	case from.st.Size == 0: // one that has grown since awaitCalls has changed
+	case from.st.Size == 0: // one that has grown since AwaitCalls has changed
 	case c.method == Share && (!c.held || from.st.Size > readInstead):
 		err = c.share(dst, src, from)
 	default:
@@ -199,10 +197,10 @@ func (c *copier) fill(dst, src int, from source) error {
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
 	}
-	if err := setOwner(dst, from.st); err != nil {
+	if err := SetOwner(dst, from.st); err != nil {
 		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
 	}
-	return c.buffers.copy(descriptor(src), descriptor(dst), from.String())
+	return c.buffers.copy(xattr.Descriptor(src), xattr.Descriptor(dst), from.String())
 }
 
 // readInstead is the size in bytes up to which a file is read and written anew while those who write stand still: what they have
@@ -232,7 +230,7 @@ func (c *copier) read(dst, src int) error {
 // share shares the blocks of a file, if that does not stop its writers for too long.
 func (c *copier) share(dst, src int, from source) error {
 	if c.maxStall.mayExceed(from.st.Size) {
-		if err := c.maxStall.check(descriptor(src), from.String()); err != nil {
+		if err := c.maxStall.check(xattr.Descriptor(src), from.String()); err != nil {
 			return err
 		}
 	}
@@ -245,21 +243,22 @@ func (c *copier) share(dst, src int, from source) error {
 	return err
 }
 
-// openRegular opens a regular file for reading. A pod that writes to the source may put a
-// device there at any time, and opening one can do harm: so the entry itself is opened
-// first, which has no effect (open(2), O_PATH).
-func openRegular(from source) (int, error) {
+// OpenRegular opens a regular file for reading that was looked at before. It returns ErrGone if something else has its name by
+// now, and ErrLeased. A pod that writes to the source may put a device there at any time, and opening one can do harm: so the entry
+// itself is opened first, which has no effect (open(2), O_PATH).
+func OpenRegular(in *dir.Dir, name string, st *unix.Stat_t) (int, error) {
+	from := source{in, name, st}
 	path, err := unix.Openat(from.in.Fd(), from.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, from.wrap("open", err)
 	}
 	defer func() { _ = unix.Close(path) }()
-	var st unix.Stat_t
-	if err := unix.Fstat(path, &st); err != nil {
+	var now unix.Stat_t
+	if err := unix.Fstat(path, &now); err != nil {
 		return 0, from.wrap("stat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != from.st.Ino || st.Dev != from.st.Dev {
-		return 0, errGone
+	if now.Mode&unix.S_IFMT != unix.S_IFREG || now.Ino != st.Ino || now.Dev != st.Dev {
+		return 0, ErrGone
 	}
 	// O_NONBLOCK: the holder of a write lease would have the caller wait (fcntl(2), F_SETLEASE).
 	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC
@@ -280,7 +279,7 @@ func (c *copier) makeSymlink(from source, to *dir.Dir, name string) error {
 	target := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(from.in.Fd(), from.name, target)
 	if errors.Is(err, unix.EINVAL) {
-		return errGone
+		return ErrGone
 	}
 	if err != nil {
 		return from.wrap("readlink", err)
@@ -300,7 +299,7 @@ func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
 	if err != nil {
 		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
 	}
-	if err := c.buffers.copy(entryOf(from.in, from.name), entryOf(to, name), from.String()); err != nil {
+	if err := c.buffers.copy(xattr.Of(from.in, from.name), xattr.Of(to, name), from.String()); err != nil {
 		return err
 	}
 	return setTimes(to, name, from.st)
@@ -322,10 +321,10 @@ func (c *copier) attributes(src, dst *dir.Dir) error {
 		if err != nil {
 			return err
 		}
-		if err := setOwner(to, before); err != nil {
+		if err := SetOwner(to, before); err != nil {
 			return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
 		}
-		if err := c.buffers.copy(descriptor(from), descriptor(to), src.String()); err != nil {
+		if err := c.buffers.copy(xattr.Descriptor(from), xattr.Descriptor(to), src.String()); err != nil {
 			return err
 		}
 		if err := setTimes(dst, ".", before); err != nil {
@@ -340,9 +339,9 @@ func (c *copier) attributes(src, dst *dir.Dir) error {
 	return err
 }
 
-// setOwner sets owner and mode where they differ: each is a transaction. The order
+// SetOwner sets owner and mode where they differ: each is a transaction. The order
 // matters, since a change of the owner takes setuid and setgid off (chown(2)).
-func setOwner(fd int, want *unix.Stat_t) error {
+func SetOwner(fd int, want *unix.Stat_t) error {
 	var is unix.Stat_t
 	if err := unix.Fstat(fd, &is); err != nil {
 		return err
@@ -366,57 +365,18 @@ func setTimes(in *dir.Dir, name string, st *unix.Stat_t) error {
 	return nil
 }
 
-// A holder of extended attributes: a descriptor, or an entry that must not be opened.
-type holder interface {
-	list(into []byte) (int, error)
-	get(name string, into []byte) (int, error)
-	set(name string, value []byte) error
-	remove(name string) error
-}
-
-type descriptor int
-
-// ReadFd is for ioctl(2).
-func (d descriptor) ReadFd() (int, error) { return int(d), nil }
-
-func (d descriptor) list(into []byte) (int, error) { return unix.Flistxattr(int(d), into) }
-func (d descriptor) get(name string, into []byte) (int, error) {
-	return unix.Fgetxattr(int(d), name, into)
-}
-func (d descriptor) set(name string, value []byte) error {
-	return unix.Fsetxattr(int(d), name, value, 0)
-}
-func (d descriptor) remove(name string) error { return unix.Fremovexattr(int(d), name) }
-
-// An entry is reached through the handle of its directory, and not followed if it is a link.
-type entry string
-
-func entryOf(in *dir.Dir, name string) entry {
-	return entry("/proc/self/fd/" + strconv.Itoa(in.Fd()) + "/" + name)
-}
-
-func (e entry) list(into []byte) (int, error) { return unix.Llistxattr(string(e), into) }
-func (e entry) get(name string, into []byte) (int, error) {
-	return unix.Lgetxattr(string(e), name, into)
-}
-func (e entry) set(name string, value []byte) error { return unix.Lsetxattr(string(e), name, value, 0) }
-func (e entry) remove(name string) error            { return unix.Lremovexattr(string(e), name) }
-
-// xattrBuffers are as large as names and values can be (xattr(7), XATTR_LIST_MAX and
-// XATTR_SIZE_MAX).
+// xattrBuffers are as large as names and values can be (xattr.Max).
 type xattrBuffers struct{ names, others, value []byte }
-
-const maxXattr = 64 << 10
 
 // copy gives to all extended attributes that from has, and takes all others off it: ACLs, capabilities and
 // labels are such, too. What is new has some of its directory, as an ACL from the default one.
-func (b *xattrBuffers) copy(from, to holder, path string) error {
+func (b *xattrBuffers) copy(from, to xattr.Holder, path string) error {
 	if b.names == nil {
-		b.names, b.others, b.value = make([]byte, maxXattr), make([]byte, maxXattr), make([]byte, maxXattr)
+		b.names, b.others, b.value = make([]byte, xattr.Max), make([]byte, xattr.Max), make([]byte, xattr.Max)
 	}
-	names, err := listed(from, b.names)
+	names, err := xattr.Listed(from, b.names)
 	if errors.Is(err, unix.ENOENT) {
-		return errGone
+		return ErrGone
 	}
 	if err != nil {
 		return &fs.PathError{Op: "listxattr", Path: path, Err: err}
@@ -424,7 +384,7 @@ func (b *xattrBuffers) copy(from, to holder, path string) error {
 	if err := b.takeOthers(to, names, path); err != nil {
 		return err
 	}
-	for name := range each(names) {
+	for name := range xattr.Each(names) {
 		if err := b.copyOne(from, to, name); err != nil {
 			return &fs.PathError{Op: "copy the attribute " + name + " of", Path: path, Err: err}
 		}
@@ -432,68 +392,37 @@ func (b *xattrBuffers) copy(from, to holder, path string) error {
 	return nil
 }
 
-// selinuxLabel is an attribute that each file has, and that the kernel takes off none.
-const selinuxLabel = "security.selinux"
-
 // takeOthers takes all attributes off an entry that are not among the names.
-func (b *xattrBuffers) takeOthers(to holder, names []byte, path string) error {
-	has, err := listed(to, b.others)
+func (b *xattrBuffers) takeOthers(to xattr.Holder, names []byte, path string) error {
+	has, err := xattr.Listed(to, b.others)
 	if err != nil {
 		return &fs.PathError{Op: "listxattr of the copy of", Path: path, Err: err}
 	}
 	if len(has) == 0 {
 		return nil
 	}
-	wanted := map[string]bool{selinuxLabel: true}
-	for name := range each(names) {
+	wanted := map[string]bool{xattr.SELinuxLabel: true}
+	for name := range xattr.Each(names) {
 		wanted[name] = true
 	}
-	for name := range each(has) {
+	for name := range xattr.Each(has) {
 		if wanted[name] {
 			continue
 		}
-		if err := takeOff(to, name); err != nil {
+		if err := xattr.TakeOff(to, name); err != nil {
 			return &fs.PathError{Op: "take the attribute " + name + " off the copy of", Path: path, Err: err}
 		}
 	}
 	return nil
 }
 
-// listed are the names of attributes, each with a NUL after it: none on a filesystem without.
-func listed(h holder, into []byte) ([]byte, error) {
-	n, err := h.list(into)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil
-	}
-	return into[:max(n, 0)], err
-}
-
-func each(names []byte) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for name := range bytes.SplitSeq(names, []byte{0}) {
-			if len(name) > 0 && !yield(string(name)) {
-				return
-			}
-		}
-	}
-}
-
-// takeOff removes an attribute. One may have gone with another: XFS has each ACL under two names.
-func takeOff(h holder, name string) error {
-	err := h.remove(name)
-	if errors.Is(err, unix.ENODATA) {
-		return nil
-	}
-	return err
-}
-
-func (b *xattrBuffers) copyOne(from, to holder, name string) error {
-	n, err := from.get(name, b.value)
+func (b *xattrBuffers) copyOne(from, to xattr.Holder, name string) error {
+	n, err := from.Get(name, b.value)
 	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOENT) { // removed meanwhile
-		return takeOff(to, name)
+		return xattr.TakeOff(to, name)
 	}
 	if err != nil {
 		return err
 	}
-	return to.set(name, b.value[:n])
+	return to.Set(name, b.value[:n])
 }

@@ -63,7 +63,7 @@ const Inodes = 2
 // shares its blocks: its copy, with its attributes, is atomic, and all else stood still. What changed is copied
 // again, Rounds times at most. An entry has changed if its ctime has: writes set it, also
 // those through a shared mapping, because a file is flushed when it is copied and a page that
-// is clean must fault before it is written. Writes set it when they begin, so a file is copied when none is under way (awaitCalls),
+// is clean must fault before it is written. Writes set it when they begin, so a file is copied when none is under way (AwaitCalls),
 // and nothing of the source is read after it was checked. The filesystem is synced as a whole only before the first pass. Later ones
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
@@ -90,8 +90,8 @@ type copier struct {
 	maxStall Limit
 	stall    time.Duration // the longest so far
 
-	dst     descent
-	links   *dir.Dir // files that have several names, by their inode
+	dst     *dir.Descent[bool] // the value: what the level is a copy of has changed since it was made
+	links   *dir.Dir           // files that have several names, by their inode
 	round   int
 	start   moment // of this pass; unset if nothing is checked
 	since   moment // entries that are older are skipped; unset in the first pass
@@ -101,9 +101,9 @@ type copier struct {
 	data    []byte // what copyData reads into
 	entries int64
 
-	names, before names // of what the copy is made in this pass, and was in the one before
+	names, before Names // of what the copy is made in this pass, and was in the one before
 
-	clock  *clock // nil if nothing is checked
+	clock  *Clock // nil if nothing is checked
 	wasSet bool   // the clock was, since the first pass began
 	watch  *watch // of a file that changes; nil before the first
 	torn   bool   // the attributes of a file changed during each attempt of this pass
@@ -117,10 +117,10 @@ func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
 	}
 	c.links = links
 	var result Result
-	if c.dst.root, err = openLevel(dst, false); err == nil {
+	if c.dst, err = dir.NewDescent(dst, false); err == nil {
 		result, err = c.passes(rounds)
 	}
-	err = errors.Join(err, links.Close(), c.watch.close(), c.clock.close())
+	err = errors.Join(err, links.Close(), c.watch.close(), c.clock.Close())
 	if err == nil {
 		err = c.removeLinks(dst, linksName)
 	}
@@ -241,7 +241,7 @@ func (c *copier) begin(check bool) (moment, error) {
 		return moment{}, nil
 	}
 	var err error
-	if c.clock, err = openClock(); err != nil {
+	if c.clock, err = OpenClock(); err != nil {
 		return moment{}, err
 	}
 	now, err := c.now()
@@ -261,21 +261,21 @@ func (c *copier) pass() error {
 	if err != nil {
 		return err
 	}
-	c.dst.root.changed = c.since.set && !c.since.follows(root)
+	c.dst.SetValue(c.since.set && !c.since.follows(root))
 	c.before = c.names
 	if c.start.set {
-		c.names = newNames()
+		c.names = NewNames()
 	}
 	err = c.src.Visit(c)
-	if err = errors.Join(err, c.dst.close()); err != nil {
+	if err = errors.Join(err, c.dst.Close()); err != nil {
 		return err
 	}
 	if c.since.set {
-		if err := c.removeGone(c.src, c.dst.root.Dir); err != nil {
+		if err := c.removeGone(c.src, c.dst.Current().Dir); err != nil {
 			return err
 		}
 	}
-	return c.attributes(c.src, c.dst.root.Dir)
+	return c.attributes(c.src, c.dst.Current().Dir)
 }
 
 // removeGone removes from the copy of a directory what that does not have any more.
@@ -342,7 +342,7 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	to := c.dst.current()
+	to := c.dst.Current()
 	if c.updating() {
 		kept, err := c.keeps(name, st)
 		if kept || err != nil {
@@ -358,11 +358,11 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	} else {
 		err = c.make(source{in, name, st}, to.Dir, name)
 	}
-	if errors.Is(err, errGone) {
+	if errors.Is(err, ErrGone) {
 		return nil
 	}
 	if err == nil {
-		c.names.add(to.id.Ino, name, st)
+		c.names.Add(to.Known.Ino, name, st)
 	}
 	return err
 }
@@ -372,8 +372,8 @@ func (c *copier) updating() bool { return c.since.set && c.whole == 0 }
 
 // keeps reports whether what was copied under a name before is a copy of the entry that has it now, as that is, and notes so.
 func (c *copier) keeps(name string, st *unix.Stat_t) (bool, error) {
-	in := c.dst.current()
-	if !c.isSettled(st) || !c.isCopy(name, st) || in.changed && !copiedByDescriptor(st) {
+	in := c.dst.Current()
+	if !c.isSettled(st) || !c.isCopy(name, st) || in.Value && !copiedByDescriptor(st) {
 		return false, nil
 	}
 	like, err := isLike(st, in.Dir, name) // what was gone when the pass before ended may be back
@@ -387,7 +387,7 @@ func (c *copier) keeps(name string, st *unix.Stat_t) (bool, error) {
 func (c *copier) isSettled(st *unix.Stat_t) bool {
 	since := c.since
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {
-		since = since.earlier(underWay)
+		since = since.earlier(UnderWay)
 	}
 	return since.follows(st)
 }
@@ -410,17 +410,17 @@ func copiedByDescriptor(st *unix.Stat_t) bool {
 // isCopy reports whether a name in the copy was made of that very entry, whatever happened to that since. An old ctime does not
 // say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.
 func (c *copier) isCopy(name string, st *unix.Stat_t) bool {
-	in := c.dst.current()
-	if c.before.complete() {
-		return c.before.has(in.id.Ino, name, st)
+	in := c.dst.Current()
+	if c.before.Complete() {
+		return c.before.Has(in.Known.Ino, name, st)
 	}
-	return !in.changed && c.since.follows(st)
+	return !in.Value && c.since.follows(st)
 }
 
 // noteKept notes what is known for sure: a directory that had not changed may have since.
-func (c *copier) noteKept(in level, name string, st *unix.Stat_t) {
-	if c.before.complete() {
-		c.names.add(in.id.Ino, name, st)
+func (c *copier) noteKept(in dir.Level[bool], name string, st *unix.Stat_t) {
+	if c.before.Complete() {
+		c.names.Add(in.Known.Ino, name, st)
 	}
 }
 
@@ -439,7 +439,7 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 			return err
 		}
 		// It may be another directory by now, which was moved here with all that it holds.
-		if err := c.remove(c.dst.current().Dir, name); err != nil {
+		if err := c.remove(c.dst.Current().Dir, name); err != nil {
 			return err
 		}
 	}
@@ -447,8 +447,8 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 		c.whole++
 	}
 	c.entries++
-	c.names.add(c.dst.current().id.Ino, name, st)
-	return c.dst.make(name)
+	c.names.Add(c.dst.Current().Known.Ino, name, st)
+	return c.dst.Make(name, false)
 }
 
 // enterCopy goes into what was made of a directory before, if that is there.
@@ -456,8 +456,8 @@ func (c *copier) enterCopy(name string, st *unix.Stat_t) (bool, error) {
 	if !c.isCopy(name, st) {
 		return false, nil
 	}
-	in := c.dst.current()
-	err := c.dst.enter(name, !c.since.follows(st))
+	in := c.dst.Current()
+	err := c.dst.Enter(name, !c.since.follows(st))
 	if dir.IsMissing(err) {
 		return false, nil
 	}
@@ -470,8 +470,8 @@ func (c *copier) enterCopy(name string, st *unix.Stat_t) (bool, error) {
 // Leave removes from the copy of a directory that changed what is gone, and gives it its attributes: its times last, which
 // entries change.
 func (c *copier) Leave(d *dir.Dir) error {
-	to := c.dst.current()
-	if to.changed {
+	to := c.dst.Current()
+	if to.Value {
 		if err := c.removeGone(d, to.Dir); err != nil {
 			return err
 		}
@@ -482,13 +482,13 @@ func (c *copier) Leave(d *dir.Dir) error {
 	if err := c.attributes(d, to.Dir); err != nil {
 		return err
 	}
-	return c.dst.leave()
+	return c.dst.Leave()
 }
 
 // link makes one more name of a file. The file itself is made in the directory of links,
 // under what identifies it: a table of millions of them would not fit into memory.
 func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) error {
-	file := identify(in, name, st)
+	file := Identify(in, name, st)
 	for round := c.round; round >= c.oldest(st); round-- {
 		made := linkName(round, file)
 		like, err := isLike(st, c.links, made)
@@ -526,9 +526,9 @@ func (c *copier) oldest(st *unix.Stat_t) int {
 
 func linkName(round int, file string) string { return fmt.Sprintf("%d-%s", round, file) }
 
-// identify names a file by its number and its handle (name_to_handle_at(2)), which has the generation too: the number of a file
+// Identify names a file by its number and its handle (name_to_handle_at(2)), which has the generation too: the number of a file
 // that is deleted while the tree is copied may be another's a moment later. A filesystem without handles has the number only.
-func identify(in *dir.Dir, name string, st *unix.Stat_t) string {
+func Identify(in *dir.Dir, name string, st *unix.Stat_t) string {
 	number := fmt.Sprintf("%d-%d", st.Dev, st.Ino)
 	handle, _, err := unix.NameToHandleAt(in.Fd(), name, 0)
 	if err != nil {

@@ -45,7 +45,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.entry, src.dir, err = p.Lookup(id); err != nil {
 		return nil, err
 	}
-	if err := src.entry.Usable(); err != nil {
+	if err := cmp.Or(src.entry.Usable(), src.entry.Unmoved()); err != nil {
 		return nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}
 	if err := src.copyable(); err != nil {

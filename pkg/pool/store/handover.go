@@ -43,7 +43,7 @@ type Presence struct {
 	Limited bool
 }
 
-// Find reads what is where. Errors: ErrDamagedRecord, ErrIO.
+// Find reads what is where. Errors: ErrDamagedRecord, ErrIO, ErrPrecondition for a volume that moves between nodes.
 func (h Handover) Find() (w Whereabouts, err error) {
 	return w, h.open(func(from, to *Side) error {
 		var err error
@@ -65,6 +65,9 @@ func find(side *Side, name string) (p Presence, err error) {
 	}
 	if rec.Mode != volume.ModeMount {
 		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, side.Root(), name)
+	}
+	if err := (Entry{Record: rec}).Unmoved(); err != nil {
+		return p, fmt.Errorf("%s/%s: %w", side.Root(), name, err)
 	}
 	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
 	return p, nil

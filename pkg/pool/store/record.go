@@ -55,7 +55,11 @@ type Record struct {
 	Origin *volume.Origin `json:"origin,omitempty"`
 	// Family is the uid of the entry whose blocks this one shares, its own for the first;
 	// empty as long as it shares none.
-	Family  string    `json:"family,omitempty"`
+	Family string `json:"family,omitempty"`
+	// Move is that of a volume which moves between nodes.
+	Move Move `json:"move,omitzero"`
+	// Moved is the id of the move that brought the volume here; empty for one that was made here.
+	Moved   string    `json:"moved,omitempty"`
 	Created time.Time `json:"created"`
 }
 
@@ -91,10 +95,12 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 		}
 	}
 	switch {
-	case r.Version != recordVersion:
-		return damaged("it has version %d, this driver knows %d", r.Version, recordVersion)
+	case r.Version != recordVersion && r.Version != movedVersion:
+		return damaged("it has version %d, this driver knows %d and %d", r.Version, recordVersion, movedVersion)
 	case unfit != nil:
 		return damaged("%v", unfit)
+	case r.Version != r.version() || !validMove(r):
+		return damaged("its version is %d, and its move %+v", r.Version, r.Move)
 	case r.ID != id.String():
 		return damaged("it is of volume %q", r.ID)
 	case r.Mode != volume.ModeMount && r.Mode != volume.ModeBlock:
@@ -172,9 +178,20 @@ func (r Records) Write(rec *Record) error {
 	return in.WriteFile(rec.ID+recordSuffix, data)
 }
 
+// Sync makes durable what Write has put in place, also where it failed after that.
+func (r Records) Sync() error {
+	in, err := r.store.recordsDir()
+	if err != nil {
+		return err
+	}
+	return in.Sync()
+}
+
 // encode is the file as the driver writes it.
 func (r *Record) encode() ([]byte, error) {
-	data, err := json.Marshal(r)
+	versioned := *r
+	versioned.Version = r.version()
+	data, err := json.Marshal(versioned)
 	return append(data, '\n'), err
 }
 

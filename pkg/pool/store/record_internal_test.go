@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,11 +23,13 @@ func idOf(name string) volume.ID {
 const (
 	wholeRecord = `{"version":1,"id":"pvc-1","uid":"zzhioir5avpfwbox","mode":"mount","bytes":1003520,"quota":"xfs","projectID":1213202432,"created":"2026-11-20T18:56:54Z"}`
 	wholeBlock  = `{"version":1,"id":"pvc-1","uid":"a","mode":"block","bytes":4096,"thin":true,"blockBytes":512,"created":"2026-11-20T18:56:54+01:00"}`
+	wholeSource = `{"version":2,"id":"pvc-1","uid":"a","mode":"mount","bytes":4096,"move":{"id":"m-1","role":"source","peer":"node-2","fence":"f","handedOver":true},"moved":"m-0","created":"2026-11-20T18:56:54Z"}`
+	wholeTarget = `{"version":2,"id":"pvc-1","uid":"a","mode":"mount","bytes":4096,"move":{"id":"m-1","role":"target","peer":"node-1"},"created":"2026-11-20T18:56:54Z"}`
 )
 
 func FuzzDecodeRecord(f *testing.F) {
 	for _, seed := range []string{
-		wholeRecord, wholeBlock, wholeRecord + "\n", wholeBlock + "\n", wholeRecord[:60],
+		wholeRecord, wholeBlock, wholeSource, wholeTarget, wholeRecord + "\n", wholeBlock + "\n", wholeRecord[:60],
 		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":1234567890123456789,"created":"2026-11-20T18:56:54Z"}` + "\n",
 		`{"version":01,"id":"pvc-\u0031","uid":"a","mode":"mount","bytes":-1,"created":"2026-11-20T18:56:54Z"}` + "\n", "\x00", `{"version":1,"id":"..","uid":"../x"}`, `{"version":2}`,
 		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":9223372036854775807,"inline":true}`,
@@ -95,6 +98,37 @@ func FuzzDecodeFormat(f *testing.F) {
 			t.Errorf("%+v is %+v, %v when it is read again", found, again, err)
 		}
 	})
+}
+
+func TestRecordOfMove(t *testing.T) {
+	id := idOf("pvc-1")
+	for _, whole := range []string{wholeSource, wholeTarget} {
+		r, err := decodeRecord(id, []byte(whole))
+		if err != nil {
+			t.Fatalf("%s: %v", whole, err)
+		}
+		if again, err := r.encode(); err != nil || string(again) != whole+"\n" {
+			t.Errorf("%s is written as %s (%v)", whole, again, err)
+		}
+	}
+	for what, change := range map[string][2]string{
+		"a version that earlier drivers read": {`"version":2`, `"version":1`},
+		"no move":                             {`"move":`, `"other":`},
+		"another role":                        {`"role":"source"`, `"role":"both"`},
+		"no role":                             {`"role":"source",`, ``},
+		"no id":                               {`"id":"m-1"`, `"id":""`},
+		"an id that is none":                  {`"id":"m-1"`, `"id":"../m"`},
+		"a peer that is none":                 {`"peer":"node-2"`, `"peer":"a/b"`},
+		"a source without a fence":            {`"fence":"f",`, ``},
+		"a target that is handed over":        {`"role":"source"`, `"role":"target"`},
+		"a move before that is none":          {`"moved":"m-0"`, `"moved":"/"`},
+		"an inline volume":                    {`"bytes":4096`, `"bytes":4096,"inline":true`},
+	} {
+		data := strings.Replace(wholeSource, change[0], change[1], 1)
+		if r, err := decodeRecord(id, []byte(data)); data == wholeSource || !errors.Is(err, volume.ErrDamagedRecord) {
+			t.Errorf("%s: %s is %+v (%v)", what, data, r, err)
+		}
+	}
 }
 
 // The records of each release must load in the next.

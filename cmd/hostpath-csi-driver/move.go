@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+const (
+	moveOutCommand = "move-out"
+	moveInCommand  = "move-in"
+)
+
+// The steps of the two commands.
+const (
+	stepCopy    = "copy"
+	stepUndo    = "undo"
+	stepRemove  = "remove"
+	stepConfirm = "confirm"
+	stepAbort   = "abort"
+)
+
+// A moving is the validated command line of a mover.
+type moving struct {
+	pools              []poolconfig.Pool
+	socket             string
+	volume, move, peer string
+	step               string
+	address            string
+	identity           mover.Identity
+	bytesPerSecond     int64
+
+	// The source's.
+	bytes          int64
+	leaveSnapshots bool
+	verify         transfer.Verify
+	aborted        bool
+	// The target's.
+	pool, fence string
+}
+
+// parseMoving reads the command line and reports all problems at once.
+func parseMoving(command string, args []string, getenv func(string) string, output io.Writer) (moving, error) {
+	var m moving
+	var datadir, endpoint, verify string
+	flags := flag.NewFlagSet("hostpath-csi-driver "+command, flag.ContinueOnError)
+	flags.SetOutput(output)
+	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
+	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket")
+	flags.StringVar(&m.volume, "volume", "", "the volume to move; required")
+	flags.StringVar(&m.move, "move", "", "uid of the move; required")
+	flags.StringVar(&m.peer, "peer", "", "name of the other node; required")
+	flags.StringVar(&m.identity.CertFile, "cert-file", "", "TLS certificate of this side, made for this move")
+	flags.StringVar(&m.identity.KeyFile, "key-file", "", "private key of --cert-file")
+	flags.StringVar(&m.identity.CAFile, "ca-file", "", "certificate of the authority of both sides, made for this move")
+	flags.Int64Var(&m.bytesPerSecond, "bytes-per-second", 0, "limit of what is sent; 0 for none")
+	if command == moveOutCommand {
+		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; remove: remove it, after its copy was confirmed")
+		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
+		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; 0 for what it holds")
+		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
+		flags.StringVar(&verify, "verify", "changed", "files whose content is compared at the end: changed or all")
+		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
+	} else {
+		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; abort: remove the copy")
+		flags.StringVar(&m.address, "address", ":8444", "address to listen on for move-out")
+		flags.StringVar(&m.pool, "pool", "", "pool of the copy; may be empty where there is one")
+		flags.StringVar(&m.fence, "fence", "", "what move-out has reported as fence when it handed the volume over; required to confirm")
+	}
+	problems := cmdline.ParseAll(flags, args)
+	if errors.Is(problems, flag.ErrHelp) {
+		return moving{}, flag.ErrHelp
+	}
+	var err error
+	m.socket, err = driver.ParseEndpoint(endpoint)
+	problems = errors.Join(problems, named("endpoint", err), m.check(command, verify))
+	if m.step == stepCopy {
+		m.pools, err = inspectedPools(datadir)
+		problems = errors.Join(problems, named("datadir", err))
+	}
+	return m, problems
+}
+
+// named is a problem of a flag.
+func named(flag string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("--%s: %w", flag, err)
+}
+
+func (m *moving) check(command, verify string) error {
+	_, volumeErr := volume.ParseID(m.volume)
+	_, moveErr := volume.ParseMoveID(m.move)
+	_, peerErr := volume.ParseNodeID(m.peer)
+	problems := errors.Join(named("volume", volumeErr), named("move", moveErr), named("peer", peerErr))
+	others := map[string][]string{moveOutCommand: {stepUndo, stepRemove}, moveInCommand: {stepConfirm, stepAbort}}[command]
+	switch m.step {
+	case stepCopy:
+		if m.address == "" {
+			problems = errors.Join(problems, errors.New("--address: required"))
+		}
+		problems = errors.Join(problems, named("address", cmdline.CheckAddress(m.address)))
+		if m.identity.CertFile == "" || m.identity.KeyFile == "" || m.identity.CAFile == "" {
+			problems = errors.Join(problems, errors.New("--cert-file, --key-file and --ca-file: required"))
+		}
+	case others[0], others[1]:
+	default:
+		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s, %s and %s", m.step, stepCopy, others[0], others[1]))
+	}
+	if m.step == stepConfirm && m.fence == "" {
+		problems = errors.Join(problems, errors.New("--fence: required to confirm"))
+	}
+	if m.bytes < 0 || m.bytesPerSecond < 0 {
+		problems = errors.Join(problems, errors.New("--bytes and --bytes-per-second: must not be negative"))
+	}
+	switch verify {
+	case "", "changed":
+		m.verify = transfer.VerifyChanged
+	case "all":
+		m.verify = transfer.VerifyAll
+	default:
+		problems = errors.Join(problems, fmt.Errorf("--verify: %q is neither changed nor all", verify))
+	}
+	return problems
+}
+
+// runMove does a step of a move, reports what it does as lines of JSON, and returns the exit status.
+func runMove(command string, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	m, err := parseMoving(command, args, getenv, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return healthy
+	}
+	if err == nil {
+		report := reporter(stdout)
+		var last mover.Event
+		if last, err = m.run(command, report); err != nil {
+			last = mover.Event{Event: mover.Failed, Error: err.Error()}
+		}
+		report(last)
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", command, err)
+		return failed
+	}
+	return healthy
+}
+
+// reporter writes events as lines of JSON. What is only progress is written once a second.
+func reporter(out io.Writer) func(mover.Event) {
+	var mu sync.Mutex
+	var last time.Time
+	lines := json.NewEncoder(out)
+	return func(e mover.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		e.Time = time.Now().UTC()
+		if e.Event == mover.Passing {
+			if e.Time.Sub(last) < time.Second {
+				return
+			}
+			last = e.Time
+		}
+		_ = lines.Encode(e) // a reader that went away does not stop a move
+	}
+}
+
+func (m moving) run(command string, report func(mover.Event)) (last mover.Event, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	client, err := moves.Dial(m.socket)
+	if err != nil {
+		return last, err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	open := func(ctx context.Context, id string, v moves.Volume) (*dir.Dir, error) {
+		kernel, err := bind.NewKernel()
+		if err != nil {
+			return nil, err
+		}
+		d, err := mover.Pools{Configs: m.pools, Mounts: kernel}.Open(ctx, id, v)
+		return d, errors.Join(err, kernel.Close())
+	}
+	if command == moveInCommand {
+		return mover.Event{Event: mover.Ended}, m.in(ctx, client, open, report)
+	}
+	return m.out(ctx, client, open, report)
+}
+
+func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, report func(mover.Event)) error {
+	in := &mover.In{
+		Driver: client, Open: open, Volume: m.volume, Move: m.move, Peer: m.peer, Pool: m.pool, Report: report,
+		Receive: func(ctx context.Context, conn net.Conn, into *dir.Dir) error {
+			return transfer.Receive(ctx, conn, into, m.options(report))
+		},
+	}
+	switch m.step {
+	case stepConfirm:
+		return in.Confirm(ctx, m.fence)
+	case stepAbort:
+		return in.Abort(ctx)
+	}
+	listener, err := mover.Listen(ctx, m.address, m.identity)
+	if err != nil {
+		return err
+	}
+	return in.Serve(ctx, listener)
+}
+
+func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, report func(mover.Event)) (last mover.Event, err error) {
+	out := &mover.Out{
+		Driver: client, Open: open, Volume: m.volume, Move: m.move, Peer: m.peer, Bytes: m.bytes, LeaveSnapshots: m.leaveSnapshots, Report: report,
+		Sender: func(conn net.Conn) mover.Sender { return sender{transfer.NewSender(conn, m.options(report)), m.verify} },
+	}
+	last = mover.Event{Event: mover.Ended}
+	switch m.step {
+	case stepUndo:
+		return last, out.Undo(ctx, m.aborted)
+	case stepRemove:
+		return last, out.Remove(ctx)
+	}
+	if out.Dial, err = mover.Dialer(m.address, m.identity); err != nil {
+		return last, err
+	}
+	last.Event = mover.HandedOver
+	last.Fence, err = out.Copy(ctx)
+	return last, err
+}
+
+func (m moving) options(report func(mover.Event)) transfer.Options {
+	return transfer.Options{BytesPerSecond: m.bytesPerSecond, Progress: func(p transfer.Progress) {
+		report(mover.Event{Event: mover.Passing, Entries: p.Entries, Files: p.Files, Bytes: p.Bytes, Compared: p.Compared})
+	}}
+}
+
+// A sender is a mover.Sender.
+type sender struct {
+	*transfer.Sender
+	verify transfer.Verify
+}
+
+func (s sender) Pass(ctx context.Context, from *dir.Dir, p mover.Pass) (mover.Result, error) {
+	pass := transfer.Pass{Since: p.Since}
+	if p.Last {
+		pass.Still, pass.Verify = true, s.verify
+	}
+	r, err := s.Sender.Pass(ctx, from, pass)
+	return mover.Result{Began: r.Began, Entries: r.Entries, Files: r.Sent, Bytes: r.Bytes, Compared: r.BytesCompared}, err
+}

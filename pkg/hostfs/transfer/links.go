@@ -1,0 +1,121 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// A linkID identifies an entry of the source that has several names.
+type linkID string
+
+// Links are the entries of a round that have several names, in a directory of the receiver's tree: a table of millions of them would
+// not fit into memory. Each is there under what identifies that of the source. One that had other names before the round is
+// there under its inode number as well, so that it does not become two entries of the source.
+type links struct {
+	root *dir.Dir
+	dir  *dir.Dir // nil before the first
+	name string
+}
+
+func (l *links) ofSource(id linkID) string { return "s-" + hex.EncodeToString([]byte(id)) }
+
+func (l *links) ofTarget(is *unix.Stat_t) string { return "t-" + strconv.FormatUint(is.Ino, 16) }
+
+// open makes the directory.
+func (l *links) open() error {
+	if l.dir != nil {
+		return nil
+	}
+	l.name = ".transfer-" + rand.Text()
+	var err error
+	l.dir, err = l.root.Make(l.name)
+	return err
+}
+
+// is says that an entry is the directory of links.
+func (l *links) is(in *dir.Dir, name string) bool {
+	if l.dir == nil || name != l.name {
+		return false
+	}
+	same, err := in.Same(l.root)
+	return err == nil && same
+}
+
+// find is the entry for one of the source, or nil.
+func (l *links) find(id linkID) (*unix.Stat_t, error) {
+	if l.dir == nil {
+		return nil, nil
+	}
+	return lookFor(l.dir, l.ofSource(id))
+}
+
+// taken says that an entry is one for another of the source.
+func (l *links) taken(is *unix.Stat_t) (bool, error) {
+	if l.dir == nil {
+		return false, nil
+	}
+	return l.dir.Exists(l.ofTarget(is))
+}
+
+// add has an entry of the tree be that for one of the source.
+func (l *links) add(in *dir.Dir, name string, is *unix.Stat_t, id linkID) error {
+	if err := l.open(); err != nil {
+		return err
+	}
+	if is.Nlink > 1 {
+		if err := unix.Linkat(in.Fd(), name, l.dir.Fd(), l.ofTarget(is), 0); err != nil {
+			return pathError("link", in, name, err)
+		}
+	}
+	if err := unix.Linkat(in.Fd(), name, l.dir.Fd(), l.ofSource(id), 0); err != nil {
+		return pathError("link", in, name, err)
+	}
+	return nil
+}
+
+// remove removes the directory.
+func (l *links) remove(ctx context.Context) error {
+	if l.dir == nil {
+		return nil
+	}
+	err := l.root.RemoveTree(ctx, l.name, func(ctx context.Context) error { return ctx.Err() })
+	return errors.Join(err, l.close())
+}
+
+// close leaves the directory to the next pass.
+func (l *links) close() error {
+	if l.dir == nil {
+		return nil
+	}
+	err := l.dir.Close()
+	l.dir = nil
+	return err
+}
+
+// linkTo gives one more name to the entry for one of the source, if there is one already. It says whether there is. What else has
+// the name is removed.
+func (r *receiver) linkTo(in *dir.Dir, name string, is *unix.Stat_t, id linkID) (found bool, err error) {
+	made, err := r.links.find(id)
+	if err != nil || made == nil {
+		return false, err
+	}
+	if is != nil && is.Ino == made.Ino && is.Dev == made.Dev {
+		return true, nil
+	}
+	if is != nil {
+		if err := r.remove(in, name); err != nil {
+			return true, err
+		}
+	}
+	if err := unix.Linkat(r.links.dir.Fd(), r.links.ofSource(id), in.Fd(), name, 0); err != nil {
+		return true, pathError("link", in, name, err)
+	}
+	return true, nil
+}

@@ -1,0 +1,201 @@
+package mover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// In is the side that gets the volume.
+type In struct {
+	Driver  Driver
+	Open    Open
+	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir) error
+	// Volume is the volume id, Move the uid of the move, Peer the other node, and Pool that of the copy; empty where there is one.
+	Volume, Move, Peer, Pool string
+	Report                   func(Event)
+}
+
+// Serve has the source copy the volume, until it has handed it over. A session of the source ends the one before, whose connection
+// may have been cut without a word. A connection that fails ends nothing else. Serve closes the listener, and can be repeated.
+func (i *In) Serve(ctx context.Context, listener net.Listener) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer end(nil)
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	defer func() { _ = listener.Close() }() // no connection is waited for any more
+	i.Report(Event{Event: Listening})
+	var last session
+	unproven := make(chan struct{}, mostUnproven)
+	for {
+		unproven <- struct{}{}
+		conn, err := listener.Accept()
+		switch {
+		case errors.Is(context.Cause(ctx), errEnded):
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return fmt.Errorf("wait for the source: %w", err)
+		}
+		all.Go(func() {
+			defer func() { _ = conn.Close() }() // what matters was answered
+			err := prove(ctx, conn)
+			<-unproven
+			ended := false
+			if err == nil {
+				ctx, done := last.replace(ctx)
+				ended, err = i.serve(ctx, conn)
+				done()
+			}
+			if err != nil {
+				i.Report(Event{Event: Refused, Error: err.Error()})
+			}
+			if ended {
+				end(errEnded)
+			}
+		})
+	}
+}
+
+var errEnded = errors.New("the volume is handed over")
+
+// mostUnproven is how many connections may be there that have not proven yet to be the source's.
+const mostUnproven = 32
+
+// prove has a connection of TLS prove that it is the source's.
+func prove(ctx context.Context, conn net.Conn) error {
+	secure, ok := conn.(interface{ HandshakeContext(context.Context) error })
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, saying)
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("%s is not the source: %w", conn.RemoteAddr(), err)
+	}
+	return nil
+}
+
+// A session is the one that is served.
+type session struct {
+	mu     sync.Mutex
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+}
+
+var errReplaced = errors.New("the source has connected anew")
+
+// replace ends the session that is served and begins another, which ends with done.
+func (s *session) replace(ctx context.Context) (_ context.Context, done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil {
+		s.cancel(errReplaced)
+		<-s.ended
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	s.cancel, s.ended = cancel, ended
+	return ctx, func() {
+		cancel(nil)
+		close(ended)
+	}
+}
+
+// serve is one session.
+func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	var says hello
+	if err := receive(conn, saying, &says); err != nil {
+		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
+	}
+	into, reply, err := i.answer(ctx, says)
+	if into != nil {
+		defer func() { err = errors.Join(err, into.Close()) }()
+	}
+	if err != nil {
+		reply.Error = err.Error()
+	}
+	if sendErr := send(conn, reply); sendErr != nil || err != nil {
+		return false, errors.Join(err, sendErr)
+	}
+	switch says.Kind {
+	case sessionPass:
+		return false, i.Receive(ctx, conn, into)
+	case sessionReceived:
+		i.Report(Event{Event: Received})
+	}
+	return says.Kind == sessionEnd, nil
+}
+
+// answer does what a hello asks for. The directory is where passes go.
+func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answer, err error) {
+	switch {
+	case says.Version != sessions:
+		return nil, reply, fmt.Errorf("version %d is spoken here, not %d", sessions, says.Version)
+	case says.Volume != i.Volume || says.Move != i.Move:
+		return nil, reply, fmt.Errorf("move %s of volume %s is expected here, not %s of %s", i.Move, i.Volume, says.Move, says.Volume)
+	}
+	switch says.Kind {
+	case sessionPass:
+		i.Report(Event{Event: Preparing})
+		r := i.request("")
+		r.Pool, r.Shape = i.Pool, says.Shape
+		v, err := i.Driver.Repeat(ctx, moves.PrepareTarget, r)
+		if err != nil {
+			return nil, reply, err
+		}
+		into, err = i.Open(ctx, i.Volume, v)
+		return into, answer{UID: v.UID}, err
+	case sessionReceived:
+		return nil, reply, i.received(ctx, says)
+	case sessionEnd:
+		return nil, reply, i.whole(ctx, says)
+	}
+	return nil, reply, fmt.Errorf("a session of the kind %q is not known here", says.Kind)
+}
+
+// received records that the copy is whole, if it is the one that the source has filled.
+func (i *In) received(ctx context.Context, says hello) error {
+	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	if err != nil {
+		return err
+	}
+	if v.UID != says.UID {
+		return fmt.Errorf("the copy of volume %s is not the one that was filled: it was aborted in between", i.Volume)
+	}
+	_, err = i.Driver.Repeat(ctx, moves.Received, i.request(says.Fence))
+	return err
+}
+
+// whole returns an error unless the copy is whole, or confirmed.
+func (i *In) whole(ctx context.Context, says hello) error {
+	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	if err == nil && v.Moved != i.Move && (v.Move != i.Move || v.Fence != says.Fence) {
+		err = fmt.Errorf("the copy of volume %s is not whole", i.Volume)
+	}
+	return err
+}
+
+// Confirm makes the copy the volume. The fence is what the source has reported when it had handed the volume over.
+func (i *In) Confirm(ctx context.Context, fence string) error {
+	_, err := i.Driver.Repeat(ctx, moves.ConfirmTarget, i.request(fence))
+	return err
+}
+
+// Abort removes the copy, unless it was confirmed.
+func (i *In) Abort(ctx context.Context) error {
+	_, err := i.Driver.Repeat(ctx, moves.AbortTarget, i.request(""))
+	return err
+}
+
+func (i *In) request(fence string) moves.Request {
+	return moves.Request{Volume: i.Volume, Move: i.Move, Peer: i.Peer, Fence: fence}
+}

@@ -1,0 +1,710 @@
+package mover_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib   = 1 << 20
+	local = `[{"name":"local","path":"pool"}]`
+)
+
+type uncounted struct{}
+
+func (uncounted) Call(string, string, time.Duration) {}
+func (uncounted) Panic(string)                       {}
+
+// A side is a node with a driver, and its mover's client.
+type side struct {
+	*pooltest.Node
+	*pool.Set
+	*moves.Client
+	pools mover.Pools
+}
+
+func newSide(t *testing.T, name string) *side {
+	t.Helper()
+	s := &side{Node: pooltest.New(t, t.TempDir())}
+	configs := s.Configs(local)
+	s.Set = s.Start(configs, s.Options(name))
+	must.Succeed(t, s.Wait(t.Context()))
+	s.pools = mover.Pools{Configs: configs, Mounts: s.Mounts}
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	listener, err := driver.Listen(socket)
+	must.Succeed(t, err)
+	node, err := volume.ParseNodeID(name)
+	must.Succeed(t, err)
+	server := driver.NewServer(driver.Config{Name: "test.example.com", Node: node}, s.Set, uncounted{}, klog.Logger{})
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx, listener, time.Minute) }()
+	client, err := moves.Dial(socket)
+	must.Succeed(t, err)
+	s.Client = client
+	t.Cleanup(func() {
+		must.Succeed(t, client.Close())
+		stop()
+		must.Succeed(t, <-ended)
+	})
+	return s
+}
+
+// A plane copies the file "data" of a volume. It is a stand-in for pkg/hostfs/transfer.
+type plane struct {
+	net.Conn
+	passes *[]mover.Pass
+	// during is called in each pass.
+	during func(p mover.Pass) error
+	bytes  func(pass int) int64 // that a pass reports
+}
+
+func (p plane) Pass(_ context.Context, from *dir.Dir, pass mover.Pass) (mover.Result, error) {
+	began := time.Now()
+	*p.passes = append(*p.passes, pass)
+	if p.during != nil {
+		if err := p.during(pass); err != nil {
+			return mover.Result{}, err
+		}
+	}
+	data, err := from.ReadFile("data", mib)
+	if err != nil {
+		return mover.Result{}, err
+	}
+	_, err = p.Write(append([]byte{byte(len(data))}, data...))
+	r := mover.Result{Began: began, Bytes: int64(len(data))}
+	if p.bytes != nil {
+		r.Bytes = p.bytes(len(*p.passes))
+	}
+	return r, err
+}
+
+func (p plane) Finish(context.Context) error {
+	if _, err := p.Write([]byte{0}); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(p, make([]byte, 1))
+	return err
+}
+
+func receive(_ context.Context, conn net.Conn, into *dir.Dir) error {
+	for {
+		length := make([]byte, 1)
+		if _, err := io.ReadFull(conn, length); err != nil {
+			return err
+		}
+		if length[0] == 0 {
+			_, err := conn.Write([]byte{1})
+			return err
+		}
+		data := make([]byte, length[0])
+		if _, err := io.ReadFull(conn, data); err != nil {
+			return err
+		}
+		if err := into.WriteFile("data", data); err != nil {
+			return err
+		}
+	}
+}
+
+// A rig is two nodes, of which the first has the volume pvc-1, with the movers of the two.
+type rig struct {
+	t        *testing.T
+	from, to *side
+	out      *mover.Out
+	in       *mover.In
+	plane    plane
+	passes   []mover.Pass
+
+	mu     sync.Mutex
+	events []string
+	// at is called with each event of the source.
+	at func(e mover.Event)
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, from: newSide(t, "node-1"), to: newSide(t, "node-2")}
+	r.plane.passes = &r.passes
+	_, err := r.from.Create(t.Context(), pool.Request{ID: pooltest.ID(t, "pvc-1"), Range: volume.Range{Required: mib}})
+	must.Succeed(t, err)
+	r.write("first")
+	r.out = &mover.Out{
+		Driver: r.from, Open: r.from.pools.Open, Volume: "pvc-1", Move: "move-1", Peer: "node-2", Report: r.report, Every: time.Millisecond,
+		Sender: func(conn net.Conn) mover.Sender {
+			p := r.plane
+			p.Conn = conn
+			return p
+		},
+	}
+	r.in = &mover.In{
+		Driver: r.to, Open: r.to.pools.Open, Receive: receive, Volume: "pvc-1", Move: "move-1", Peer: "node-1", Report: func(mover.Event) {},
+	}
+	return r
+}
+
+func (r *rig) report(e mover.Event) {
+	r.mu.Lock()
+	r.events = append(r.events, e.Event)
+	at := r.at
+	r.mu.Unlock()
+	if at != nil {
+		at(e)
+	}
+}
+
+func (r *rig) write(data string) {
+	r.t.Helper()
+	must.Succeed(r.t, os.WriteFile(r.from.Path("pool", "pvc-1", "data"), []byte(data), 0o600))
+}
+
+func (r *rig) publish(s *side, target string) error {
+	return s.Publish(r.t.Context(), pool.Publication{ID: pooltest.ID(r.t, "pvc-1"), Target: s.Target(target)})
+}
+
+func (r *rig) unpublish(s *side, target string) {
+	r.t.Helper()
+	must.Succeed(r.t, s.Unpublish(r.t.Context(), pooltest.ID(r.t, "pvc-1"), s.Target(target)))
+}
+
+// listen begins to serve the target, and has the source dial it. What it returns waits for the end.
+func (r *rig) listen() (ended func() error) {
+	r.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(r.t, err)
+	address := listener.Addr().String()
+	r.out.Dial = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", address) }
+	ctx, cancel := context.WithCancel(r.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.in.Serve(ctx, listener) }()
+	r.t.Cleanup(cancel)
+	return sync.OnceValue(func() error { return <-done })
+}
+
+// wantData expects the copy to be confirmed by a fence and to be published with that content.
+func (r *rig) wantMoved(fence, data string) {
+	r.t.Helper()
+	if err := r.publish(r.to, "a"); !errors.Is(err, volume.ErrPrecondition) {
+		r.t.Errorf("a copy that is not confirmed is published: %v", err)
+	}
+	for range 2 {
+		must.Succeed(r.t, r.in.Confirm(r.t.Context(), fence))
+	}
+	must.Succeed(r.t, r.publish(r.to, "a"))
+	r.unpublish(r.to, "a")
+	if got, err := os.ReadFile(r.to.Path("pool", "pvc-1", "data")); err != nil || string(got) != data {
+		r.t.Errorf("the copy has %q (%v), want %q", got, err, data)
+	}
+	if err := r.publish(r.from, "a"); !errors.Is(err, volume.ErrPrecondition) {
+		r.t.Errorf("the source is published as well: %v", err)
+	}
+	if err := r.in.Abort(r.t.Context()); err == nil {
+		r.t.Error("the confirmed volume is aborted")
+	}
+	for range 2 {
+		must.Succeed(r.t, r.out.Remove(r.t.Context()))
+	}
+	if _, err := r.from.MoveState(r.t.Context(), pooltest.ID(r.t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+		r.t.Errorf("the source is still there: %v", err)
+	}
+}
+
+// A pod writes until it gives the volume up, when it is told that the volume is fenced.
+func TestCopyWhileUsed(t *testing.T) {
+	r := newRig(t)
+	must.Succeed(t, r.publish(r.from, "a"))
+	ended := r.listen()
+	r.at = func(e mover.Event) {
+		switch e.Event {
+		case mover.Passed:
+			if e.Last {
+				return
+			}
+			r.write("second")
+		case mover.Waiting:
+			r.write("third")
+			r.unpublish(r.from, "a")
+		}
+	}
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, ended())
+	want := []string{mover.Passed, mover.Fenced, mover.Waiting, mover.Unused, mover.Passed, mover.Received}
+	if !slices.Equal(r.events, want) {
+		t.Errorf("the events are %q, want %q", r.events, want)
+	}
+	if len(r.passes) != 2 || r.passes[0].Last || !r.passes[0].Since.IsZero() || !r.passes[1].Last || r.passes[1].Since.IsZero() {
+		t.Errorf("the passes are %+v", r.passes)
+	}
+	r.wantMoved(fence, "third")
+}
+
+// Passes go on while each has much less to send than the one before.
+func TestPasses(t *testing.T) {
+	const much = 1 << 30
+	for name, c := range map[string]struct {
+		bytes func(pass int) int64
+		want  int
+	}{
+		"a small difference":              {func(int) int64 { return 1 }, 1},
+		"differences that get smaller":    {func(pass int) int64 { return much >> pass }, 4},
+		"differences that stay":           {func(int) int64 { return much }, 2},
+		"differences that shrink forever": {func(pass int) int64 { return much * 1000 >> pass }, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			must.Succeed(t, r.publish(r.from, "a"))
+			r.listen()
+			r.plane.bytes = c.bytes
+			r.at = func(e mover.Event) {
+				if e.Event == mover.Waiting {
+					r.unpublish(r.from, "a")
+				}
+			}
+			_, err := r.out.Copy(t.Context())
+			must.Succeed(t, err)
+			if got := len(r.passes) - 1; got != c.want {
+				t.Errorf("%d passes are made while pods go on, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+var errKilled = errors.New("killed")
+
+// At whatever event the source ends, it goes on when it runs again.
+func TestSourceRunsAgain(t *testing.T) {
+	for _, event := range []string{mover.Passed, mover.Fenced, mover.Waiting, mover.Unused, mover.Received} {
+		t.Run(event, func(t *testing.T) {
+			r := newRig(t)
+			must.Succeed(t, r.publish(r.from, "a"))
+			r.listen()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			r.at = func(e mover.Event) {
+				if e.Event == mover.Waiting {
+					r.unpublish(r.from, "a")
+				}
+				if e.Event == event {
+					cancel(errKilled)
+				}
+			}
+			if fence, err := r.out.Copy(ctx); err == nil {
+				t.Errorf("it ends with the fence %s, want an error", fence)
+			}
+			again := *r.out
+			r.at = func(e mover.Event) {
+				if e.Event == mover.Waiting {
+					r.unpublish(r.from, "a")
+				}
+			}
+			fence, err := again.Copy(t.Context())
+			must.Succeed(t, err)
+			r.wantMoved(fence, "first")
+		})
+	}
+}
+
+// A source that was handed over needs no target any more, unless that has begun to copy anew.
+func TestSourceRunsAgainAfterHandOver(t *testing.T) {
+	r := newRig(t)
+	ended := r.listen()
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, ended())
+	ended = r.listen()
+	again, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, ended())
+	if again != fence {
+		t.Errorf("it is handed over as of %s, and was as of %s", again, fence)
+	}
+	// Another process began a pass, so that the copy is not whole.
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	_, err = r.to.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
+	must.Succeed(t, err)
+	if err := r.in.Confirm(t.Context(), fence); err == nil {
+		t.Error("a copy is confirmed that is not whole")
+	}
+	r.listen()
+	_, err = r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	// Nothing listens any more.
+	r.out.Dial = func(context.Context) (net.Conn, error) { return nil, errors.New("away") }
+	again, err = r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(again, "first")
+}
+
+// A copy that was aborted after it was filled is empty, and must not count as whole.
+func TestCopyAbortedBeforeReceived(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	dial, sessions := r.out.Dial, 0
+	r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+		if sessions++; sessions == 3 { // after the passes and the last pass
+			must.Succeed(t, r.in.Abort(ctx))
+			state, err := r.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
+			must.Succeed(t, err)
+			_, err = r.to.Call(ctx, moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
+			must.Succeed(t, err)
+		}
+		return dial(ctx)
+	}
+	if fence, err := r.out.Copy(t.Context()); err == nil {
+		t.Errorf("an empty copy is handed over as of %s", fence)
+	}
+	must.Succeed(t, r.out.Undo(t.Context(), false))
+}
+
+// What was undone while the mover waits must not be handed over.
+func TestUndoneWhileWaiting(t *testing.T) {
+	r := newRig(t)
+	must.Succeed(t, r.publish(r.from, "a"))
+	r.listen()
+	r.at = func(e mover.Event) {
+		if e.Event == mover.Waiting {
+			must.Succeed(t, r.out.Undo(t.Context(), false))
+		}
+	}
+	if fence, err := r.out.Copy(t.Context()); err == nil {
+		t.Errorf("it is handed over as of %s", fence)
+	}
+	r.unpublish(r.from, "a")
+	must.Succeed(t, r.in.Abort(t.Context()))
+	must.Succeed(t, r.publish(r.from, "b"))
+	r.unpublish(r.from, "b")
+}
+
+func TestTargetRefuses(t *testing.T) {
+	for name, change := range map[string]func(r *rig){
+		"another move":   func(r *rig) { r.in.Move = "move-2" },
+		"another volume": func(r *rig) { r.in.Volume = "pvc-2" },
+		"an unknown pool": func(r *rig) {
+			r.in.Pool = "nowhere"
+		},
+		"a name that is taken": func(r *rig) {
+			_, err := r.to.Create(r.t.Context(), pool.Request{ID: pooltest.ID(r.t, "pvc-1"), Range: volume.Range{Required: mib}})
+			must.Succeed(r.t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			change(r)
+			r.listen()
+			_, err := r.out.Copy(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "the target refuses") {
+				t.Errorf("the error is %v", err)
+			}
+			must.Succeed(t, r.publish(r.from, "a"))
+			r.unpublish(r.from, "a")
+		})
+	}
+}
+
+// A peer that says nothing sensible ends its own connection, and nothing else.
+func TestTargetSurvivesNonsense(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	for _, says := range [][]byte{nil, {0}, {0xff, 0xff, 0xff, 0xff}, {0, 0, 0, 2, '{', '{'}, {0, 0, 0, 2, '{', '}'}, []byte("\x00\x00\x00\x37" + `{"version":1,"kind":"x","volume":"pvc-1","move":"move-1"}`)[:59]} {
+		conn, err := r.out.Dial(t.Context())
+		must.Succeed(t, err)
+		_, err = conn.Write(says)
+		must.Succeed(t, err)
+		must.Succeed(t, conn.(*net.TCPConn).CloseWrite())
+		_, err = io.Copy(io.Discard, conn)
+		if err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Error(err)
+		}
+		must.Succeed(t, conn.Close())
+	}
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// A cut is a connection that breaks after some reads and writes.
+type cut struct {
+	net.Conn
+	left *int
+}
+
+var errCut = errors.New("cut")
+
+func (c cut) use() error {
+	if *c.left--; *c.left < 0 {
+		return errors.Join(errCut, c.Close())
+	}
+	return nil
+}
+
+func (c cut) Read(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(b)
+}
+
+func (c cut) Write(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
+}
+
+// Whenever the network is cut, running the source again moves the volume, and until then the source publishes it or neither does.
+func TestCutConnections(t *testing.T) {
+	for after := 0; ; after++ {
+		r := newRig(t)
+		r.listen()
+		dial, left := r.out.Dial, after
+		r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+			conn, err := dial(ctx)
+			return cut{conn, &left}, err
+		}
+		first := *r.out
+		_, err := first.Copy(t.Context())
+		if err == nil && left >= 0 {
+			t.Logf("there are %d reads and writes", after-left)
+			return
+		}
+		if err := r.publish(r.to, "b"); err == nil {
+			t.Errorf("after %d the copy is published", after)
+		}
+		r.out.Dial = dial
+		fence, err := r.out.Copy(t.Context())
+		must.Succeed(t, err)
+		r.wantMoved(fence, "first")
+		if after > 100 {
+			t.Fatal("it does not end")
+		}
+	}
+}
+
+// A connection that was cut without a word does not hold up the source that connects again.
+func TestSourceConnectsAnew(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	silent, err := r.out.Dial(t.Context())
+	must.Succeed(t, err)
+	defer silent.Close()
+	hello, err := json.Marshal(map[string]any{"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10)})
+	must.Succeed(t, err)
+	_, err = silent.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello))), hello...))
+	must.Succeed(t, err)
+	_, err = io.ReadFull(silent, make([]byte, 4)) // of the answer: the copy is there, and a pass is awaited
+	must.Succeed(t, err)
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// Others that can reach the port do not hold up the source.
+func TestStrangersAreSilent(t *testing.T) {
+	r := newRig(t)
+	a := newAuthority(t)
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	must.Succeed(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- r.in.Serve(ctx, listener) }()
+	for range 8 {
+		stranger, err := net.Dial("tcp", listener.Addr().String())
+		must.Succeed(t, err)
+		defer stranger.Close()
+	}
+	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth))
+	must.Succeed(t, err)
+	began := time.Now()
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, <-done)
+	if took := time.Since(began); took > 25*time.Second { // one stranger has 30
+		t.Errorf("it takes %v", took)
+	}
+	r.wantMoved(fence, "first")
+}
+
+// The mover sees the pools by its own mounts: they may be others than those of the driver.
+func TestOpenAnotherVolume(t *testing.T) {
+	r := newRig(t)
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	for name, change := range map[string]func(id *string, v *moves.Volume){
+		"another record": func(_ *string, v *moves.Volume) { v.UID = "other" },
+		"another pool":   func(_ *string, v *moves.Volume) { v.Pool = "other" },
+		"no such volume": func(id *string, _ *moves.Volume) { *id = "pvc-2" },
+		"no volume id":   func(id *string, _ *moves.Volume) { *id = "../pvc-1" },
+	} {
+		id, v := "pvc-1", state
+		change(&id, &v)
+		if d, err := r.from.pools.Open(t.Context(), id, v); err == nil {
+			t.Errorf("%s: %s is opened", name, d)
+		}
+	}
+	d, err := r.from.pools.Open(t.Context(), "pvc-1", state)
+	must.Succeed(t, err)
+	must.Succeed(t, d.Close())
+}
+
+// identity is that of a side, of an authority.
+func identity(t *testing.T, a drivertest.Authority, name string, use x509.ExtKeyUsage) mover.Identity {
+	t.Helper()
+	certificate, key, err := a.Issue(name, use)
+	must.Succeed(t, err)
+	return mover.Identity{CertFile: certificate, KeyFile: key, CAFile: a.File}
+}
+
+func newAuthority(t *testing.T) drivertest.Authority {
+	t.Helper()
+	a, err := drivertest.NewAuthority(t.TempDir())
+	must.Succeed(t, err)
+	return a
+}
+
+func TestIdentities(t *testing.T) {
+	ours, others := newAuthority(t), newAuthority(t)
+	target := identity(t, ours, mover.TargetName, x509.ExtKeyUsageServerAuth)
+	source := identity(t, ours, mover.SourceName, x509.ExtKeyUsageClientAuth)
+	for name, c := range map[string]struct {
+		target, source mover.Identity
+		ok             bool
+	}{
+		"both of one authority":           {target, source, true},
+		"a source of another authority":   {target, identity(t, others, mover.SourceName, x509.ExtKeyUsageClientAuth), false},
+		"a target of another authority":   {identity(t, others, mover.TargetName, x509.ExtKeyUsageServerAuth), source, false},
+		"a target that is a source":       {source, source, false},
+		"a source that is a target":       {target, target, false},
+		"a source of another name":        {target, identity(t, ours, "other.move", x509.ExtKeyUsageClientAuth), false},
+		"a target of another name":        {identity(t, ours, "another.move", x509.ExtKeyUsageServerAuth), source, false},
+		"a source for servers":            {target, identity(t, newAuthority(t), mover.SourceName, x509.ExtKeyUsageServerAuth), false},
+		"a source that trusts no target":  {target, mover.Identity{CertFile: source.CertFile, KeyFile: source.KeyFile, CAFile: others.File}, false},
+		"a target that trusts no sources": {mover.Identity{CertFile: target.CertFile, KeyFile: target.KeyFile, CAFile: others.File}, source, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := connect(t, c.target, c.source); (err == nil) != c.ok {
+				t.Errorf("the error is %v, want success: %v", err, c.ok)
+			}
+		})
+	}
+}
+
+// connect has the two sides exchange a byte each.
+func connect(t *testing.T, target, source mover.Identity) error {
+	t.Helper()
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", target)
+	must.Succeed(t, err)
+	defer listener.Close()
+	dial, err := mover.Dialer(listener.Addr().String(), source)
+	must.Succeed(t, err)
+	served := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 1))
+			if err == nil {
+				_, err = conn.Write([]byte{1})
+			}
+			err = errors.Join(err, conn.Close())
+		}
+		served <- err
+	}()
+	conn, err := dial(t.Context())
+	if err != nil {
+		return errors.Join(err, ignore(<-served))
+	}
+	defer conn.Close()
+	if version := conn.(*tls.Conn).ConnectionState().Version; version != tls.VersionTLS13 {
+		t.Errorf("the version of TLS is %x", version)
+	}
+	if _, err := conn.Write([]byte{1}); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(conn, make([]byte, 1))
+	return errors.Join(err, <-served)
+}
+
+// ignore is for what follows from an error that is reported.
+func ignore(error) error { return nil }
+
+func TestUnusableIdentity(t *testing.T) {
+	a := newAuthority(t)
+	whole := identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth)
+	for i, broken := range []mover.Identity{
+		{}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile, CAFile: whole.KeyFile},
+		{CertFile: whole.CertFile, KeyFile: a.File, CAFile: whole.CAFile},
+	} {
+		if l, err := mover.Listen(t.Context(), "127.0.0.1:0", broken); err == nil {
+			t.Errorf("%d: %v listens", i, l)
+		}
+		if _, err := mover.Dialer("127.0.0.1:1", broken); err == nil {
+			t.Errorf("%d: a source can dial", i)
+		}
+	}
+}
+
+// The source may be there before the target.
+func TestDialUntilTargetListens(t *testing.T) {
+	a := newAuthority(t)
+	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(t, err)
+	address := free.Addr().String()
+	must.Succeed(t, free.Close())
+	dial, err := mover.Dialer(address, source)
+	must.Succeed(t, err)
+	dialed := make(chan error, 1)
+	go func() {
+		conn, err := dial(t.Context())
+		if err == nil {
+			err = conn.Close()
+		}
+		dialed <- err
+	}()
+	listener, err := mover.Listen(t.Context(), address, identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	must.Succeed(t, err)
+	defer listener.Close()
+	conn, err := listener.Accept()
+	must.Succeed(t, err)
+	_, _ = io.Copy(io.Discard, conn) // the handshake, and the end
+	must.Succeed(t, <-dialed)
+	must.Succeed(t, listener.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if conn, err := dial(ctx); err == nil {
+		t.Error(fmt.Errorf("%v is connected to", conn.RemoteAddr()))
+	}
+}

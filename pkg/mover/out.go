@@ -1,0 +1,260 @@
+package mover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// A Pass is one over the whole volume.
+type Pass struct {
+	// Since is when the pass before began, to the same copy; zero for none.
+	Since time.Time
+	// Last: nothing writes to the volume any more, and both sides are compared.
+	Last bool
+}
+
+// A Result is what a pass did.
+type Result struct {
+	Began                           time.Time
+	Entries, Files, Bytes, Compared int64
+}
+
+// A Sender copies a volume over a connection: that of pkg/hostfs/transfer, or a stand-in.
+type Sender interface {
+	Pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error)
+	// Finish makes the copy durable.
+	Finish(ctx context.Context) error
+}
+
+// Out is the side that has the volume.
+type Out struct {
+	Driver Driver
+	Open   Open
+	// Dial connects to the target.
+	Dial   func(ctx context.Context) (net.Conn, error)
+	Sender func(conn net.Conn) Sender
+	// Volume is the volume id, Move the uid of the move, and Peer the other node.
+	Volume, Move, Peer string
+	// Bytes is the promise of a volume without a record; 0 for what it holds.
+	Bytes int64
+	// LeaveSnapshots has those of the volume stay on this node.
+	LeaveSnapshots bool
+	Report         func(Event)
+	// Every is how often the driver is asked whether the volume is in use; 0 for half a second.
+	Every time.Duration
+
+	passes int
+	since  time.Time // when the last pass began
+	copied string    // the uid of the copy that it went to
+}
+
+const (
+	// mostPasses are made while pods go on.
+	mostPasses = 10
+	// fewBytes is how much of a difference a last pass sends in little time.
+	fewBytes = 64 << 20
+)
+
+// Copy copies the volume and hands it over. Pods have to give it up at some time after it is fenced. When Copy returns, the copy can
+// be confirmed, and the source cannot be published any more. Repeating it goes on where it was.
+func (o *Out) Copy(ctx context.Context) (fence string, err error) {
+	v, err := o.call(ctx, moves.State, "")
+	if err != nil {
+		return "", err
+	}
+	if v.Move != o.Move {
+		if err := o.copyWhileUsed(ctx, v); err != nil {
+			return "", err
+		}
+	}
+	if v, err = o.call(ctx, moves.Fence, ""); err != nil {
+		return "", err
+	}
+	o.Report(Event{Event: Fenced})
+	if v.HandedOver && !errors.Is(o.end(ctx, v), errRefused) {
+		return v.Fence, nil
+	}
+	if err := o.copyStill(ctx, v); err != nil {
+		return "", err
+	}
+	if _, err := o.call(ctx, moves.HandOver, v.Fence); err != nil {
+		return "", err
+	}
+	_ = o.end(ctx, v) // it is reported, and the volume is handed over all the same
+	return v.Fence, nil
+}
+
+// copyStill copies what has changed since the last pass, when no pod has the volume any more.
+func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
+	if err := o.awaitUnused(ctx); err != nil {
+		return err
+	}
+	if err := o.session(ctx, sessionPass, v, func(conn net.Conn, uid string) error {
+		return o.lastPass(ctx, conn, v, uid)
+	}); err != nil {
+		return err
+	}
+	if err := o.session(ctx, sessionReceived, v, nil); err != nil {
+		return err
+	}
+	o.Report(Event{Event: Received})
+	return nil
+}
+
+// end lets the target end, which may have done so before. It returns errRefused for a target that is not whole.
+func (o *Out) end(ctx context.Context, v moves.Volume) error {
+	ctx, cancel := context.WithTimeout(ctx, saying)
+	defer cancel()
+	err := o.session(ctx, sessionEnd, v, nil)
+	if err != nil {
+		o.Report(Event{Event: Refused, Error: err.Error()})
+	}
+	return err
+}
+
+// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before.
+func (o *Out) Undo(ctx context.Context, aborted bool) error {
+	_, err := o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
+	return err
+}
+
+// Remove removes the volume after its copy was confirmed.
+func (o *Out) Remove(ctx context.Context) error {
+	_, err := o.call(ctx, moves.RemoveSource, "")
+	return err
+}
+
+func (o *Out) call(ctx context.Context, name, fence string) (moves.Volume, error) {
+	return o.Driver.Repeat(ctx, name, moves.Request{
+		Volume: o.Volume, Move: o.Move, Peer: o.Peer, Fence: fence, LeaveSnapshots: o.LeaveSnapshots, Shape: moves.Shape{Bytes: o.Bytes},
+	})
+}
+
+// copyWhileUsed makes passes while pods go on, as long as each has less to send than the one before.
+func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
+	if !v.Recorded && o.Bytes > 0 {
+		v.Bytes = o.Bytes
+	}
+	return o.session(ctx, sessionPass, v, func(conn net.Conn, uid string) error {
+		from, err := o.Open(ctx, o.Volume, v)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = from.Close() }() // opened for reading
+		sender := o.Sender(conn)
+		before := int64(-1)
+		for range mostPasses {
+			r, err := o.pass(ctx, sender, from, uid, false)
+			if err != nil {
+				return err
+			}
+			now, err := o.call(ctx, moves.State, "")
+			if err != nil {
+				return err
+			}
+			if !now.Used || r.Bytes <= fewBytes || before >= 0 && r.Bytes > before/10*8 {
+				break
+			}
+			before = r.Bytes
+		}
+		return sender.Finish(ctx)
+	})
+}
+
+func (o *Out) lastPass(ctx context.Context, conn net.Conn, v moves.Volume, uid string) error {
+	from, err := o.Open(ctx, o.Volume, v)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = from.Close() }() // opened for reading
+	sender := o.Sender(conn)
+	if _, err := o.pass(ctx, sender, from, uid, true); err != nil {
+		return err
+	}
+	return sender.Finish(ctx)
+}
+
+func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string, last bool) (Result, error) {
+	p := Pass{Last: last}
+	if uid == o.copied {
+		p.Since = o.since
+	}
+	r, err := sender.Pass(ctx, from, p)
+	if err != nil {
+		return r, err
+	}
+	o.since, o.copied = r.Began, uid
+	if last {
+		o.since = time.Time{} // another after it is as the first: see transfer.Pass
+	}
+	o.passes++
+	o.Report(Event{Event: Passed, Pass: o.passes, Last: last, Entries: r.Entries, Files: r.Files, Bytes: r.Bytes, Compared: r.Compared})
+	return r, nil
+}
+
+// awaitUnused waits until no pod has the volume any more.
+func (o *Out) awaitUnused(ctx context.Context) error {
+	every := o.Every
+	if every == 0 {
+		every = time.Second / 2
+	}
+	again := time.NewTicker(every)
+	defer again.Stop()
+	for first := true; ; first = false {
+		v, err := o.call(ctx, moves.State, "")
+		if err != nil {
+			return err
+		}
+		switch {
+		case v.Move != o.Move || v.Fence == "":
+			return fmt.Errorf("volume %s is not fenced any more: the move was undone", o.Volume)
+		case !v.Used:
+			o.Report(Event{Event: Unused})
+			return nil
+		case first:
+			o.Report(Event{Event: Waiting})
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for volume %s to be unpublished: %w", o.Volume, context.Cause(ctx))
+		case <-again.C:
+		}
+	}
+}
+
+// session connects to the target, has it agree, and does something over the connection.
+func (o *Out) session(ctx context.Context, kind string, v moves.Volume, do func(conn net.Conn, uid string) error) (err error) {
+	conn, err := o.Dial(ctx)
+	if err != nil {
+		return fmt.Errorf("connect to the target: %w", err)
+	}
+	defer func() { _ = conn.Close() }() // what matters was answered
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	uid := ""
+	if kind == sessionReceived {
+		uid = o.copied
+	}
+	if err := send(conn, hello{Version: sessions, Kind: kind, Volume: o.Volume, Move: o.Move, Shape: v.Shape, UID: uid, Fence: v.Fence}); err != nil {
+		return fmt.Errorf("speak to the target: %w", err)
+	}
+	var says answer
+	// The driver there may be starting.
+	if err := receive(conn, 0, &says); err != nil {
+		return fmt.Errorf("hear the target: %w", err)
+	}
+	switch {
+	case says.Error != "":
+		return fmt.Errorf("%w: %s", errRefused, says.Error)
+	case do == nil:
+		return nil
+	}
+	return do(conn, says.UID)
+}
+
+var errRefused = errors.New("the target refuses")

@@ -1,0 +1,508 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A volume moves to another node in these steps, each durable when it returns, and each of which can be repeated:
+//
+//  1. PrepareTarget there: a copy that is no volume yet, with the promise of the source;
+//  2. the mover copies, while pods go on;
+//  3. Fence here: the source is not published any more;
+//  4. when the source is published nowhere, the mover copies what has changed since, and compares;
+//  5. Received there: the copy is whole, as of that fence;
+//  6. HandOver here: from now on the source stays fenced;
+//  7. ConfirmTarget there: the copy is the volume;
+//  8. RemoveSource here.
+//
+// Up to 6 the source has every write that was acknowledged, and Unfence and AbortTarget undo the move. From 7 on the target has.
+// Between the two no node publishes the volume, and both have all of it. So at no time do two nodes publish it.
+
+// A Move names one side of a move.
+type Move struct {
+	Volume volume.ID
+	ID     volume.MoveID
+	// Peer is the other node. Only Fence and PrepareTarget need it.
+	Peer volume.NodeID
+}
+
+// record is what a record says of the move.
+func (m Move) record(role store.MoveRole) store.Move {
+	return store.Move{ID: m.ID.String(), Role: role, Peer: m.Peer.String()}
+}
+
+// MoveState is what one node has of a volume that moves.
+type MoveState struct {
+	Pool volume.PoolName
+	volume.Shape
+	// UID is that of the record: another copy of the same name has another.
+	UID string
+	// Recorded says that the volume has a record. The size of one without is what it holds.
+	Recorded bool
+	// Used says that this node has the volume published, or its file attached.
+	Used bool
+	store.Move
+	// Moved is the id of the last move that was confirmed.
+	Moved string
+}
+
+// MoveState reports on a volume. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s *Set) MoveState(_ context.Context, id volume.ID) (MoveState, error) {
+	v, err := s.findSettled(id)
+	if err != nil {
+		return MoveState{}, err
+	}
+	defer v.close()
+	if err := v.entry.Usable(); err != nil {
+		return MoveState{}, fmt.Errorf("%s: %w", id.Named(), err)
+	}
+	return v.moveState()
+}
+
+func (v *found) moveState() (MoveState, error) {
+	is := MoveState{Pool: v.visit.Pool.Config.Name, Shape: volume.Shape{Mode: v.entry.Mode()}, Recorded: v.entry.Record != nil, Move: v.entry.Move()}
+	if rec := v.entry.Record; rec != nil {
+		is.UID, is.Moved = rec.UID, rec.Moved
+		is.Bytes, is.BlockBytes, is.BytesPerInode = rec.Bytes, rec.BlockBytes, rec.BytesPerInode
+	} else {
+		is.Bytes = store.Measured(v.visit.Store.Root(), v.id.String())
+	}
+	var err error
+	is.Used, err = v.use().Used()
+	return is, err
+}
+
+// A FenceRequest is for the source of a move.
+type FenceRequest struct {
+	Move
+	// Bytes is the promise of a volume without a record; 0 for what it holds.
+	Bytes int64
+	// LeaveSnapshots has those of the volume stay on this node; otherwise a volume with any is refused.
+	LeaveSnapshots bool
+}
+
+// Fence has the volume not be published here any more. What is published stays until it is unpublished, and may be published again
+// where it is. The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for a volume that another move
+// has, or that has snapshots, ErrBusy while it is copied, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s *Set) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
+	v, err := s.findToMove(ctx, r.Volume)
+	if err != nil {
+		return MoveState{}, err
+	}
+	defer v.close()
+	if v.entry.Move().Is(store.MoveSource, r.ID) {
+		err = v.durable()
+	} else {
+		err = s.fence(ctx, v, r)
+	}
+	if err != nil {
+		return MoveState{}, fmt.Errorf("fence volume %s: %w", r.Volume, err)
+	}
+	return v.moveState()
+}
+
+func (s *Set) fence(ctx context.Context, v *found, r FenceRequest) error {
+	if err := v.movable(); err != nil {
+		return err
+	}
+	if !r.LeaveSnapshots {
+		if some, _ := s.Snapshots(ctx, volume.ID{}, r.Volume, 1); len(some) > 0 {
+			return fmt.Errorf("%w: it has snapshots, such as %s, which stay on this node: delete them, or have them left behind", volume.ErrPrecondition, some[0].ID)
+		}
+	}
+	if err := s.pins.Free(r.Volume); err != nil {
+		return err
+	}
+	rec, err := v.recordToMove(r.Bytes)
+	if err != nil {
+		return err
+	}
+	rec.Move = r.record(store.MoveSource)
+	rec.Move.Fence, rec.Move.Recorded = store.RandomSuffix(), v.entry.Record == nil
+	return v.write(ctx, rec)
+}
+
+// movable returns why a volume cannot begin to move.
+func (v *found) movable() error {
+	if err := v.entry.Unmoved(); err != nil {
+		return err
+	}
+	if v.entry.Inline() {
+		return fmt.Errorf("%w: it is an inline volume, which ends with its pod", volume.ErrInvalid)
+	}
+	return unshared(v.visit.Pool)
+}
+
+// unshared refuses a pool whose volumes every node has already.
+func unshared(p *serve.Pool) error {
+	if p.Config.Shared {
+		return fmt.Errorf("%w: pool %q is shared: its volumes are on all of its nodes", volume.ErrInvalid, p.Config.Name)
+	}
+	return nil
+}
+
+// recordToMove is the record of the volume, or a new one of so many bytes.
+func (v *found) recordToMove(bytes int64) (*store.Record, error) {
+	if v.entry.Record != nil {
+		rec := *v.entry.Record
+		return &rec, nil
+	}
+	if bytes == 0 {
+		bytes = store.Measured(v.visit.Store.Root(), v.id.String())
+	}
+	if bytes == volume.Unknown {
+		return nil, fmt.Errorf("%w: it has no record of its size and too many files to count them: name the size, such as that of its claim", volume.ErrInvalid)
+	}
+	space, err := v.visit.Store.Space()
+	if err != nil {
+		return nil, err
+	}
+	promised, err := volume.Range{Required: bytes}.Promise(space.BlockBytes)
+	return store.NewRecord(v.id, volume.ModeMount, promised), err
+}
+
+// Unfence undoes Fence. A volume that was handed over may be confirmed on the other node: only for a caller who knows that the
+// target was aborted it is published here again. The caller holds the volume's lock. Errors: ErrNotFound, ErrPrecondition for
+// another move and for a volume that was handed over, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) Unfence(ctx context.Context, m Move, targetAborted bool) error {
+	v, err := s.findToMove(ctx, m.Volume)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	is := v.entry.Move()
+	switch {
+	case is == (store.Move{}):
+		return v.durable()
+	case !is.Is(store.MoveSource, m.ID):
+		return v.notOf(m, "unfence")
+	case is.HandedOver && !targetAborted:
+		return fmt.Errorf("unfence volume %s: %w: it was handed over to node %s, which may have confirmed it: abort the target first", m.Volume, volume.ErrPrecondition, is.Peer)
+	}
+	if is.Recorded {
+		err = v.forgetRecord()
+	} else {
+		rec := *v.entry.Record
+		rec.Move = store.Move{}
+		err = v.write(ctx, &rec)
+	}
+	if err != nil {
+		return fmt.Errorf("unfence volume %s: %w", m.Volume, err)
+	}
+	return nil
+}
+
+// forgetRecord removes the record that the fence had made.
+func (v *found) forgetRecord() error {
+	if err := v.visit.Store.DropRecord(v.id); err != nil {
+		return err
+	}
+	v.entry.Record = nil
+	v.visit.Pool.Note(v.id, v.entry)
+	return nil
+}
+
+// HandOver records that the target has all of the source as of a fence and may be confirmed. After that the source stays fenced.
+// The caller holds the volume's lock. Errors: ErrNotFound, ErrInUse, ErrPrecondition for another move or fence, ErrUnavailable,
+// ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) HandOver(ctx context.Context, m Move, fence string) error {
+	v, err := s.findToMove(ctx, m.Volume)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	is := v.entry.Move()
+	switch {
+	case !is.Is(store.MoveSource, m.ID):
+		return v.notOf(m, "hand over")
+	case is.Fence != fence:
+		return fmt.Errorf("hand over volume %s: %w: it was fenced anew since, and the copy may lack what was written in between", m.Volume, volume.ErrPrecondition)
+	}
+	err = v.unusedAnywhere(ctx)
+	if err == nil {
+		rec := *v.entry.Record
+		rec.Move.HandedOver = true
+		err = v.write(ctx, &rec)
+	}
+	if err != nil {
+		return fmt.Errorf("hand over volume %s: %w", m.Volume, err)
+	}
+	return nil
+}
+
+// unusedAnywhere returns ErrInUse for a volume that is published, or whose file is attached.
+func (v *found) unusedAnywhere(ctx context.Context) error {
+	if err := v.unused(); err != nil {
+		return err
+	}
+	return v.use().Detach(ctx)
+}
+
+// RemoveSource removes the source after the target was confirmed. One that is not there is no error. The caller holds the
+// volume's lock. Errors: ErrInUse, ErrPrecondition for a volume that this move has not handed over, ErrUnavailable,
+// ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) RemoveSource(ctx context.Context, m Move) error {
+	v, err := s.findToMove(ctx, m.Volume)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	is := v.entry.Move()
+	switch {
+	case !is.Is(store.MoveSource, m.ID):
+		return v.notOf(m, "remove the source of")
+	case !is.HandedOver:
+		return fmt.Errorf("remove the source of volume %s: %w: it was not handed over to node %s", m.Volume, volume.ErrPrecondition, is.Peer)
+	}
+	return v.discard(ctx, s)
+}
+
+// discard removes one side of a move.
+func (v *found) discard(ctx context.Context, s *Set) error {
+	if err := s.pins.Free(v.id); err != nil {
+		return err
+	}
+	unlock, err := v.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	defer unlock()
+	return v.removeUnused(ctx)
+}
+
+// A TargetRequest is for the copy of a volume of another node.
+type TargetRequest struct {
+	Move
+	// Pool may be the zero PoolName where only one can be meant.
+	Pool volume.PoolName
+	// Shape is that of the source.
+	volume.Shape
+}
+
+// PrepareTarget makes a copy that is no volume yet, empty, or returns the one that this move has made, whose copy does not count
+// as whole any more. One that is smaller than the source by now grows. The caller holds the volume's lock. Errors: those of Create,
+// and ErrCannotGrow.
+func (s *Set) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, error) {
+	create := Request{
+		ID: r.Volume, Pool: r.Pool, Range: volume.Range{Required: r.Bytes}, Mode: r.Mode,
+		target: &target{Move: r.record(store.MoveTarget), Shape: r.Shape},
+	}
+	p, err := s.pool(r.Pool)
+	if err == nil {
+		err = unshared(p)
+	}
+	if err == nil {
+		_, err = s.Create(ctx, create)
+	}
+	if err != nil {
+		return MoveState{}, err
+	}
+	v, err := s.findToMove(ctx, r.Volume)
+	if err != nil {
+		return MoveState{}, err
+	}
+	defer v.close()
+	if err := v.prepareAgain(ctx, r); err != nil {
+		return MoveState{}, fmt.Errorf("prepare volume %s: %w", r.Volume, err)
+	}
+	return v.moveState()
+}
+
+// A target is what the record of a copy has of its source.
+type target struct {
+	store.Move
+	volume.Shape
+}
+
+// is returns ErrExists unless an entry is the copy that the move has made.
+func (t *target) is(e store.Entry) error {
+	if id, err := volume.ParseMoveID(t.ID); err != nil || !e.Move().Is(store.MoveTarget, id) {
+		return errors.Join(err, fmt.Errorf("%w on this node, and is not of this move", volume.ErrExists))
+	}
+	if e.Mode() != t.Mode || e.Record.BlockBytes != t.BlockBytes {
+		return fmt.Errorf("%w as another copy: abort it", volume.ErrExists)
+	}
+	return nil
+}
+
+// prepareAgain brings a copy that was there in line with its source.
+func (v *found) prepareAgain(ctx context.Context, r TargetRequest) error {
+	if v.entry.Move().Fence != "" {
+		rec := *v.entry.Record
+		rec.Move.Fence = ""
+		if err := v.write(ctx, &rec); err != nil {
+			return err
+		}
+	}
+	if v.entry.Record.Bytes >= r.Bytes {
+		return nil
+	}
+	if _, err := v.expand(ctx, volume.Range{Required: r.Bytes}); err != nil {
+		return err
+	}
+	return v.reread()
+}
+
+// Received records that a copy is whole as of a fence of its source, after all of it is on the disk. The caller holds the
+// volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move, ErrUnavailable, ErrDamagedRecord, ErrLost,
+// ErrIO, ErrAmbiguous.
+func (s *Set) Received(ctx context.Context, m Move, fence string) error {
+	if fence == "" {
+		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
+	}
+	v, err := s.findTarget(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	if v.entry.Block() { // holes of the source are holes of the copy: set the space aside again
+		err = limit.NoSpace(v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
+	}
+	if err == nil {
+		err = trace.Step(ctx, "sync the copy", func() error { return clone.Sync(v.dir) })
+	}
+	if err == nil {
+		rec := *v.entry.Record
+		rec.Move.Fence = fence
+		err = v.write(ctx, &rec)
+	}
+	if err != nil {
+		return fmt.Errorf("receive volume %s: %w", m.Volume, err)
+	}
+	return nil
+}
+
+// ConfirmTarget makes the copy a volume, in one step, if it is whole as of that fence. The source has to be handed over. The caller
+// holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move and for a copy that is not whole,
+// ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s *Set) ConfirmTarget(ctx context.Context, m Move, fence string) error {
+	if fence == "" {
+		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
+	}
+	v, err := s.findToMove(ctx, m.Volume)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	switch is := v.entry.Move(); {
+	case v.movedBy(m):
+		return v.durable()
+	case !is.Is(store.MoveTarget, m.ID):
+		return v.notOf(m, "confirm")
+	case is.Fence != fence:
+		return fmt.Errorf("confirm volume %s: %w: the copy is not whole as of the fence %s of its source", m.Volume, volume.ErrPrecondition, fence)
+	}
+	if err := v.entry.Usable(); err != nil {
+		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
+	}
+	rec := *v.entry.Record
+	rec.Move, rec.Moved = store.Move{}, m.ID.String()
+	err = v.visit.Scan().Content(v.id, &rec).Check(v.dir)
+	if err == nil {
+		err = v.write(ctx, &rec)
+	}
+	if err != nil {
+		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
+	}
+	return nil
+}
+
+// movedBy reports whether the volume is here by that move, which has ended.
+func (v *found) movedBy(m Move) bool {
+	return v.entry.Record != nil && v.entry.Record.Moved == m.ID.String() && v.entry.Move() == (store.Move{})
+}
+
+// AbortTarget removes the copy that the move has made. One that is not there is no error. The caller holds the volume's lock.
+// Errors: ErrPrecondition for anything else of that name, also a copy that was confirmed, ErrUnavailable, ErrDamagedRecord, ErrIO,
+// ErrAmbiguous.
+func (s *Set) AbortTarget(ctx context.Context, m Move) error {
+	v, err := s.findToMove(ctx, m.Volume)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	switch is := v.entry.Move(); {
+	case v.movedBy(m):
+		return fmt.Errorf("abort volume %s: %w: it was confirmed, and is the volume now", m.Volume, volume.ErrPrecondition)
+	case !is.Is(store.MoveTarget, m.ID):
+		return v.notOf(m, "abort")
+	}
+	return v.discard(ctx, s)
+}
+
+// findTarget finds the copy that a move has made.
+func (s *Set) findTarget(ctx context.Context, m Move) (*found, error) {
+	v, err := s.findToMove(ctx, m.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if !v.entry.Move().Is(store.MoveTarget, m.ID) {
+		err = v.notOf(m, "receive")
+	} else if err = v.entry.Usable(); err != nil {
+		err = fmt.Errorf("%s: %w", m.Volume.Named(), err)
+	}
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// findToMove finds a volume whose record can be read.
+func (s *Set) findToMove(ctx context.Context, id volume.ID) (*found, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil {
+		return nil, err
+	}
+	if v.entry.Damage != nil {
+		v.close()
+		return nil, fmt.Errorf("%s: %w", id.Named(), v.entry.Damage)
+	}
+	return v, nil
+}
+
+// notOf is the error of a step of a move for a volume that has no part in it.
+func (v *found) notOf(m Move, step string) error {
+	is := "it is not moving"
+	if has := v.entry.Move(); has != (store.Move{}) {
+		is = fmt.Sprintf("it is the %s of move %s", has.Role, has.ID)
+	}
+	return fmt.Errorf("%s volume %s for move %s: %w: %s", step, m.Volume, m.ID, volume.ErrPrecondition, is)
+}
+
+// durable is for a step that was done already, but may have failed at making that durable.
+func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
+
+// write replaces the record, durably.
+func (v *found) write(ctx context.Context, rec *store.Record) error {
+	err := trace.Step(ctx, "write the record", func() error { return v.visit.Store.Records().Write(rec) })
+	switch {
+	case errors.Is(err, syscall.EROFS):
+		return v.visit.Pool.Unavailable(err)
+	case err != nil:
+		return limit.NoSpace(err)
+	}
+	v.entry.Record = rec
+	v.visit.Pool.Ledger.Note(v.id, reconcile.CardOf(v.entry))
+	return nil
+}

@@ -1,0 +1,511 @@
+package pool_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A move is one of pvc-1 between two nodes, each with a pool of its own.
+type move struct {
+	t        *testing.T
+	from, to *bench
+	out, in  pool.Move
+}
+
+// moving runs a test on two nodes, of which the first has the volume pvc-1.
+func moving(t *testing.T, mode volume.Mode, test func(t *testing.T, m *move)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		m := &move{t: t}
+		for node, b := range map[string]**bench{"node-1": &m.from, "node-2": &m.to} {
+			must.Succeed(t, os.Mkdir(filepath.Join(root, node), 0o755))
+			*b = newBench(t, filepath.Join(root, node))
+			(*b).startNode(node, local)
+		}
+		if mode == volume.ModeBlock {
+			m.from.createBlock("pvc-1", mib)
+		} else {
+			m.from.create("pvc-1", mib)
+		}
+		m.out, m.in = m.of("move-1")
+		test(t, m)
+	})
+}
+
+func (m *move) of(uid string) (out, in pool.Move) {
+	m.t.Helper()
+	move, err := volume.ParseMoveID(uid)
+	must.Succeed(m.t, err)
+	out = pool.Move{Volume: id(m.t, "pvc-1"), ID: move, Peer: nodeID(m.t, "node-2")}
+	in = out
+	in.Peer = nodeID(m.t, "node-1")
+	return out, in
+}
+
+func nodeID(t *testing.T, name string) volume.NodeID {
+	t.Helper()
+	node, err := volume.ParseNodeID(name)
+	must.Succeed(t, err)
+	return node
+}
+
+func (m *move) fence() pool.MoveState {
+	m.t.Helper()
+	state, err := m.from.Fence(m.t.Context(), pool.FenceRequest{Move: m.out})
+	must.Succeed(m.t, err)
+	return state
+}
+
+// prepare makes the copy with the shape that the source has now.
+func (m *move) prepare() pool.MoveState {
+	m.t.Helper()
+	state, err := m.tryPrepare(m.in)
+	must.Succeed(m.t, err)
+	return state
+}
+
+func (m *move) tryPrepare(in pool.Move) (pool.MoveState, error) {
+	m.t.Helper()
+	source, err := m.from.MoveState(m.t.Context(), in.Volume)
+	must.Succeed(m.t, err)
+	return m.to.PrepareTarget(m.t.Context(), pool.TargetRequest{Move: in, Shape: source.Shape})
+}
+
+// handOver does all steps up to that one, and returns the fence.
+func (m *move) handOver() string {
+	m.t.Helper()
+	m.prepare()
+	fence := m.fence().Fence
+	must.Succeed(m.t, m.to.Received(m.t.Context(), m.in, fence))
+	must.Succeed(m.t, m.from.HandOver(m.t.Context(), m.out, fence))
+	return fence
+}
+
+func (m *move) publishAt(b *bench, mode volume.Mode, target string) error {
+	return b.Publish(m.t.Context(), pool.Publication{ID: m.out.Volume, Target: b.Target(target), Mode: mode})
+}
+
+// restartBoth ends both drivers and starts them again: nothing is kept in memory.
+func (m *move) restartBoth() {
+	m.t.Helper()
+	for node, b := range map[string]*bench{"node-1": m.from, "node-2": m.to} {
+		must.Succeed(m.t, b.Close(m.t.Context()))
+		b.startNode(node, local)
+	}
+}
+
+// At each step no more than one node publishes the volume, each step can be repeated, and a driver that starts anew knows it.
+func TestMove(t *testing.T) {
+	for _, mode := range []volume.Mode{volume.ModeMount, volume.ModeBlock} {
+		t.Run(string(mode), func(t *testing.T) {
+			moving(t, mode, func(t *testing.T, m *move) {
+				var fence string
+				ctx := t.Context()
+				for _, step := range []struct {
+					name     string
+					do       func() error
+					from, to bool // publish the volume afterwards
+				}{
+					{"prepare", func() error { _, err := m.tryPrepare(m.in); return err }, true, false},
+					{"fence", func() error { fence = m.fence().Fence; return nil }, false, false},
+					{"received", func() error { return m.to.Received(ctx, m.in, fence) }, false, false},
+					{"hand over", func() error { return m.from.HandOver(ctx, m.out, fence) }, false, false},
+					{"confirm", func() error { return m.to.ConfirmTarget(ctx, m.in, fence) }, false, true},
+					{"remove", func() error { return m.from.RemoveSource(ctx, m.out) }, false, true},
+				} {
+					for range 2 {
+						must.Succeed(t, step.do())
+						m.restartBoth()
+						for b, may := range map[*bench]bool{m.from: step.from, m.to: step.to} {
+							err := m.publishAt(b, mode, "a")
+							if may {
+								must.Succeed(t, err)
+								must.Succeed(t, b.unpublish("pvc-1", "a"))
+							} else if step.name != "remove" {
+								wantError(t, err, volume.ErrPrecondition)
+							}
+						}
+					}
+				}
+				m.from.wantVolumes()
+				m.from.wantClean()
+				m.to.wantVolumes("pvc-1")
+				if got := m.to.Status()[0].Promised; got != mib {
+					t.Errorf("the target promises %d bytes, want %d", got, mib)
+				}
+				m.to.delete("pvc-1")
+			})
+		})
+	}
+}
+
+func TestFenced(t *testing.T) {
+	for _, mode := range []volume.Mode{volume.ModeMount, volume.ModeBlock} {
+		t.Run(string(mode), func(t *testing.T) {
+			moving(t, mode, func(t *testing.T, m *move) {
+				must.Succeed(t, m.publishAt(m.from, mode, "a"))
+				state := m.fence()
+				if !state.Used {
+					t.Error("a published volume is reported as unused")
+				}
+				// What is published may be so again, but nowhere else.
+				must.Succeed(t, m.publishAt(m.from, mode, "a"))
+				err := m.publishAt(m.from, mode, "b")
+				wantError(t, err, volume.ErrPrecondition)
+				if !strings.Contains(err.Error(), "node-2") {
+					t.Errorf("%v does not say where the volume is going", err)
+				}
+				wantError(t, m.from.HandOver(t.Context(), m.out, state.Fence), volume.ErrInUse)
+				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
+				wantError(t, m.publishAt(m.from, mode, "a"), volume.ErrPrecondition)
+				m.wantUntouchable(m.from, mode)
+				other, _ := m.of("move-2")
+				_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: other})
+				wantError(t, err, volume.ErrPrecondition)
+				wantError(t, m.from.Unfence(t.Context(), other, true), volume.ErrPrecondition)
+				wantError(t, m.from.RemoveSource(t.Context(), m.out), volume.ErrPrecondition)
+				must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+				must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+				must.Succeed(t, m.publishAt(m.from, mode, "a"))
+				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
+				m.from.delete("pvc-1")
+			})
+		})
+	}
+}
+
+// wantUntouchable expects no call of CSI to change a volume that moves.
+func (m *move) wantUntouchable(b *bench, mode volume.Mode) {
+	m.t.Helper()
+	ctx, is := m.t.Context(), m.out.Volume
+	wantError(m.t, b.Delete(ctx, is), volume.ErrPrecondition)
+	_, err := b.Create(ctx, pool.Request{ID: is, Mode: mode, Range: volume.Range{Required: mib}})
+	wantError(m.t, err, volume.ErrPrecondition)
+	_, err = b.Expand(ctx, is, b.Target("a"), mode, volume.Range{Required: 2 * mib})
+	wantError(m.t, err, volume.ErrPrecondition)
+	_, err = b.Snapshot(ctx, pool.SnapshotRequest{ID: snapshotID(m.t, "s"), Source: is})
+	wantError(m.t, err, volume.ErrPrecondition)
+	_, err = b.Create(ctx, pool.Request{ID: id(m.t, "clone"), Mode: mode, Source: &pool.Source{ID: is}})
+	wantError(m.t, err, volume.ErrPrecondition)
+}
+
+func TestTarget(t *testing.T) {
+	for _, mode := range []volume.Mode{volume.ModeMount, volume.ModeBlock} {
+		t.Run(string(mode), func(t *testing.T) {
+			moving(t, mode, func(t *testing.T, m *move) {
+				m.prepare()
+				if got := m.to.Status()[0].Promised; got != mib {
+					t.Errorf("the target promises %d bytes, want %d", got, mib)
+				}
+				err := m.publishAt(m.to, mode, "a")
+				wantError(t, err, volume.ErrPrecondition)
+				if !strings.Contains(err.Error(), "node-1") {
+					t.Errorf("%v does not say where the volume comes from", err)
+				}
+				m.wantUntouchable(m.to, mode)
+				_, other := m.of("move-2")
+				_, err = m.tryPrepare(other)
+				wantError(t, err, volume.ErrExists)
+				wantError(t, m.to.AbortTarget(t.Context(), other), volume.ErrPrecondition)
+				wantError(t, m.to.Received(t.Context(), other, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.ConfirmTarget(t.Context(), other, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.RemoveSource(t.Context(), m.in), volume.ErrPrecondition)
+				// Nothing was received yet, or not as of that fence.
+				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, ""), volume.ErrInvalid)
+				must.Succeed(t, m.to.Received(t.Context(), m.in, "e"))
+				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+				// Whoever copies again has no whole copy.
+				m.prepare()
+				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)
+				must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+				must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+				m.to.settled()
+				m.to.wantVolumes()
+				if got := m.to.Status()[0].Promised; got != 0 {
+					t.Errorf("the target promises %d bytes, want none", got)
+				}
+			})
+		})
+	}
+}
+
+func TestTargetOfNameThatIsTaken(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.to.create("pvc-1", mib)
+		_, err := m.tryPrepare(m.in)
+		wantError(t, err, volume.ErrExists)
+		wantError(t, m.to.AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+		m.to.wantVolumes("pvc-1")
+	})
+}
+
+func TestTargetWithoutRoom(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		_, err := m.to.PrepareTarget(t.Context(), pool.TargetRequest{Move: m.in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: 1 << 45}})
+		wantError(t, err, volume.ErrNoSpace)
+		m.to.wantVolumes()
+	})
+}
+
+// A source that was confirmed elsewhere must not be published again.
+func TestHandedOver(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		fence := m.handOver()
+		wantError(t, m.from.Unfence(t.Context(), m.out, false), volume.ErrPrecondition)
+		wantError(t, m.publishAt(m.from, volume.ModeMount, "a"), volume.ErrPrecondition)
+		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		wantError(t, m.to.AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		m.to.wantVolumes("pvc-1")
+	})
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.handOver()
+		must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+		must.Succeed(t, m.from.Unfence(t.Context(), m.out, true))
+		must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"))
+		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
+	})
+}
+
+// What pods wrote between two fences is in no copy of before.
+func TestHandOverOfEarlierFence(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		fence := m.fence().Fence
+		must.Succeed(t, m.to.Received(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+		if again := m.fence().Fence; again == fence {
+			t.Errorf("two fences are called %s", fence)
+		}
+		wantError(t, m.from.HandOver(t.Context(), m.out, fence), volume.ErrPrecondition)
+	})
+}
+
+// Holes that the copy got from its source are no space that others may take.
+func TestReceivedBlockVolumeIsAllocated(t *testing.T) {
+	moving(t, volume.ModeBlock, func(t *testing.T, m *move) {
+		m.prepare()
+		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), 0))
+		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), mib))
+		must.Succeed(t, m.to.Received(t.Context(), m.in, "f"))
+		if got := m.to.stat("pvc-1").Blocks * 512; got < mib {
+			t.Errorf("%d bytes are allocated, want %d", got, mib)
+		}
+	})
+}
+
+// A migration must not take the directory of a volume that moves, nor drop its fence.
+func TestHandoverOfMovingVolume(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		m.fence()
+		for _, b := range []*bench{m.from, m.to} {
+			place := store.VolumePath{Directory: b.Path("pool"), Name: "pvc-1"}
+			_, err := store.Handover{From: place, To: place}.Find()
+			wantError(t, err, volume.ErrPrecondition)
+		}
+	})
+}
+
+func TestLostTarget(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		must.Succeed(t, os.Remove(m.to.Path("pool", "pvc-1")))
+		_, err := m.tryPrepare(m.in)
+		wantError(t, err, volume.ErrLost)
+		wantError(t, m.to.Received(t.Context(), m.in, "f"), volume.ErrNotFound)
+		must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+		m.prepare()
+	})
+}
+
+func TestMoveThereAndBack(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		fence := m.handOver()
+		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.RemoveSource(t.Context(), m.out))
+		m.from.settled()
+		m.out, m.in = m.of("move-2")
+		m.from, m.to = m.to, m.from
+		fence = m.handOver()
+		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.RemoveSource(t.Context(), m.out))
+		must.Succeed(t, m.publishAt(m.to, volume.ModeMount, "a"))
+		must.Succeed(t, m.to.unpublish("pvc-1", "a"))
+	})
+}
+
+func TestSourceThatGrew(t *testing.T) {
+	for _, mode := range []volume.Mode{volume.ModeMount, volume.ModeBlock} {
+		t.Run(string(mode), func(t *testing.T) {
+			moving(t, mode, func(t *testing.T, m *move) {
+				m.prepare()
+				must.Succeed(t, m.publishAt(m.from, mode, "a"))
+				_, err := m.from.Expand(t.Context(), m.out.Volume, m.from.Target("a"), mode, volume.Range{Required: 3 * mib})
+				must.Succeed(t, err)
+				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
+				if state := m.prepare(); state.Bytes != 3*mib || state.Role != "target" {
+					t.Errorf("the copy of a volume that grew is %+v", state)
+				}
+				if got := m.to.Status()[0].Promised; got != 3*mib {
+					t.Errorf("the target promises %d bytes, want %d", got, 3*mib)
+				}
+			})
+		})
+	}
+}
+
+// A volume of the upstream driver has a record while it is fenced, and a promise where it goes.
+func TestMoveWithoutRecord(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		record := m.from.Own("volumes", "pvc-1.json")
+		must.Succeed(t, os.Remove(record))
+		must.Succeed(t, os.WriteFile(m.from.Path("pool", "pvc-1", "data"), make([]byte, 10_000), 0o600))
+		state, err := m.from.MoveState(t.Context(), m.out.Volume)
+		if err != nil || state.Recorded || state.Bytes < 10_000 || state.Bytes > mib {
+			t.Errorf("without a record it is %+v (%v)", state, err)
+		}
+		state, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out, Bytes: 5 * mib})
+		if err != nil || !state.Recorded || state.Bytes != 5*mib {
+			t.Errorf("it is fenced as %+v (%v)", state, err)
+		}
+		m.restartBoth()
+		wantError(t, m.publishAt(m.from, volume.ModeMount, "a"), volume.ErrPrecondition)
+		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+		if _, err := os.Stat(record); !os.IsNotExist(err) {
+			t.Errorf("the record of the fence is left: %v", err)
+		}
+		must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"))
+		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
+		state = m.fence()
+		if state.Bytes < 10_000 || state.Bytes > mib {
+			t.Errorf("it is fenced as %+v, want what it holds", state)
+		}
+	})
+}
+
+// What cannot move is refused when it is fenced.
+func TestUnmovable(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		_, err := m.from.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s"), Source: m.out.Volume})
+		must.Succeed(t, err)
+		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out})
+		wantError(t, err, volume.ErrPrecondition)
+		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out, LeaveSnapshots: true})
+		must.Succeed(t, err)
+
+		_, err = m.from.Create(t.Context(), pool.Request{ID: id(t, "csi-1"), Inline: true})
+		must.Succeed(t, err)
+		inline := m.out
+		inline.Volume = id(t, "csi-1")
+		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: inline})
+		wantError(t, err, volume.ErrInvalid)
+	})
+	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		m := &move{t: t, from: b}
+		out, in := m.of("move-1")
+		_, err := b.Fence(t.Context(), pool.FenceRequest{Move: out})
+		wantError(t, err, volume.ErrInvalid)
+		in.Volume = id(t, "pvc-2")
+		_, err = b.PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: mib}})
+		wantError(t, err, volume.ErrInvalid)
+	})
+}
+
+// The copy has what the devices and the inodes of the source depend on, whatever its own pool would choose.
+func TestShapeOfTarget(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		_, in := (&move{t: t}).of("move-1")
+		for _, shape := range []volume.Shape{
+			{Mode: volume.ModeBlock, Bytes: mib, BlockBytes: 2048},
+			{Mode: volume.ModeMount, Bytes: mib, BytesPerInode: 4096},
+		} {
+			state, err := b.PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape})
+			if err != nil || state.Shape != shape {
+				t.Errorf("a copy of %+v is %+v (%v)", shape, state, err)
+			}
+			must.Succeed(t, b.Received(t.Context(), in, "f"))
+			must.Succeed(t, b.ConfirmTarget(t.Context(), in, "f"))
+			if shape.Mode == volume.ModeBlock {
+				must.Succeed(t, b.publishBlock("pvc-1", "a"))
+				device := b.attached(1)[0]
+				if device.BlockBytes != shape.BlockBytes {
+					t.Errorf("the device has blocks of %d bytes, want %d", device.BlockBytes, shape.BlockBytes)
+				}
+				must.Succeed(t, b.unpublish("pvc-1", "a"))
+			}
+			b.delete("pvc-1")
+			b.settled()
+		}
+	})
+}
+
+func TestInspectedMove(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		want := func(out, in *inspect.Move) {
+			t.Helper()
+			for b, want := range map[*bench]*inspect.Move{m.from: out, m.to: in} {
+				report := inspect.Report{Pools: b.inspect(local)}
+				if diff := cmp.Diff(want, report.Pools[0].Volumes[0].Move); diff != "" {
+					t.Errorf("inspect reports another move (-want +got):\n%s", diff)
+				}
+				var table strings.Builder
+				must.Succeed(t, report.WriteTable(&table, time.Now()))
+				for move, shown := range map[*inspect.Move]string{out: "mount,to:node-2", in: "mount,from:node-1"} {
+					if has := strings.Contains(table.String(), shown); has != (want != nil && want == move) {
+						t.Errorf("%q is shown: %v\n%s", shown, has, &table)
+					}
+				}
+			}
+		}
+		m.prepare()
+		want(nil, &inspect.Move{ID: "move-1", Role: "target", Peer: "node-1"})
+		fence := m.handOver()
+		want(&inspect.Move{ID: "move-1", Role: "source", Peer: "node-2", HandedOver: true}, &inspect.Move{ID: "move-1", Role: "target", Peer: "node-1", Whole: true})
+		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		want(&inspect.Move{ID: "move-1", Role: "source", Peer: "node-2", HandedOver: true}, nil)
+	})
+}
+
+// An earlier driver must take both sides of a move for unreadable, which it neither publishes nor changes: it knows version 1.
+func TestVersionOfMovingRecord(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		version := func(b *bench) int {
+			t.Helper()
+			var record struct{ Version int }
+			data, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+			must.Succeed(t, err)
+			must.Succeed(t, json.Unmarshal(data, &record))
+			return record.Version
+		}
+		want := func(when string, from, to int) {
+			t.Helper()
+			if version(m.from) != from || version(m.to) != to {
+				t.Errorf("%s: the records have the versions %d and %d, want %d and %d", when, version(m.from), version(m.to), from, to)
+			}
+		}
+		m.prepare()
+		want("prepared", 1, 2)
+		fence := m.handOver()
+		want("handed over", 2, 2)
+		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		want("confirmed", 2, 1)
+	})
+}

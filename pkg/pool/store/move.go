@@ -1,0 +1,91 @@
+package store
+
+import (
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A MoveRole is the side of a move that a volume is on.
+type MoveRole string
+
+// The roles.
+const (
+	// MoveSource is the volume that pods used so far. It is fenced: it is not published any more.
+	MoveSource MoveRole = "source"
+	// MoveTarget is the copy on the other node. It is no volume yet.
+	MoveTarget MoveRole = "target"
+)
+
+// A Move is what the record of a volume says while that moves between nodes. The zero Move is none.
+type Move struct {
+	// ID is the uid of the move. What another move has made is never touched.
+	ID   string   `json:"id"`
+	Role MoveRole `json:"role"`
+	// Peer is the other node.
+	Peer string `json:"peer"`
+	// Fence is what a source has drawn when it was fenced, and what a target has a whole copy as of; empty for a target that has
+	// none. A source that was published in between has another, so that no copy from before is taken for one that is whole.
+	Fence string `json:"fence,omitempty"`
+	// HandedOver says that the target may have been confirmed, so that the source stays fenced.
+	HandedOver bool `json:"handedOver,omitempty"`
+	// Recorded says that the source had no record before it was fenced.
+	Recorded bool `json:"recorded,omitempty"`
+}
+
+// Is reports whether it is one side of a move.
+func (m Move) Is(role MoveRole, id volume.MoveID) bool { return m.Role == role && m.ID == id.String() }
+
+// movedVersion is the version of a record with a move. A driver that knows only recordVersion takes it for unreadable: it lets the
+// volume be unpublished and deleted, and refuses all else.
+const movedVersion = 2
+
+// version is what a record of these contents has.
+func (r *Record) version() int {
+	if r.Move != (Move{}) {
+		return movedVersion
+	}
+	return recordVersion
+}
+
+// validMove reports whether what the record says of moves fits together.
+func validMove(r Record) bool {
+	if _, err := volume.ParseMoveID(r.Moved); r.Moved != "" && err != nil {
+		return false
+	}
+	if r.Move == (Move{}) {
+		return true
+	}
+	m := r.Move
+	_, idErr := volume.ParseMoveID(m.ID)
+	_, peerErr := volume.ParseNodeID(m.Peer)
+	if idErr != nil || peerErr != nil || m.Fence != "" && !validName(m.Fence) || r.Inline || r.IsSnapshot() {
+		return false
+	}
+	switch m.Role {
+	case MoveSource:
+		return m.Fence != ""
+	case MoveTarget:
+		return !m.HandedOver && !m.Recorded
+	}
+	return false
+}
+
+// Move is what the record says of a move; the zero Move without one.
+func (e Entry) Move() Move {
+	if e.Record == nil {
+		return Move{}
+	}
+	return e.Record.Move
+}
+
+// Unmoved returns ErrPrecondition for a volume that moves between nodes: a fenced source, and a target that is not confirmed.
+func (e Entry) Unmoved() error {
+	switch m := e.Move(); m.Role {
+	case MoveSource:
+		return fmt.Errorf("%w: it is moving to node %s, and stays as it is on this node until the move %s ends or is undone", volume.ErrPrecondition, m.Peer, m.ID)
+	case MoveTarget:
+		return fmt.Errorf("%w: it is being copied here from node %s, and can be used when the move %s confirms it", volume.ErrPrecondition, m.Peer, m.ID)
+	}
+	return nil
+}

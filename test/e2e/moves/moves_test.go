@@ -1,0 +1,244 @@
+// Package moves tests that a volume moves between nodes whole: two drivers on two filesystems, and the movers of both. Any of the
+// four processes is killed before each system call by which it changes anything, and run again, as kubelet does. At every look at
+// most one node publishes the volume, and what the pod has written and synced is in the copy that can be written to.
+package moves
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
+)
+
+func TestMain(m *testing.M) {
+	trap.Launch()
+	testenv.Main(m)
+}
+
+const mib = 1 << 20
+
+// A place is a kind of filesystem.
+type place struct {
+	name        string
+	enforcement string
+	mount       func(t *testing.T) string
+}
+
+var (
+	onBtrfs = place{"btrfs", "required", func(t *testing.T) string { return testenv.CountingBtrfs(t, 512*mib) }}
+	onExt4  = place{"ext4", "", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 512*mib) }}
+)
+
+// A way is from one filesystem to another.
+type way struct {
+	from, to place
+	block    bool
+}
+
+func ways() []way {
+	return []way{
+		{onBtrfs, onExt4, false},
+		{onExt4, onBtrfs, true},
+	}
+}
+
+func (w way) reverse() way { return way{w.to, w.from, w.block} }
+
+func (w way) String() string {
+	kind := "directory"
+	if w.block {
+		kind = "block"
+	}
+	return fmt.Sprintf("%s from %s to %s", kind, w.from.name, w.to.name)
+}
+
+func TestMove(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			for range 2 {
+				w.begin()
+				w.move()
+				w.end()
+			}
+		})
+	}
+}
+
+// Any process is killed at each of its steps.
+func TestKillAtEveryStep(t *testing.T) {
+	for _, way := range ways() {
+		for victim := sourceDriver; victim <= targetMover; victim++ {
+			t.Run(way.String()+"/"+victim.String(), func(t *testing.T) {
+				w := newWorld(t, way, victim)
+				w.begin()
+				w.trap.Arm(0)
+				w.move()
+				steps, _ := w.trap.Disarm()
+				w.end()
+				if len(steps) < 5 {
+					t.Fatalf("the %s has only the steps %q", victim, steps)
+				}
+				every, kills := 1, 0
+				if testing.Short() {
+					every = 1 + len(steps)/5
+				}
+				for n := 1; n <= len(steps); n += every {
+					w.begin()
+					w.trap.Arm(n)
+					w.move()
+					if _, killed := w.trap.Disarm(); killed {
+						kills++
+					}
+					w.end()
+					if t.Failed() {
+						t.Fatalf("after a kill before step %d of %d, %s", n, len(steps), steps[n-1])
+					}
+				}
+				// A move has a few steps more or less each time: writes of the pod, and of the trash.
+				if kills*every*2 < len(steps) {
+					t.Errorf("%d kills in %d steps", kills, len(steps))
+				}
+				t.Logf("%d kills in %d steps", kills, len(steps))
+			})
+		}
+	}
+}
+
+// A move that is undone leaves the source as it was, and nothing on the target.
+func TestUndo(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			w.begin()
+			out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+			out.await("waiting")
+			// The pod still has the volume, and another cannot get it. Neither driver gives it away.
+			w.wantRefused(w.from)
+			w.wantRefused(w.to)
+			for _, n := range []*node{w.from, w.to} {
+				n.WantCode("delete a volume that moves", n.Delete(t.Context(), w.volume.ID), codes.FailedPrecondition)
+			}
+			out.kill()
+			in.kill()
+			w.run("move-out", "undo")
+			w.run("move-in", "abort")
+			w.look()
+			w.stopWriter()
+			w.wantContent(w.from)
+			w.check(w.to, nil)
+			w.check(w.from, []drivertest.Kept{{Volume: w.volume}})
+			w.from.Must(w.from.Delete(t.Context(), w.volume.ID))
+			w.from.pool.AwaitErased()
+			w.check(w.from, nil)
+		})
+	}
+}
+
+// The claim grows while the volume is copied: the copy grows with it.
+func TestGrowthMeanwhile(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			w.begin()
+			grown := w.volume
+			grown.Bytes += 16 * mib
+			// The target is there first, so that the copy has the earlier size.
+			state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+			w.from.Must(err)
+			_, err = w.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: w.volume.ID, Move: "move-1", Peer: w.to.peer, Shape: state.Shape})
+			w.to.Must(err)
+			_, err = w.from.Expand(t.Context(), grown, "pod")
+			w.from.Must(err)
+			w.volume = grown
+			w.from.pool.Largest, w.to.pool.Largest = grown.Bytes, grown.Bytes
+			w.move()
+			w.end()
+		})
+	}
+}
+
+// A volume of the upstream driver has no record. Where it goes it is promised the size of its claim.
+func TestVolumeWithoutRecord(t *testing.T) {
+	w := newWorld(t, ways()[0].reverse(), nobody) // without limits, of which the upstream driver has none
+	w.begin()
+	w.from.Must(w.from.Process.Stop())
+	w.from.Must(os.Remove(w.from.pool.Own("volumes", w.volume.ID+".json")))
+	w.from.Must(w.from.Process.Restart(t.Context()))
+	w.from.AwaitServing()
+	w.sized = true
+	w.move()
+	w.end()
+}
+
+// One of two moves of a volume has it; the other changes nothing.
+func TestTwoMovesOfOneVolume(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	out.await("waiting")
+	_, err := w.from.moves.Call(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
+	w.from.WantCode("fence for another move", err, codes.FailedPrecondition)
+	for n, call := range map[*node]string{w.from: moves.Unfence, w.to: moves.AbortTarget} {
+		_, err := n.moves.Call(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
+		n.WantCode(call+" by another move", err, codes.FailedPrecondition)
+	}
+	out.kill()
+	in.kill()
+	w.move()
+	w.end()
+}
+
+// A target without room changes nothing on the source.
+func TestTargetWithoutRoom(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	free, err := w.to.Capacity(t.Context(), "")
+	w.to.Must(err)
+	_, err = w.to.Create(t.Context(), drivertest.Volume{ID: "other", Bytes: free - w.volume.Bytes/2})
+	w.to.Must(err)
+	in := w.start("move-in", "copy")
+	if last := w.once("move-out", "copy"); last.Event != "failed" || !strings.Contains(last.Error, "not enough space") {
+		t.Errorf("it ends with %+v", last)
+	}
+	in.kill()
+	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
+	w.unpublish(w.from, "another")
+	w.to.Must(w.to.Delete(t.Context(), "other"))
+	w.to.pool.AwaitErased()
+	w.move()
+	w.end()
+}
+
+// Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.
+func TestConfirmTooEarly(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	out.await("waiting")
+	state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+	w.from.Must(err)
+	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
+		t.Errorf("a copy that is not whole is confirmed: %+v", last)
+	}
+	w.wantRefused(w.to)
+	w.stopWriter()
+	fence := out.await("handed-over").Fence
+	in.await("ended")
+	if last := w.once("move-out", "undo"); last.Event != "failed" {
+		t.Errorf("a volume that was handed over is published again: %+v", last)
+	}
+	w.run("move-in", "confirm", "--fence="+fence)
+	if last := w.once("move-in", "abort"); last.Event != "failed" {
+		t.Errorf("a confirmed volume is aborted: %+v", last)
+	}
+	w.run("move-out", "remove")
+	w.end()
+}

@@ -1,0 +1,593 @@
+package moves
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
+)
+
+// A victim is the process that is killed.
+type victim int
+
+const (
+	nobody victim = iota
+	sourceDriver
+	targetDriver
+	sourceMover
+	targetMover
+)
+
+func (v victim) String() string {
+	return []string{"nothing", "driver of the source", "driver of the target", "move-out", "move-in"}[v]
+}
+
+// A node has a driver with one pool.
+type node struct {
+	*drivertest.Driver
+	pool  *drivertest.Pool
+	moves *moves.Client
+	peer  string
+	// free is what the pool can promise while the volume is not there.
+	free int64
+}
+
+// A world is two nodes, and a volume that moves from the first to the second.
+type world struct {
+	testing.TB
+	from, to *node
+	volume   drivertest.Volume
+	trap     *trap.Trap
+	// programs are those of the movers, by their commands.
+	programs map[string]string
+	address  string
+	certs    map[string][]string
+	count    int // of moves
+	// sized: the volume has no record, and the mover is told its size.
+	sized bool
+
+	writer *writer
+}
+
+func newWorld(t *testing.T, way way, of victim) *world {
+	t.Helper()
+	driver := drivertest.Built(t)
+	w := &world{TB: t, volume: drivertest.Volume{ID: "pvc-1", Bytes: 24 * mib, Block: way.block}}
+	programs := make([]string, targetMover+1)
+	for i := range programs {
+		programs[i] = driver
+	}
+	if of != nobody {
+		w.trap = trap.New(t, driver)
+		self, err := os.Executable() // which launches the driver
+		must.Succeed(t, err)
+		programs[of] = self
+	}
+	w.programs = map[string]string{"move-out": programs[sourceMover], "move-in": programs[targetMover]}
+	w.from = newNode(t, way.from, programs[sourceDriver], "target-node")
+	w.to = newNode(t, way.to, programs[targetDriver], "source-node")
+	w.makeCerts()
+	return w
+}
+
+func newNode(t *testing.T, p place, program, peer string) *node {
+	t.Helper()
+	path, err := os.MkdirTemp(p.mount(t), "pool-") //nolint:usetesting // t.TempDir is on another filesystem
+	must.Succeed(t, err)
+	pool := drivertest.PoolConfig{Name: "local", Path: path, Enforcement: p.enforcement}
+	n := &node{pool: &drivertest.Pool{PoolConfig: pool}, peer: peer}
+	n.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{pool}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
+	n.pool.Driver = n.Driver
+	n.moves, err = moves.Dial(strings.TrimPrefix(n.Process.Endpoint(), "unix://"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, n.moves.Close()) })
+	return n
+}
+
+func (w *world) makeCerts() {
+	w.Helper()
+	a, err := drivertest.NewAuthority(w.TempDir())
+	must.Succeed(w, err)
+	w.certs = make(map[string][]string)
+	for command, name := range map[string]string{"move-out": mover.SourceName, "move-in": mover.TargetName} {
+		use := x509.ExtKeyUsageClientAuth
+		if command == "move-in" {
+			use = x509.ExtKeyUsageServerAuth
+		}
+		certificate, key, err := a.Issue(name, use)
+		must.Succeed(w, err)
+		w.certs[command] = []string{"--cert-file=" + certificate, "--key-file=" + key, "--ca-file=" + a.File}
+	}
+}
+
+// begin makes the volume on the source, with a pod that writes.
+func (w *world) begin() {
+	w.Helper()
+	w.count++
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(w, err)
+	w.address = listener.Addr().String()
+	must.Succeed(w, listener.Close())
+	for _, n := range []*node{w.from, w.to} {
+		must.Succeed(w, n.pool.Settle())
+		n.free, err = n.Capacity(w.Context(), "")
+		must.Succeed(w, err)
+	}
+	_, err = w.from.Create(w.Context(), w.volume)
+	must.Succeed(w, err)
+	must.Succeed(w, w.from.Publish(w.Context(), w.volume, "pod"))
+	if !w.volume.Block {
+		must.Succeed(w, fill(w.from.Target("pod")))
+	}
+	w.writer = startWriter(w.from.Target("pod"), w.volume.Block)
+	w.Cleanup(func() { w.stopWriter() })
+}
+
+// fill makes what is harder to copy than a file.
+func fill(directory string) error {
+	at := func(name string) string { return filepath.Join(directory, name) }
+	return errors.Join(
+		os.Mkdir(at("dir"), 0o750),
+		os.WriteFile(at("dir/file"), bytes.Repeat([]byte("0123456789abcdef"), 20_000), 0o640),
+		os.Link(at("dir/file"), at("link")),
+		os.Symlink("dir/file", at("symlink")),
+		os.Truncate(at("dir/file"), mib),
+		os.Chown(at("dir"), 1000, 1000),
+	)
+}
+
+// end removes the volume from the target, and expects nothing to be left anywhere.
+func (w *world) end() {
+	w.Helper()
+	w.check(w.to, []drivertest.Kept{{Volume: w.volume}})
+	w.check(w.from, nil)
+	w.wantContent(w.to)
+	w.awake(w.to)
+	w.to.Must(drivertest.Repeat(w.Context(), func() error { return w.to.Delete(w.Context(), w.volume.ID) }))
+	w.to.pool.AwaitErased()
+	w.check(w.to, nil)
+	for _, n := range []*node{w.from, w.to} {
+		n.pool.AwaitErased()
+		n.Eventually("the promise is given back", func() bool {
+			must.Succeed(w, n.pool.Settle())
+			free, err := n.Capacity(w.Context(), "")
+			must.Succeed(w, err)
+			return free >= n.free-8*mib // of what filesystems keep for their own
+		})
+	}
+}
+
+// check expects a pool to have these volumes, in order, and nothing else.
+func (w *world) check(n *node, all []drivertest.Kept) {
+	w.Helper()
+	w.awake(n)
+	n.pool.AwaitErased()
+	if err := n.pool.Problems(all); err != nil {
+		w.Error(err)
+	}
+}
+
+// awake runs a driver again that was killed.
+func (w *world) awake(n *node) {
+	w.Helper()
+	if n.Process.Running() {
+		return
+	}
+	must.Succeed(w, n.Process.Kill())
+	for try := 0; ; try++ {
+		err := n.Process.Restart(w.Context())
+		if err == nil {
+			n.AwaitServing()
+			return
+		}
+		if try == 3 { // it may have been killed at its start
+			w.Fatal(err)
+		}
+	}
+}
+
+// move moves the volume, whatever is killed meanwhile.
+func (w *world) move() {
+	w.Helper()
+	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	seen, began := 0, time.Now()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for ; !out.ended(); <-again.C {
+		w.within(began, out)
+		if out.says("waiting") {
+			w.stopWriter()
+		}
+		w.keep(w.from, w.to)
+		if !in.running() {
+			in = w.start("move-in", "copy")
+		}
+		if !out.running() && !out.ended() {
+			out = w.again(out)
+		}
+		if now := out.said(); now != seen {
+			seen = now
+			w.look()
+		}
+	}
+	fence := out.last().Fence
+	in.await("listening") // a program is not killed while it gets into the trap
+	in.kill()
+	w.run("move-in", "confirm", "--fence="+fence)
+	w.look()
+	w.run("move-out", "remove")
+	w.look()
+}
+
+// within ends the test if a mover does not end.
+func (w *world) within(began time.Time, m *moverProcess) {
+	w.Helper()
+	if time.Since(began) > drivertest.Patience {
+		w.Fatalf("%s does not end:\n%s", m.command, m.output())
+	}
+}
+
+// keep keeps drivers running.
+func (w *world) keep(nodes ...*node) {
+	w.Helper()
+	for _, n := range nodes {
+		w.awake(n)
+	}
+}
+
+// again runs a mover again that has failed or was killed.
+func (w *world) again(m *moverProcess) *moverProcess {
+	w.Helper()
+	if m.runs >= 20 {
+		w.Fatalf("%s fails each time:\n%s", m.command, m.output())
+	}
+	next := w.start(m.command, m.step, m.more...)
+	next.runs = m.runs + 1
+	return next
+}
+
+// run does a step of a mover, again and again until it succeeds.
+func (w *world) run(command, step string, more ...string) {
+	w.Helper()
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	began := time.Now()
+	for m := w.start(command, step, more...); !m.ended(); <-again.C {
+		w.within(began, m)
+		w.keep(w.from, w.to)
+		if !m.running() && !m.ended() {
+			m = w.again(m)
+		}
+	}
+}
+
+// once does a step of a mover, and returns what it said last.
+func (w *world) once(command, step string, more ...string) mover.Event {
+	w.Helper()
+	m := w.start(command, step, more...)
+	<-m.exited
+	return m.last()
+}
+
+// look expects no more than one node to publish the volume, and what is published to be the whole of what the pod has written.
+func (w *world) look() {
+	w.Helper()
+	var published []*node
+	nodes := []*node{w.from, w.to}
+	for _, n := range nodes {
+		switch err := n.Publish(w.Context(), w.volume, "look"); status.Code(err) {
+		case codes.OK:
+			published = append(published, n)
+		case codes.NotFound, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
+		default:
+			w.Errorf("publish the volume: %v", err)
+		}
+	}
+	if len(published) > 1 {
+		w.Error("both nodes publish the volume")
+	}
+	if len(published) == 1 && published[0] == w.to {
+		w.wantContentAt(w.to.Target("look"))
+	}
+	for _, n := range nodes { // also one that was killed when it had mounted
+		w.unpublish(n, "look")
+	}
+}
+
+// unpublish takes the volume from a pod, as kubelet does until it succeeds.
+func (w *world) unpublish(n *node, pod string) {
+	w.Helper()
+	for {
+		w.awake(n)
+		switch err := n.Unpublish(w.Context(), w.volume.ID, pod); status.Code(err) {
+		case codes.OK:
+			return
+		case codes.Unavailable, codes.Aborted:
+		default:
+			w.Fatal(err)
+		}
+	}
+}
+
+// wantRefused expects a node not to publish the volume.
+func (w *world) wantRefused(n *node) {
+	w.Helper()
+	err := n.Publish(w.Context(), w.volume, "refused")
+	n.WantCode("publish a volume that moves", err, codes.FailedPrecondition)
+	if err != nil && !strings.Contains(err.Error(), n.peer) {
+		w.Errorf("%v does not say which the other node is", err)
+	}
+}
+
+// stopWriter ends the pod.
+func (w *world) stopWriter() {
+	w.Helper()
+	if w.writer == nil || w.writer.stopped {
+		return
+	}
+	w.writer.stop()
+	must.Succeed(w, w.writer.err)
+	w.unpublish(w.from, "pod")
+}
+
+// wantContent expects a node to have all that the pod has written.
+func (w *world) wantContent(n *node) {
+	w.Helper()
+	w.awake(n)
+	must.Succeed(w, drivertest.Repeat(w.Context(), func() error { return n.Publish(w.Context(), w.volume, "read") }))
+	w.wantContentAt(n.Target("read"))
+	w.unpublish(n, "read")
+}
+
+func (w *world) wantContentAt(target string) {
+	w.Helper()
+	if err := w.writer.isAt(target); err != nil {
+		w.Error(err)
+	}
+	if w.volume.Block {
+		return
+	}
+	data, err := os.ReadFile(filepath.Join(target, "symlink"))
+	want := append(bytes.Repeat([]byte("0123456789abcdef"), 20_000), make([]byte, mib-320_000)...)
+	if err != nil || !bytes.Equal(data, want) {
+		w.Errorf("a file is another: %d bytes (%v)", len(data), err)
+	}
+	one, oneErr := os.Stat(filepath.Join(target, "link"))
+	two, twoErr := os.Stat(filepath.Join(target, "dir/file"))
+	if oneErr != nil || twoErr != nil || !os.SameFile(one, two) || one.Mode() != 0o640 {
+		w.Errorf("a hard link is %v, %v (%v, %v)", one, two, oneErr, twoErr)
+	}
+}
+
+// A moverProcess is one run of move-out or move-in.
+type moverProcess struct {
+	command, step string
+	more          []string
+	runs          int
+	cmd           *exec.Cmd
+	exited        chan struct{}
+	err           error
+
+	mu     sync.Mutex
+	events []mover.Event
+	errors bytes.Buffer
+	news   chan struct{}
+}
+
+// start runs a mover.
+func (w *world) start(command, step string, more ...string) *moverProcess {
+	w.Helper()
+	n := w.from
+	if command == "move-in" {
+		n = w.to
+	}
+	pools, err := json.Marshal([]drivertest.PoolConfig{n.pool.PoolConfig})
+	must.Succeed(w, err)
+	args := append([]string{
+		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + w.volume.ID,
+		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer, "--address=" + w.address,
+	}, append(w.certs[command], more...)...)
+	if w.sized && command == "move-out" {
+		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
+	}
+	m := &moverProcess{command: command, step: step, more: more, exited: make(chan struct{}), news: make(chan struct{}, 1)}
+	m.cmd = exec.Command(w.programs[command], args...)
+	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	m.cmd.Stderr = &m.errors
+	said, err := m.cmd.StdoutPipe()
+	must.Succeed(w, err)
+	must.Succeed(w, m.cmd.Start())
+	go func() {
+		m.read(said)
+		m.err = m.cmd.Wait()
+		close(m.exited)
+	}()
+	w.Cleanup(m.kill)
+	return m
+}
+
+func (m *moverProcess) read(said io.Reader) {
+	for lines := json.NewDecoder(said); ; {
+		var e mover.Event
+		if lines.Decode(&e) != nil {
+			return // it has ended
+		}
+		m.mu.Lock()
+		m.events = append(m.events, e)
+		m.mu.Unlock()
+		select {
+		case m.news <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (m *moverProcess) kill() {
+	_ = m.cmd.Process.Kill() // it may have ended
+	<-m.exited
+}
+
+func (m *moverProcess) running() bool {
+	select {
+	case <-m.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// ended reports whether the mover has done its step.
+func (m *moverProcess) ended() bool { return !m.running() && m.err == nil }
+
+func (m *moverProcess) says(event string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.events {
+		if e.Event == event {
+			return true
+		}
+	}
+	return false
+}
+
+// said is how many events there were.
+func (m *moverProcess) said() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.events)
+}
+
+func (m *moverProcess) last() mover.Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.events) == 0 {
+		return mover.Event{}
+	}
+	return m.events[len(m.events)-1]
+}
+
+// await waits for an event, which is the last one then or was before.
+func (m *moverProcess) await(event string) mover.Event {
+	for timeout := time.After(drivertest.Patience); ; {
+		if m.says(event) {
+			return m.last()
+		}
+		select {
+		case <-m.news:
+		case <-m.exited:
+			if m.says(event) {
+				return m.last()
+			}
+			return mover.Event{Event: "exited", Error: m.output()}
+		case <-timeout:
+			return mover.Event{Event: "timeout", Error: m.output()}
+		}
+	}
+}
+
+func (m *moverProcess) output() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return fmt.Sprintf("%+v\n%s", m.events, &m.errors)
+}
+
+// A writer is a pod that writes numbers, one after another, each to the next of some places, and syncs each.
+type writer struct {
+	block   bool
+	file    *os.File
+	done    chan struct{}
+	ended   chan struct{}
+	stopped bool
+	last    uint64 // that was synced
+	err     error
+}
+
+// places are where numbers are, so many bytes apart.
+const (
+	places = 64
+	apart  = 64 << 10
+)
+
+func startWriter(target string, block bool) *writer {
+	p := &writer{block: block, done: make(chan struct{}), ended: make(chan struct{})}
+	name := target
+	if !block {
+		name = filepath.Join(target, "numbers")
+	}
+	flags := os.O_RDWR
+	if !block {
+		flags |= os.O_CREATE
+	}
+	p.file, p.err = os.OpenFile(name, flags, 0o600)
+	go p.write()
+	return p
+}
+
+func (p *writer) write() {
+	defer close(p.ended)
+	for p.err == nil {
+		select {
+		case <-p.done:
+			p.err = p.file.Close()
+			return
+		default:
+		}
+		next := p.last + 1
+		_, err := p.file.WriteAt(binary.BigEndian.AppendUint64(nil, next), int64(next%places)*apart)
+		if err = errors.Join(err, p.file.Sync()); err == nil {
+			p.last = next
+		}
+		p.err = err
+	}
+}
+
+func (p *writer) stop() {
+	if !p.stopped {
+		close(p.done)
+		<-p.ended
+		p.stopped = true
+	}
+}
+
+// isAt expects all that was synced to be at a target. The writer has to be stopped.
+func (p *writer) isAt(target string) error {
+	if !p.stopped {
+		return errors.New("another node has the volume while the pod writes")
+	}
+	name := target
+	if !p.block {
+		name = filepath.Join(target, "numbers")
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for n := p.last; n > 0 && n+places > p.last; n-- {
+		var got [8]byte
+		if _, err := f.ReadAt(got[:], int64(n%places)*apart); err != nil || binary.BigEndian.Uint64(got[:]) != n {
+			return fmt.Errorf("%s has %d in place of %d (%v), of %d numbers", name, binary.BigEndian.Uint64(got[:]), n, err, p.last)
+		}
+	}
+	return nil
+}
