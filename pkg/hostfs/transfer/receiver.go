@@ -377,9 +377,9 @@ func (r *receiver) removeGone(in *dir.Dir, mark int64) error {
 	parts := uint64((r.seen.size()-mark)/namesAtOnce + 1)
 	for part := range parts {
 		has := make(map[uint64]struct{})
-		err := r.seen.each(mark, func(print uint64) {
-			if print%parts == part {
-				has[print] = struct{}{}
+		err := r.seen.each(mark, func(name uint64) {
+			if name%parts == part {
+				has[name] = struct{}{}
 			}
 		})
 		if err != nil {
@@ -392,8 +392,8 @@ func (r *receiver) removeGone(in *dir.Dir, mark int64) error {
 			if err != nil {
 				return err
 			}
-			print := maphash.String(r.seed, entry.Name)
-			if _, found := has[print]; found || print%parts != part || r.links.is(in, entry.Name) {
+			name := maphash.String(r.seed, entry.Name)
+			if _, found := has[name]; found || name%parts != part || r.links.is(in, entry.Name) {
 				continue
 			}
 			if err := r.remove(in, entry.Name); err != nil {

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -71,7 +72,7 @@ func (s *spool) each(from int64, found func(uint64)) error {
 			for at := 0; at+8 <= n; at += 8 {
 				found(binary.NativeEndian.Uint64(raw[at:]))
 			}
-			if err == io.EOF || err == io.ErrUnexpectedEOF { //nolint:errorlint // of ReadFull
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 				break
 			}
 			if err != nil {

@@ -403,8 +403,11 @@ func (r *receiver) punch(t *target, at, length int64) error {
 
 func (r *receiver) attributes(t *target, p parser) error {
 	st := p.attributes()
-	if err := p.end(); err != nil || t.kind == aDirectory || format(st) != format(t.want) {
-		return errors.Join(err, fmt.Errorf("%w: attributes of another entry", ErrProtocol))
+	if err := p.end(); err != nil {
+		return err
+	}
+	if t.kind == aDirectory || format(st) != format(t.want) {
+		return fmt.Errorf("%w: attributes of another entry", ErrProtocol)
 	}
 	if t.want = st; t.failed {
 		return nil
@@ -426,8 +429,11 @@ func (r *receiver) attributes(t *target, p parser) error {
 func (r *receiver) xattr(t *target, p parser) error {
 	name := p.text(xattr.MaxName)
 	value := p.bytes(len(p.rest))
-	if err := p.end(); err != nil || name == "" || strings.ContainsRune(name, 0) || len(value) > xattr.Max || t.names.Len()+len(name) >= xattr.Max {
-		return errors.Join(err, fmt.Errorf("%w: an attribute that makes no sense", ErrProtocol))
+	if err := p.end(); err != nil {
+		return err
+	}
+	if name == "" || strings.ContainsRune(name, 0) || len(value) > xattr.Max || t.names.Len()+len(name) >= xattr.Max {
+		return fmt.Errorf("%w: an attribute that makes no sense", ErrProtocol)
 	}
 	t.names.WriteString(name + "\x00")
 	if t.failed {
