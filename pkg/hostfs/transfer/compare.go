@@ -186,24 +186,8 @@ func (c *comparison) contents(fd int, size int64) error {
 			at = until
 			continue
 		}
-		out.begin(kindDigests)
-		out.put64(at)
-		for range sectionBlocks {
-			b, err := r.block(at)
-			if err == nil {
-				err = c.ctx.Err()
-			}
-			if err != nil {
-				return fmt.Errorf("%w: %w", errSource, err)
-			}
-			out.putRaw(b.sum[:])
-			out.put8(b.data)
-			if b.data != 0 {
-				c.progress.Compared += int64(len(b.content))
-			}
-			if at = min(at+blockBytes, size); at == size {
-				break
-			}
+		if at, err = c.digests(r, at, size); err != nil {
+			return err
 		}
 		if c.s.progress != nil {
 			c.s.progress(c.progress)
@@ -213,6 +197,31 @@ func (c *comparison) contents(fd int, size int64) error {
 		}
 	}
 	return nil
+}
+
+// digests puts those of the blocks from at on into a frame, and returns where the next frame begins.
+func (c *comparison) digests(r *reader, at, size int64) (int64, error) {
+	out := c.s.wire
+	out.begin(kindDigests)
+	out.put64(at)
+	for range sectionBlocks {
+		b, err := r.block(at)
+		if err == nil {
+			err = c.ctx.Err()
+		}
+		if err != nil {
+			return at, fmt.Errorf("%w: %w", errSource, err)
+		}
+		out.putRaw(b.sum[:])
+		out.put8(b.data)
+		if b.data != 0 {
+			c.progress.Compared += int64(len(b.content))
+		}
+		if at = min(at+blockBytes, size); at == size {
+			break
+		}
+	}
+	return at, nil
 }
 
 // Compared is what the receiver knows of a comparison.

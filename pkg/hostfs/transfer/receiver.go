@@ -382,23 +382,33 @@ func (r *receiver) removeGone(in *dir.Dir, mark int64) error {
 				has[name] = struct{}{}
 			}
 		})
+		if err == nil {
+			err = r.removeUnless(in, func(name uint64) bool {
+				_, found := has[name]
+				return found || name%parts != part
+			})
+		}
 		if err != nil {
 			return err
 		}
-		for entry, err := range in.Entries() {
-			if err == nil {
-				err = r.ctx.Err()
-			}
-			if err != nil {
-				return err
-			}
-			name := maphash.String(r.seed, entry.Name)
-			if _, found := has[name]; found || name%parts != part || r.links.is(in, entry.Name) {
-				continue
-			}
-			if err := r.remove(in, entry.Name); err != nil {
-				return err
-			}
+	}
+	return nil
+}
+
+// removeUnless removes the entries of a directory but for those that are kept, by the hashes of their names.
+func (r *receiver) removeUnless(in *dir.Dir, kept func(name uint64) bool) error {
+	for entry, err := range in.Entries() {
+		if err == nil {
+			err = r.ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		if kept(maphash.String(r.seed, entry.Name)) || r.links.is(in, entry.Name) {
+			continue
+		}
+		if err := r.remove(in, entry.Name); err != nil {
+			return err
 		}
 	}
 	return nil

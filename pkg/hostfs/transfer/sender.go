@@ -294,29 +294,9 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 	result := Result{Began: began}
 	before := s.names
 	s.names = clone.Names{} // unless the pass succeeds
-	var names clone.Names
-	var noRoom int64 // entries in the round before
-	for round := 1; ; round++ {
-		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before}}
-		err := w.round()
-		result.add(&w.result)
-		if err == nil {
-			names = w.names
-			if w.leased {
-				result.Began = p.Since
-			}
-			break
-		}
-		if errors.Is(err, dir.ErrMoved) && p.Still {
-			return result, fmt.Errorf("%w: %w", ErrChanged, err)
-		}
-		again := errors.Is(err, dir.ErrMoved) || errors.Is(err, ErrNoRoom) && (w.noRoom < noRoom || noRoom == 0)
-		if noRoom = w.noRoom; round == maxRounds || !again {
-			return result, err
-		}
-		if !p.Still { // a name may have been another entry's in this round
-			before = clone.Names{}
-		}
+	names, before, err := s.rounds(ctx, from, p, &result, before, since)
+	if err != nil {
+		return result, err
 	}
 	if p.Verify != VerifyNone {
 		c := &comparison{s: s, ctx: ctx, from: from, all: p.Verify == VerifyAll, began: began.UnixNano(), track: track{since: since, before: before}}
@@ -326,6 +306,33 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 	}
 	s.names = names
 	return result, nil
+}
+
+// rounds sends the tree until a round has met all of it. It returns the names that it has seen, and those of before that still count.
+func (s *Sender) rounds(ctx context.Context, from *dir.Dir, p Pass, result *Result, before clone.Names, since time.Time) (names, still clone.Names, err error) {
+	began := result.Began
+	var noRoom int64 // entries in the round before
+	for round := 1; ; round++ {
+		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before}}
+		err := w.round()
+		result.add(&w.result)
+		if err == nil {
+			if w.leased {
+				result.Began = p.Since
+			}
+			return w.names, before, nil
+		}
+		if errors.Is(err, dir.ErrMoved) && p.Still {
+			return names, before, fmt.Errorf("%w: %w", ErrChanged, err)
+		}
+		again := errors.Is(err, dir.ErrMoved) || errors.Is(err, ErrNoRoom) && (w.noRoom < noRoom || noRoom == 0)
+		if noRoom = w.noRoom; round == maxRounds || !again {
+			return names, before, err
+		}
+		if !p.Still { // a name may have been another entry's in this round
+			before = clone.Names{}
+		}
+	}
 }
 
 func (r *Result) add(round *Result) {

@@ -153,21 +153,10 @@ func (r *receiver) prepare(t *target, in *dir.Dir, name string, flags byte, link
 		}
 		return true, err
 	}
-	switch {
-	case usable:
-		t.fd, err = openFile(in, name, unix.O_RDWR)
-	case is != nil && format(is) == unix.S_IFREG && is.Size > 0:
-		t.fd, err = r.separate(in, name)
-	default:
-		if is != nil {
-			err = r.remove(in, name)
-		}
-		if err == nil {
-			t.fresh = true
-			t.fd, err = makeFile(in, name)
-		}
+	if err := r.openTarget(t, in, name, is, usable); err != nil {
+		return false, err
 	}
-	if err == nil && linked {
+	if linked {
 		if is, err = lookFor(in, name); err == nil && is != nil {
 			err = r.links.add(in, name, is, link)
 		}
@@ -177,6 +166,25 @@ func (r *receiver) prepare(t *target, in *dir.Dir, name string, flags byte, link
 	}
 	t.holder = xattr.Descriptor(t.fd)
 	return false, err
+}
+
+// openTarget opens the file whose content is to be set: the one that is there, or a new one.
+func (r *receiver) openTarget(t *target, in *dir.Dir, name string, is *unix.Stat_t, usable bool) (err error) {
+	switch {
+	case usable:
+		t.fd, err = openFile(in, name, unix.O_RDWR)
+		return err
+	case is != nil && format(is) == unix.S_IFREG && is.Size > 0:
+		t.fd, err = r.separate(in, name)
+		return err
+	case is != nil:
+		if err := r.remove(in, name); err != nil {
+			return err
+		}
+	}
+	t.fresh = true
+	t.fd, err = makeFile(in, name)
+	return err
 }
 
 // isUsable says that an entry can be changed to what is wanted, without changing any that another name leads to.

@@ -95,7 +95,7 @@ func connect(t testing.TB, dst string, o transfer.Options) *connection {
 	into := open(t, dst)
 	go func() {
 		defer close(c.received)
-		c.received <- transfer.Receive(context.Background(), there, into, transfer.Options{}) //nolint:usetesting // it ends with the connection
+		c.received <- transfer.Receive(context.Background(), there, into, transfer.Options{})
 		_ = there.Close()
 	}()
 	t.Cleanup(c.cut)
@@ -105,7 +105,7 @@ func connect(t testing.TB, dst string, o transfer.Options) *connection {
 // cut closes the connection, and waits for the receiver.
 func (c *connection) cut() {
 	_ = c.conn.Close()
-	for range c.received { //nolint:revive // until it is closed
+	for range c.received {
 	}
 }
 

@@ -180,16 +180,6 @@ func (w *wire) putAttributes(st *unix.Stat_t) {
 	}
 }
 
-// room is a part of the frame that is still to be filled.
-func (w *wire) room(n int) []byte {
-	at := len(w.out)
-	w.out = w.out[:at+n]
-	return w.out[at:]
-}
-
-// cut takes the end of the frame off again.
-func (w *wire) cut(n int) { w.out = w.out[:len(w.out)-n] }
-
 // send puts the frame into the buffer of the connection.
 func (w *wire) send(ctx context.Context) error {
 	binary.BigEndian.PutUint32(w.out[1:], uint32(len(w.out)-headBytes))
