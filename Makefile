@@ -38,8 +38,8 @@ GO_TEST_WITHOUT_RACE := CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m
 # has that.
 API_CLIENTS := /api/ /cmd/hostpath-provisioner$$ /cmd/hostpath-provisioner-operator$$ /cmd/local-pv-provisioner$$ \
 	/pkg/localpv /pkg/migrate /pkg/operator /pkg/provisioner /test/cmd/bundle$$
-# Without the race detector in make test: those, and the suite that kills the driver at each step of one call at a time.
-WITHOUT_RACE := $(API_CLIENTS) /e2e/crash$$
+# Without the race detector in make test: those, and the suites that kill programs at each step of what they do one at a time.
+WITHOUT_RACE := $(API_CLIENTS) /e2e/crash$$ /e2e/moves$$
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
@@ -170,9 +170,9 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 	@$(MAKE) bench
 
 .PHONY: test-crash
-test-crash: ## Kill the driver at every step of each call and of its start, the pool mounter and the cleaning of devices, and take the power away, in full
+test-crash: ## Kill the driver at every step of each call and of its start, movers, the pool mounter and the cleaning of devices, and take the power away, in full
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/mounter ./pkg/devices
+	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/moves ./test/e2e/mounter ./pkg/devices
 
 .PHONY: test-volumes
 test-volumes: ## Try what is promised of sizes, with ten thousand volumes

@@ -151,7 +151,7 @@ func runMove(command string, args []string, getenv func(string) string, stdout, 
 	}
 	if err == nil {
 		report := reporter(stdout)
-		last := mover.Event{Event: mover.Ended}
+		var last mover.Event
 		if last, err = m.run(command, report); err != nil {
 			last = mover.Event{Event: mover.Failed, Error: err.Error()}
 		}

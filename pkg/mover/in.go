@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -20,33 +21,96 @@ type In struct {
 	Report                   func(Event)
 }
 
-// Serve has the source copy the volume, until it has handed it over. Connections are served one at a time. One that fails
-// ends nothing else. Serve closes the listener, and can be repeated.
+// Serve has the source copy the volume, until it has handed it over. A session of the source ends the one before, whose connection
+// may have been cut without a word. A connection that fails ends nothing else. Serve closes the listener, and can be repeated.
 func (i *In) Serve(ctx context.Context, listener net.Listener) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer end(nil)
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	defer func() { _ = listener.Close() }() // no connection is waited for any more
 	i.Report(Event{Event: Listening})
+	var last session
+	unproven := make(chan struct{}, mostUnproven)
 	for {
+		unproven <- struct{}{}
 		conn, err := listener.Accept()
-		if ctx.Err() != nil {
+		switch {
+		case errors.Is(context.Cause(ctx), errEnded):
+			return nil
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		}
-		if err != nil {
+		case err != nil:
 			return fmt.Errorf("wait for the source: %w", err)
 		}
-		ended, err := i.serve(ctx, conn)
-		if err != nil {
-			i.Report(Event{Event: Refused, Error: err.Error()})
-		}
-		if ended {
-			return nil
-		}
+		all.Go(func() {
+			defer func() { _ = conn.Close() }() // what matters was answered
+			err := prove(ctx, conn)
+			<-unproven
+			ended := false
+			if err == nil {
+				ctx, done := last.replace(ctx)
+				ended, err = i.serve(ctx, conn)
+				done()
+			}
+			if err != nil {
+				i.Report(Event{Event: Refused, Error: err.Error()})
+			}
+			if ended {
+				end(errEnded)
+			}
+		})
+	}
+}
+
+var errEnded = errors.New("the volume is handed over")
+
+// mostUnproven is how many connections may be there that have not proven yet to be the source's.
+const mostUnproven = 32
+
+// prove has a connection of TLS prove that it is the source's.
+func prove(ctx context.Context, conn net.Conn) error {
+	secure, ok := conn.(interface{ HandshakeContext(context.Context) error })
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, saying)
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("%s is not the source: %w", conn.RemoteAddr(), err)
+	}
+	return nil
+}
+
+// A session is the one that is served.
+type session struct {
+	mu     sync.Mutex
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+}
+
+var errReplaced = errors.New("the source has connected anew")
+
+// replace ends the session that is served and begins another, which ends with done.
+func (s *session) replace(ctx context.Context) (_ context.Context, done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil {
+		s.cancel(errReplaced)
+		<-s.ended
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	s.cancel, s.ended = cancel, ended
+	return ctx, func() {
+		cancel(nil)
+		close(ended)
 	}
 }
 
 // serve is one session.
 func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
-	defer func() { _ = conn.Close() }() // what matters was answered
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var says hello
 	if err := receive(conn, saying, &says); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -66,10 +69,11 @@ func newSide(t *testing.T, name string) *side {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx, listener, time.Minute) }()
-	s.Client, err = moves.Dial(socket)
+	client, err := moves.Dial(socket)
 	must.Succeed(t, err)
+	s.Client = client
 	t.Cleanup(func() {
-		must.Succeed(t, s.Client.Close())
+		must.Succeed(t, client.Close())
 		stop()
 		must.Succeed(t, <-ended)
 	})
@@ -446,6 +450,111 @@ func TestTargetSurvivesNonsense(t *testing.T) {
 	}
 	fence, err := r.out.Copy(t.Context())
 	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// A cut is a connection that breaks after some reads and writes.
+type cut struct {
+	net.Conn
+	left *int
+}
+
+var errCut = errors.New("cut")
+
+func (c cut) use() error {
+	if *c.left--; *c.left < 0 {
+		return errors.Join(errCut, c.Close())
+	}
+	return nil
+}
+
+func (c cut) Read(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(b)
+}
+
+func (c cut) Write(b []byte) (int, error) {
+	if err := c.use(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
+}
+
+// Whenever the network is cut, running the source again moves the volume, and until then the source publishes it or neither does.
+func TestCutConnections(t *testing.T) {
+	for after := 0; ; after++ {
+		r := newRig(t)
+		r.listen()
+		dial, left := r.out.Dial, after
+		r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+			conn, err := dial(ctx)
+			return cut{conn, &left}, err
+		}
+		first := *r.out
+		_, err := first.Copy(t.Context())
+		if err == nil && left >= 0 {
+			t.Logf("there are %d reads and writes", after-left)
+			return
+		}
+		if err := r.publish(r.to, "b"); err == nil {
+			t.Errorf("after %d the copy is published", after)
+		}
+		r.out.Dial = dial
+		fence, err := r.out.Copy(t.Context())
+		must.Succeed(t, err)
+		r.wantMoved(fence, "first")
+		if after > 100 {
+			t.Fatal("it does not end")
+		}
+	}
+}
+
+// A connection that was cut without a word does not hold up the source that connects again.
+func TestSourceConnectsAnew(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	silent, err := r.out.Dial(t.Context())
+	must.Succeed(t, err)
+	defer silent.Close()
+	hello, err := json.Marshal(map[string]any{"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10)})
+	must.Succeed(t, err)
+	_, err = silent.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello))), hello...))
+	must.Succeed(t, err)
+	_, err = io.ReadFull(silent, make([]byte, 4)) // of the answer: the copy is there, and a pass is awaited
+	must.Succeed(t, err)
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// Others that can reach the port do not hold up the source.
+func TestStrangersAreSilent(t *testing.T) {
+	r := newRig(t)
+	a := newAuthority(t)
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	must.Succeed(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- r.in.Serve(ctx, listener) }()
+	for range 8 {
+		stranger, err := net.Dial("tcp", listener.Addr().String())
+		must.Succeed(t, err)
+		defer stranger.Close()
+	}
+	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth))
+	must.Succeed(t, err)
+	began := time.Now()
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	must.Succeed(t, <-done)
+	if took := time.Since(began); took > 25*time.Second { // one stranger has 30
+		t.Errorf("it takes %v", took)
+	}
 	r.wantMoved(fence, "first")
 }
 

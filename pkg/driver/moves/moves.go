@@ -157,13 +157,14 @@ func (c *Client) Close() error { return c.connection.Close() }
 // again is how long Repeat waits before it makes a call again.
 const again = 200 * time.Millisecond
 
-// Repeat is Call that is made again as long as another call works on the volume, or the driver or its pool is away: drivers
-// restart, and every call can be repeated. It ends with ctx.
+// Repeat is Call that is made again as long as another call works on the volume, the driver or its pool is away, or the driver has
+// answered before it had done its work, as it does after its time for a call: drivers restart, disks are slow, and every call can be
+// repeated. It ends with ctx.
 func (c *Client) Repeat(ctx context.Context, name string, r Request) (Volume, error) {
 	for {
 		v, err := c.Call(ctx, name, r)
 		switch status.Code(err) {
-		case codes.Aborted, codes.Unavailable:
+		case codes.Aborted, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		default:
 			return v, err
 		}

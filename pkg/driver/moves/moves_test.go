@@ -78,7 +78,7 @@ func TestErrorKeepsItsCode(t *testing.T) {
 }
 
 func TestRepeat(t *testing.T) {
-	answers := []codes.Code{codes.Aborted, codes.Unavailable, codes.OK, codes.FailedPrecondition, codes.Aborted}
+	answers := []codes.Code{codes.Aborted, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.OK, codes.FailedPrecondition, codes.Aborted}
 	client := serve(t, func(context.Context, string, moves.Request) (*moves.Volume, error) {
 		code := answers[0]
 		if len(answers) > 1 {

@@ -70,13 +70,14 @@ func (c *comparison) run(result *Result) error {
 }
 
 func (c *comparison) putAttributes(st *unix.Stat_t, h xattr.Holder) error {
-	all, portable, err := c.s.attrs.digests(h)
+	sums, err := c.s.attrs.sums(h)
 	if err != nil {
 		return fmt.Errorf("%w: read extended attributes: %w", errSource, err)
 	}
 	c.s.wire.putAttributes(st)
-	c.s.wire.putRaw(all[:])
-	c.s.wire.putRaw(portable[:])
+	for _, sum := range []digest{sums.all, sums.portable, sums.label} {
+		c.s.wire.putRaw(sum[:])
+	}
 	return nil
 }
 
@@ -188,16 +189,17 @@ func (c *comparison) contents(fd int, size int64) error {
 		out.begin(kindDigests)
 		out.put64(at)
 		for range sectionBlocks {
-			sum, content, err := r.block(at)
+			b, err := r.block(at)
 			if err == nil {
 				err = c.ctx.Err()
 			}
 			if err != nil {
 				return fmt.Errorf("%w: %w", errSource, err)
 			}
-			out.putRaw(sum[:])
-			if sum != (digest{}) {
-				c.progress.Compared += int64(len(content))
+			out.putRaw(b.sum[:])
+			out.put8(b.data)
+			if b.data != 0 {
+				c.progress.Compared += int64(len(b.content))
 			}
 			if at = min(at+blockBytes, size); at == size {
 				break
@@ -227,6 +229,8 @@ type compared struct {
 	size int64
 	path string
 	bad  bool // it was found to differ
+
+	allocated bool // zeros need not be holes
 }
 
 func (c *compared) close() {
@@ -257,7 +261,7 @@ func (c *compared) differs(path, what string) {
 
 func (r *receiver) beginCompare(p parser) error {
 	want := p.attributes()
-	ours := r.expected(&p)
+	ours := readSums(&p)
 	if err := p.end(); err != nil {
 		return err
 	}
@@ -270,7 +274,7 @@ func (r *receiver) beginCompare(p parser) error {
 	if err != nil {
 		return err
 	}
-	r.compare = &compared{tree: tree, pairs: newSpool(r.into), fd: notOpen}
+	r.compare = &compared{tree: tree, pairs: newSpool(r.into), fd: notOpen, allocated: r.allocated}
 	is, err := statSelf(r.into)
 	if err != nil {
 		return err
@@ -282,26 +286,19 @@ func (r *receiver) beginCompare(p parser) error {
 	return r.compareEntry(r.into.String(), is, want, xattr.Descriptor(fd), ours)
 }
 
-// expected is the digest of the extended attributes that the filesystem of the tree keeps.
-func (r *receiver) expected(p *parser) digest {
-	all, other := p.bytes(len(digest{})), p.bytes(len(digest{}))
-	switch {
-	case p.failed:
-		return digest{}
-	case r.btrfs:
-		return digest(all)
+func readSums(p *parser) *sums {
+	raw := p.bytes(sumsBytes)
+	if p.failed {
+		return &sums{}
 	}
-	return digest(other)
+	return &sums{digest(raw), digest(raw[sha256.Size:]), digest(raw[2*sha256.Size:])}
 }
 
 // compareEntry compares what can be seen from outside.
-func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Holder, attributes digest) error {
-	sum, portable, err := r.attrs.digests(h)
+func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Holder, attributes *sums) error {
+	has, err := r.attrs.sums(h)
 	if err != nil {
 		return wrap("read the attributes of", path, err)
-	}
-	if !r.btrfs {
-		sum = portable
 	}
 	device := format(is) == unix.S_IFCHR || format(is) == unix.S_IFBLK
 	for _, one := range []struct {
@@ -313,7 +310,7 @@ func (r *receiver) compareEntry(path string, is, want *unix.Stat_t, h xattr.Hold
 		{"mtime", is.Mtim == want.Mtim},
 		{"size", format(is) != unix.S_IFREG || is.Size == want.Size},
 		{"device number", !device || is.Rdev == want.Rdev},
-		{"extended attributes", sum == attributes},
+		{"extended attributes", has.same(attributes, r.btrfs)},
 	} {
 		if !one.same {
 			r.compare.differs(path, one.what)
@@ -331,22 +328,7 @@ func (r *receiver) compareFrame(k kind, p parser) error {
 	case kindDigests:
 		return r.checkDigests(p)
 	case kindCheckHole:
-		at, length := p.extent()
-		if err := p.end(); err != nil || c.fd == notOpen || c.bad {
-			return err
-		}
-		if at+length > c.size {
-			return fmt.Errorf("%w: a hole behind the end", ErrProtocol)
-		}
-		some, err := newReader(c.fd, at, c.size, r.block).data(at, at+length)
-		if err != nil {
-			return wrap("read", c.path, err)
-		}
-		if some {
-			c.bad = true
-			c.differs(c.path, "content or holes")
-		}
-		return nil
+		return r.checkHole(p)
 	case kindUp:
 		c.closeFile()
 		entries := p.i64()
@@ -367,7 +349,7 @@ func (r *receiver) check(p parser) error {
 	c := r.compare
 	flags := p.u8()
 	want := p.attributes()
-	ours := r.expected(&p)
+	ours := readSums(&p)
 	link := p.bytes(linkBytes)
 	name := p.name()
 	symlink := p.text(maxTarget)
@@ -422,39 +404,83 @@ func (r *receiver) check(p parser) error {
 	return err
 }
 
+// sumBytes are of a digest, and of a byte that says where data is.
+const sumBytes = sha256.Size + 1
+
 func (r *receiver) checkDigests(p parser) error {
 	c := r.compare
 	at := p.i64()
-	n := int64(len(p.rest) / sha256.Size)
-	if at < 0 || at%blockBytes != 0 || n > sectionBlocks || len(p.rest)%sha256.Size != 0 {
+	n := int64(len(p.rest) / sumBytes)
+	if at < 0 || at%blockBytes != 0 || n > sectionBlocks || len(p.rest)%sumBytes != 0 {
 		p.failed = true
 	}
 	sums := p.bytes(len(p.rest))
 	if err := p.end(); err != nil || c.fd == notOpen || c.bad {
 		return err
 	}
-	if at+(n-1)*blockBytes >= c.size {
+	if at > c.size || n > blocks(c.size-at) {
 		return fmt.Errorf("%w: content behind the end", ErrProtocol)
 	}
 	content := newReader(c.fd, at, c.size, r.block)
-	for len(sums) > 0 {
-		sum, data, err := content.block(at)
+	for ; len(sums) > 0 && !c.bad; sums, at = sums[sumBytes:], at+blockBytes {
+		b, err := content.block(at)
 		if err == nil {
 			err = r.ctx.Err()
 		}
 		if err != nil {
 			return wrap("read", c.path, err)
 		}
-		if sum != digest(sums[:sha256.Size]) {
+		if b.sum != digest(sums[:sha256.Size]) {
 			c.bad = true
-			c.differs(c.path, "content or holes")
-			return nil
+			c.differs(c.path, "content")
 		}
-		if sum != (digest{}) {
-			c.bytes += int64(len(data))
+		c.checkHoles(b, sums[sha256.Size])
+		if b.data != 0 {
+			c.bytes += int64(len(b.content))
+			r.done.Compared = c.bytes
 		}
-		r.done.Compared = c.bytes
-		sums, at = sums[sha256.Size:], at+blockBytes
+	}
+	return nil
+}
+
+// checkHoles looks for what is zero but no hole, and is one in the source.
+func (c *compared) checkHoles(b *block, data byte) {
+	for i, part := range b.granules() {
+		if !c.bad && !c.allocated && b.isData(i) && data&(1<<(i/granule)) == 0 && isZero(part) {
+			c.bad = true
+			c.differs(c.path, "holes")
+		}
+	}
+}
+
+// checkHole is for a part that is a hole in the source.
+func (r *receiver) checkHole(p parser) error {
+	c := r.compare
+	at, length := p.extent()
+	if err := p.end(); err != nil || c.fd == notOpen || c.bad {
+		return err
+	}
+	if at%blockBytes != 0 || at+length > c.size {
+		return fmt.Errorf("%w: a hole behind the end", ErrProtocol)
+	}
+	content := newReader(c.fd, at, at+length, r.block)
+	for end := at + length; at < end && !c.bad; at += blockBytes {
+		var err error
+		if at, err = content.holeUntil(at); err != nil || at >= end {
+			return wrap("read", c.path, err)
+		}
+		b, err := content.block(at)
+		if err == nil {
+			err = r.ctx.Err()
+		}
+		if err != nil {
+			return wrap("read", c.path, err)
+		}
+		if b.sum != (digest{}) {
+			c.bad = true
+			c.differs(c.path, "content")
+		}
+		c.checkHoles(b, 0)
 	}
 	return nil
 }

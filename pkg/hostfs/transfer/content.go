@@ -1,11 +1,13 @@
 package transfer
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"hash"
 	"io/fs"
+	"iter"
 	"slices"
 	"strings"
 
@@ -16,7 +18,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 )
 
-// A digest identifies the content of a block with its holes. That of a block without data is zero.
+// A digest identifies the content of a block. That of zeros is zero, and so is that of a hole: where a source has holes depends on
+// what of it was written to the disk, so the target has a hole wherever a granule is zero.
 type digest [sha256.Size]byte
 
 // A reader makes digests of a file from an offset on.
@@ -26,12 +29,8 @@ type reader struct {
 	from, to int64 // data that is known, if from < to
 	known    int64 // up to where it is
 	buffer   []byte
+	last     block
 }
-
-// bitmapBytes have a bit for each granule of a block that has data. They are digested with the content.
-const bitmapBytes = blockBytes / granule / 8
-
-var _ [0]struct{} = [bitmapBytes]struct{}{} // less than a byte takes one
 
 func newReader(fd int, at, size int64, buffer []byte) *reader {
 	return &reader{fd: fd, size: size, from: at, to: at, known: at, buffer: buffer}
@@ -64,37 +63,57 @@ func (r *reader) holeUntil(at int64) (int64, error) {
 	return max(at, r.from/blockBytes*blockBytes), nil
 }
 
-// block is the digest of the block at an offset, and the content, which is valid until the next call. What was cut off
-// meanwhile is zero.
-func (r *reader) block(at int64) (digest, []byte, error) {
-	end := min(at+blockBytes, r.size)
-	r.buffer = r.buffer[:1+end-at]
-	r.buffer[0] = 0
-	for i := range int64(blockBytes / granule) {
-		if at+i*granule >= end {
-			break
-		}
-		some, err := r.data(at+i*granule, min(at+(i+1)*granule, end))
-		if err != nil {
-			return digest{}, nil, err
-		}
-		if some {
-			r.buffer[0] |= 1 << i
-		}
-	}
-	content := r.buffer[1:]
-	if r.buffer[0] == 0 {
-		clear(content)
-		return digest{}, content, nil
-	}
-	if err := readAt(r.fd, content, at); err != nil {
-		return digest{}, nil, err
-	}
-	return sha256.Sum256(r.buffer), content, nil
+// A block is what a file has at an offset.
+type block struct {
+	sum     digest
+	content []byte // until the next one is read; what was cut off meanwhile is zero
+	data    byte   // a bit for each granule that is no hole
 }
 
+// granules are the parts of a block.
+func (b *block) granules() iter.Seq2[int64, []byte] {
+	return func(yield func(int64, []byte) bool) {
+		for at := 0; at < len(b.content) && yield(int64(at), b.content[at:min(at+granule, len(b.content))]); at += granule {
+		}
+	}
+}
+
+// isData says so of the granule at an offset in the block.
+func (b *block) isData(at int64) bool { return b.data&(1<<(at/granule)) != 0 }
+
+// block reads one.
+func (r *reader) block(at int64) (*block, error) {
+	b := &r.last
+	*b = block{content: r.buffer[:min(blockBytes, r.size-at)]}
+	for i, part := range b.granules() {
+		some, err := r.data(at+i, at+i+int64(len(part)))
+		if err != nil {
+			return nil, err
+		}
+		if some {
+			b.data |= 1 << (i / granule)
+		}
+	}
+	if b.data == 0 {
+		clear(b.content)
+		return b, nil
+	}
+	if err := readAt(r.fd, b.content, at); err != nil {
+		return nil, err
+	}
+	if !isZero(b.content) {
+		b.sum = sha256.Sum256(b.content)
+	}
+	return b, nil
+}
+
+var zeros = make([]byte, dataBytes)
+
+// isZero is for what is not longer than a frame.
+func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
+
 // newBlockBuffer is for newReader.
-func newBlockBuffer() []byte { return make([]byte, 1+blockBytes) }
+func newBlockBuffer() []byte { return make([]byte, blockBytes) }
 
 // readAt reads all of it, and zeros behind the end of the file.
 func readAt(fd int, into []byte, at int64) error {
@@ -128,9 +147,6 @@ func writeAt(fd int, data []byte, at int64) error {
 	}
 	return nil
 }
-
-// zeros are compared with, and written.
-var zeros = make([]byte, dataBytes)
 
 // An attributer reads the extended attributes of entries.
 type attributer struct{ list, value []byte }
@@ -170,27 +186,45 @@ func (a *attributer) each(h xattr.Holder, btrfs bool, found func(name string, va
 	return nil
 }
 
-// digests identify all attributes of an entry, and those that any filesystem keeps. That of none is zero.
-func (a *attributer) digests(h xattr.Holder) (all, portable digest, err error) {
-	hashes := [2]hash.Hash{sha256.New(), sha256.New()}
-	var some [2]bool
-	err = a.each(h, true, func(name string, value []byte) error {
-		for i, hash := range hashes {
-			if i == 1 && !isKept(name, false) {
+// Sums identify the extended attributes of an entry. That of none is zero.
+type sums struct {
+	all, portable digest // without the label; and those that any filesystem keeps
+	label         digest // where the source has none, the target may have one: the kernel takes it off no file
+}
+
+const sumsBytes = 3 * sha256.Size
+
+func (a *attributer) sums(h xattr.Holder) (sums, error) {
+	var hashes [3]hash.Hash
+	err := a.each(h, true, func(name string, value []byte) error {
+		for i, wanted := range []bool{name != xattr.SELinuxLabel, name != xattr.SELinuxLabel && isKept(name, false), name == xattr.SELinuxLabel} {
+			if !wanted {
 				continue
 			}
-			some[i] = true
-			hash.Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
-			hash.Write(value)
+			if hashes[i] == nil {
+				hashes[i] = sha256.New()
+			}
+			hashes[i].Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
+			hashes[i].Write(value)
 		}
 		return nil
 	})
-	for i, sum := range []*digest{&all, &portable} {
-		if some[i] {
+	var s sums
+	for i, sum := range []*digest{&s.all, &s.portable, &s.label} {
+		if hashes[i] != nil {
 			hashes[i].Sum(sum[:0])
 		}
 	}
-	return all, portable, err
+	return s, err
+}
+
+// same says whether the attributes of an entry are those of the source, as far as its filesystem keeps them.
+func (s *sums) same(source *sums, btrfs bool) bool {
+	attributes := s.portable == source.portable
+	if btrfs {
+		attributes = s.all == source.all
+	}
+	return attributes && (source.label == digest{} || s.label == source.label)
 }
 
 func format(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }

@@ -110,11 +110,11 @@ func (w *walk) sendSection(a answer, o *offer) error {
 	r := newReader(o.fd, a.offset, end, w.s.block)
 	for i, theirs := range a.digests {
 		at := a.offset + int64(i)*blockBytes
-		ours, _, err := r.block(at)
+		ours, err := r.block(at)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}
-		if ours != theirs {
+		if ours.sum != theirs {
 			err = w.sendRange(o.fd, at, min(at+blockBytes, end), true)
 		}
 		if err == nil {

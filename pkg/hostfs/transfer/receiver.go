@@ -25,7 +25,7 @@ func Receive(ctx context.Context, conn io.ReadWriter, into *dir.Dir, o Options) 
 		return err
 	}
 	defer release()
-	r := &receiver{ctx: ctx, wire: w, into: into, progress: o.Progress, attrs: newAttributer(), block: newBlockBuffer(), seed: maphash.MakeSeed(), seen: newSpool(into)}
+	r := &receiver{ctx: ctx, wire: w, into: into, progress: o.Progress, allocated: o.Allocated, attrs: newAttributer(), block: newBlockBuffer(), seed: maphash.MakeSeed(), seen: newSpool(into)}
 	err = r.run()
 	if err != nil && ctx.Err() == nil {
 		r.lastWords(err)
@@ -41,16 +41,18 @@ func Receive(ctx context.Context, conn io.ReadWriter, into *dir.Dir, o Options) 
 }
 
 type receiver struct {
-	ctx      context.Context
-	wire     *wire
-	into     *dir.Dir
-	btrfs    bool
-	progress func(Progress)
-	shown    time.Time
-	done     Progress
-	attrs    *attributer
-	block    []byte
-	seed     maphash.Seed
+	ctx   context.Context
+	wire  *wire
+	into  *dir.Dir
+	btrfs bool
+	// allocated: see Options.
+	allocated bool
+	progress  func(Progress)
+	shown     time.Time
+	done      Progress
+	attrs     *attributer
+	block     []byte
+	seed      maphash.Seed
 
 	// Of a round.
 	begun   bool

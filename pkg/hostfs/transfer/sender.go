@@ -31,11 +31,12 @@ type Sender struct {
 	names clone.Names
 	attrs *attributer
 	block []byte
+	data  []byte
 }
 
 // NewSender has not sent anything yet.
 func NewSender(conn io.ReadWriter, o Options) *Sender {
-	return &Sender{wire: newWire(conn, o), progress: o.Progress, attrs: newAttributer(), block: newBlockBuffer()}
+	return &Sender{wire: newWire(conn, o), progress: o.Progress, attrs: newAttributer(), block: newBlockBuffer(), data: make([]byte, dataBytes)}
 }
 
 // An answer is a frame of the receiver.

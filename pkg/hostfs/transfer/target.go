@@ -227,11 +227,8 @@ func (r *receiver) separate(in *dir.Dir, name string) (int, error) {
 	}
 	dst := os.NewFile(uintptr(fd), name)
 	defer func() { _ = dst.Close() }() // it has another descriptor by then
-	err = clone.File(r.ctx, dst, src, clone.Share)
-	if errors.Is(err, clone.ErrNotSupported) {
-		err = clone.File(r.ctx, dst, src, clone.Copy)
-	}
-	if err != nil {
+	// Not shared: where XFS writes to shared blocks, it sets blocks around aside, which are no holes then.
+	if err := clone.File(r.ctx, dst, src, clone.Copy); err != nil {
 		return notOpen, err
 	}
 	if fd, err = unix.FcntlInt(dst.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
@@ -291,17 +288,29 @@ func (r *receiver) ask(t *target) error {
 	r.wire.put64(from)
 	r.wire.put64(until - from)
 	for at := from; at < until; at += blockBytes {
-		sum, _, err := content.block(at)
+		b, err := content.block(at)
 		if err == nil {
-			err = r.ctx.Err()
+			err = r.makeSparse(t, at, b)
 		}
 		if err != nil {
 			return wrap("read", t.path, err)
 		}
-		r.wire.putRaw(sum[:])
+		r.wire.putRaw(b.sum[:])
 	}
 	t.next = until
 	return errors.Join(r.wire.send(r.ctx), r.wire.w.Flush())
+}
+
+// makeSparse makes a hole of what is zero.
+func (r *receiver) makeSparse(t *target, at int64, b *block) error {
+	for i, part := range b.granules() {
+		if b.isData(i) && isZero(part) {
+			if err := r.punch(t, at+i, int64(len(part))); err != nil {
+				return err
+			}
+		}
+	}
+	return r.ctx.Err()
 }
 
 func (r *receiver) want(k kind, t *target, until int64) error {
@@ -317,7 +326,7 @@ func (r *receiver) want(k kind, t *target, until int64) error {
 func (r *receiver) currentFrame(k kind, p parser) error {
 	t := r.current
 	switch k {
-	case kindData, kindZeros, kindHole, kindSection, kindAbort:
+	case kindData, kindHole, kindSection, kindAbort:
 		if t.kind != aFile {
 			return outOfOrder(k)
 		}
@@ -330,10 +339,6 @@ func (r *receiver) currentFrame(k kind, p parser) error {
 		}
 		data := p.bytes(len(p.rest))
 		return r.write(t, p, func() error { r.done.Bytes += int64(len(data)); return writeAt(t.fd, data, at) })
-	case kindZeros:
-		at, length := p.extent()
-		p.failed = p.failed || length > dataBytes
-		return r.write(t, p, func() error { return writeAt(t.fd, zeros[:length], at) })
 	case kindHole:
 		at, length := p.extent()
 		return r.write(t, p, func() error { return r.punch(t, at, length) })
@@ -368,13 +373,24 @@ func (r *receiver) drop(t *target) {
 	r.current = nil
 }
 
-// punch makes a hole: as zeros where the filesystem cannot.
+// punch makes a hole: as zeros where the filesystem cannot. The last block of a file is given back as a whole.
 func (r *receiver) punch(t *target, at, length int64) error {
-	err := unix.Fallocate(t.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, length)
-	if length == 0 || !errors.Is(err, unix.EOPNOTSUPP) {
+	end := at + length
+	if end >= t.want.Size {
+		end = (t.want.Size/granule + 1) * granule
+	}
+	if at >= end {
+		return nil
+	}
+	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
+	if r.allocated {
+		mode = unix.FALLOC_FL_ZERO_RANGE
+	}
+	err := unix.Fallocate(t.fd, mode|unix.FALLOC_FL_KEEP_SIZE, at, end-at)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	for end := at + length; at < end; at += dataBytes {
+	for end = min(end, t.want.Size); at < end; at += dataBytes {
 		if err := r.ctx.Err(); err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 // Package transfer makes a directory tree on another node equal to one here, over a connection. [Sender.Pass] sends what differs,
 // and may be called while the source is in use: what changes meanwhile is left to the next pass, and the last one is made when
 // nothing changes any more. Entries have the names, hard links, holes, owners, modes, times, ACLs, capabilities, labels and other
-// extended attributes of the source as the copies of pkg/hostfs/clone do.
+// extended attributes of the source as the copies of pkg/hostfs/clone do. What is zero in units of 64 KiB is a hole.
 //
 // Neither side trusts the other, nor the trees: the receiver reaches its tree by directory handles, takes only single names and
 // follows no link; both hold a bounded amount of memory, whatever is in the trees or comes over the connection. Which trees
@@ -43,6 +43,9 @@ var (
 type Options struct {
 	// BytesPerSecond limits what is sent, on average over a few hundred milliseconds. 0 is no limit.
 	BytesPerSecond int64
+	// Allocated has the receiver keep the blocks of files that are there, as those of a disk whose space is set aside: what is a
+	// hole in the source is made zero, and not given back.
+	Allocated bool
 	// Progress is called from time to time while a pass goes on, from the goroutine that works: it must be fast.
 	Progress func(Progress)
 }

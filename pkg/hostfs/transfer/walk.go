@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -390,56 +389,77 @@ func (w *walk) passOver(err error) error {
 	return err
 }
 
-// sendRange sends the content between two offsets, and where holes are if that may be something else on the target.
+// sendRange sends the content between two offsets but for what is zero, and where that is if there may be something else on the
+// target.
 func (w *walk) sendRange(fd int, at, end int64, punch bool) error {
+	hole := at // where one begins that was not sent yet
 	for at < end {
 		from, to, err := clone.NextData(fd, at, end)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}
 		if from == to { // none: a file that was cut off has a hole here, too
-			from, to = end, end
-		}
-		if punch && from > at {
-			if err := w.sendExtent(kindHole, at, from-at); err != nil {
-				return err
-			}
+			break
 		}
 		for at = from; at < to; {
-			n := min(to-at, dataBytes)
-			if err := w.sendData(fd, at, int(n)); err != nil {
+			next := min(to, (at/dataBytes+1)*dataBytes)
+			if err := w.sendData(fd, at, int(next-at), punch, &hole); err != nil {
 				return err
 			}
-			at += n
+			at = next
 		}
 	}
-	return nil
+	return w.sendHole(punch, hole, end)
 }
 
-func (w *walk) sendExtent(k kind, at, length int64) error {
-	w.s.wire.begin(k)
-	w.s.wire.put64(at)
-	w.s.wire.put64(length)
+// sendHole sends where there is nothing up to an offset.
+func (w *walk) sendHole(punch bool, hole, until int64) error {
+	if !punch || hole == until {
+		return nil
+	}
+	w.s.wire.begin(kindHole)
+	w.s.wire.put64(hole)
+	w.s.wire.put64(until - hole)
 	return w.s.wire.send(w.ctx)
 }
 
-func (w *walk) sendData(fd int, at int64, length int) error {
+// sendData reads a part of a file, and sends the granules that are not zero.
+func (w *walk) sendData(fd int, at int64, length int, punch bool, hole *int64) error {
 	if err := w.ctx.Err(); err != nil {
 		return err
 	}
 	w.show()
-	out := w.s.wire
-	out.begin(kindData)
-	out.put64(at)
-	content := out.room(length)
+	content := w.s.data[:length]
 	if err := readAt(fd, content, at); err != nil {
 		return fmt.Errorf("%w: %w", errSource, err)
 	}
-	if bytes.Equal(content, zeros[:length]) {
-		return w.sendExtent(kindZeros, at, int64(length))
+	for len(content) > 0 {
+		var n int
+		for n < len(content) {
+			part := content[n:min(len(content), n+int(granule-(at+int64(n))%granule))]
+			if isZero(part) {
+				break
+			}
+			n += len(part)
+		}
+		if n == 0 {
+			n = min(len(content), int(granule-at%granule))
+		} else {
+			if err := w.sendHole(punch, *hole, at); err != nil {
+				return err
+			}
+			w.s.wire.begin(kindData)
+			w.s.wire.put64(at)
+			w.s.wire.putRaw(content[:n])
+			if err := w.s.wire.send(w.ctx); err != nil {
+				return err
+			}
+			w.result.Bytes += int64(n)
+			*hole = at + int64(n)
+		}
+		content, at = content[n:], at+int64(n)
 	}
-	w.result.Bytes += int64(length)
-	return out.send(w.ctx)
+	return nil
 }
 
 // finish sends what is known of a file only after its content, of which so many bytes were sent. If it is longer by now, the rest

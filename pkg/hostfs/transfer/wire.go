@@ -27,7 +27,6 @@ const (
 	kindNode                       // flags, attributes, link, name, target: what is never opened
 	kindSelect                     // id: the next frames are of that file
 	kindData                       // offset, bytes
-	kindZeros                      // offset, length: data that is zero
 	kindHole                       // offset, length
 	kindSection                    // the answer to a section is complete
 	kindAttributes                 // of the file or node
@@ -37,7 +36,7 @@ const (
 	kindEnd                        // flags: of the round
 	kindVerify                     // attributes and digest of the root: compare from now on
 	kindCheck                      // flags, attributes, link, digest of the extended attributes, name, target
-	kindDigests                    // offset, digests
+	kindDigests                    // offset, digests, each with where data is
 	kindCheckHole                  // offset, length
 	kindUp                         // entries: of the directory
 	kindVerified                   // no more to compare

@@ -5,6 +5,8 @@ package moves
 
 import (
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -47,6 +49,8 @@ func ways() []way {
 	}
 }
 
+func (w way) reverse() way { return way{w.to, w.from, w.block} }
+
 func (w way) String() string {
 	kind := "directory"
 	if w.block {
@@ -70,11 +74,6 @@ func TestMove(t *testing.T) {
 
 // Any process is killed at each of its steps.
 func TestKillAtEveryStep(t *testing.T) {
-	// Those of short runs are some of each: a move takes half a second.
-	every := 1
-	if testing.Short() {
-		every = 7
-	}
 	for _, way := range ways() {
 		for victim := sourceDriver; victim <= targetMover; victim++ {
 			t.Run(way.String()+"/"+victim.String(), func(t *testing.T) {
@@ -87,7 +86,10 @@ func TestKillAtEveryStep(t *testing.T) {
 				if len(steps) < 5 {
 					t.Fatalf("the %s has only the steps %q", victim, steps)
 				}
-				kills := 0
+				every, kills := 1, 0
+				if testing.Short() {
+					every = 1 + len(steps)/8
+				}
 				for n := 1; n <= len(steps); n += every {
 					w.begin()
 					w.trap.Arm(n)
@@ -138,6 +140,81 @@ func TestUndo(t *testing.T) {
 			w.check(w.from, nil)
 		})
 	}
+}
+
+// The claim grows while the volume is copied: the copy grows with it.
+func TestGrowthMeanwhile(t *testing.T) {
+	for _, way := range ways() {
+		t.Run(way.String(), func(t *testing.T) {
+			w := newWorld(t, way, nobody)
+			w.begin()
+			grown := w.volume
+			grown.Bytes += 16 * mib
+			// The target is there first, so that the copy has the earlier size.
+			state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+			w.from.Must(err)
+			_, err = w.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: w.volume.ID, Move: "move-1", Peer: w.to.peer, Shape: state.Shape})
+			w.to.Must(err)
+			_, err = w.from.Expand(t.Context(), grown, "pod")
+			w.from.Must(err)
+			w.volume = grown
+			w.from.pool.Largest, w.to.pool.Largest = grown.Bytes, grown.Bytes
+			w.move()
+			w.end()
+		})
+	}
+}
+
+// A volume of the upstream driver has no record. Where it goes it is promised the size of its claim.
+func TestVolumeWithoutRecord(t *testing.T) {
+	w := newWorld(t, ways()[0].reverse(), nobody) // without limits, of which the upstream driver has none
+	w.begin()
+	w.from.Must(w.from.Process.Stop())
+	w.from.Must(os.Remove(w.from.pool.Own("volumes", w.volume.ID+".json")))
+	w.from.Must(w.from.Process.Restart(t.Context()))
+	w.from.AwaitServing()
+	w.sized = true
+	w.move()
+	w.end()
+}
+
+// One of two moves of a volume has it; the other changes nothing.
+func TestTwoMovesOfOneVolume(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	out.await("waiting")
+	_, err := w.from.moves.Call(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
+	w.from.WantCode("fence for another move", err, codes.FailedPrecondition)
+	for n, call := range map[*node]string{w.from: moves.Unfence, w.to: moves.AbortTarget} {
+		_, err := n.moves.Call(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
+		n.WantCode(call+" by another move", err, codes.FailedPrecondition)
+	}
+	out.kill()
+	in.kill()
+	w.move()
+	w.end()
+}
+
+// A target without room changes nothing on the source.
+func TestTargetWithoutRoom(t *testing.T) {
+	w := newWorld(t, ways()[0], nobody)
+	w.begin()
+	free, err := w.to.Capacity(t.Context(), "")
+	w.to.Must(err)
+	_, err = w.to.Create(t.Context(), drivertest.Volume{ID: "other", Bytes: free - w.volume.Bytes/2})
+	w.to.Must(err)
+	in := w.start("move-in", "copy")
+	if last := w.once("move-out", "copy"); last.Event != "failed" || !strings.Contains(last.Error, "not enough space") {
+		t.Errorf("it ends with %+v", last)
+	}
+	in.kill()
+	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
+	w.unpublish(w.from, "another")
+	w.to.Must(w.to.Delete(t.Context(), "other"))
+	w.to.pool.AwaitErased()
+	w.move()
+	w.end()
 }
 
 // Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.

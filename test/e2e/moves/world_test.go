@@ -63,6 +63,8 @@ type world struct {
 	address  string
 	certs    map[string][]string
 	count    int // of moves
+	// sized: the volume has no record, and the mover is told its size.
+	sized bool
 
 	writer *writer
 }
@@ -208,6 +210,7 @@ func (w *world) awake(n *node) {
 func (w *world) move() {
 	w.Helper()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	seen := 0
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
 	for ; !out.ended(); <-again.C {
@@ -221,7 +224,10 @@ func (w *world) move() {
 		if !out.running() && !out.ended() {
 			out = w.again(out)
 		}
-		w.look()
+		if now := out.said(); now != seen {
+			seen = now
+			w.look()
+		}
 	}
 	fence := out.last().Fence
 	in.kill()
@@ -389,6 +395,9 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + w.volume.ID,
 		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer, "--address=" + w.address,
 	}, append(w.certs[command], more...)...)
+	if w.sized && command == "move-out" {
+		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
+	}
 	m := &moverProcess{command: command, step: step, more: more, exited: make(chan struct{}), news: make(chan struct{}, 1)}
 	m.cmd = exec.Command(w.programs[command], args...)
 	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
@@ -447,6 +456,13 @@ func (m *moverProcess) says(event string) bool {
 		}
 	}
 	return false
+}
+
+// said is how many events there were.
+func (m *moverProcess) said() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.events)
 }
 
 func (m *moverProcess) last() mover.Event {

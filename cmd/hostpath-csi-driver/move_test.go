@@ -1,0 +1,74 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+)
+
+const onePoolAtSrv = `[{"name":"local","path":"/srv/pool"}]`
+
+func TestParseMoving(t *testing.T) {
+	required := []string{"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2"}
+	identity := []string{"--cert-file=c", "--key-file=k", "--ca-file=a"}
+	toCopy := slices.Concat(required, identity, []string{"--datadir=" + onePoolAtSrv})
+	for name, c := range map[string]struct {
+		command string
+		args    []string
+		wants   string // in the error; empty for none
+	}{
+		"copy from here":             {moveOutCommand, append(toCopy, "--address=10.0.0.1:8444"), ""},
+		"copy to here":               {moveInCommand, toCopy, ""},
+		"undo":                       {moveOutCommand, append(required, "--step=undo"), ""},
+		"remove":                     {moveOutCommand, append(required, "--step=remove"), ""},
+		"abort":                      {moveInCommand, append(required, "--step=abort"), ""},
+		"confirm":                    {moveInCommand, append(required, "--step=confirm", "--fence=f"), ""},
+		"confirm without a fence":    {moveInCommand, append(required, "--step=confirm"), "--fence"},
+		"confirm where it was":       {moveOutCommand, append(required, "--step=confirm"), "--step"},
+		"remove where it goes":       {moveInCommand, append(required, "--step=remove"), "--step"},
+		"copy without an address":    {moveOutCommand, toCopy, "--address"},
+		"copy to no address":         {moveOutCommand, append(toCopy, "--address=nowhere"), "--address"},
+		"copy without certificates":  {moveOutCommand, append(required, "--datadir="+onePoolAtSrv, "--address=:1"), "--cert-file"},
+		"copy without pools":         {moveInCommand, slices.Concat(required, identity), "--datadir"},
+		"no volume":                  {moveOutCommand, append(required[1:], "--step=undo"), "--volume"},
+		"a volume outside the pools": {moveOutCommand, append(required, "--step=undo", "--volume=../x"), "--volume"},
+		"no move":                    {moveOutCommand, []string{"--volume=pvc-1", "--peer=node-2", "--step=undo"}, "--move"},
+		"no peer":                    {moveOutCommand, append(required[:2:2], "--step=undo"), "--peer"},
+		"an unknown comparison":      {moveOutCommand, append(toCopy, "--address=:1", "--verify=some"), "--verify"},
+		"a negative size":            {moveOutCommand, append(toCopy, "--address=:1", "--bytes=-1"), "--bytes"},
+		"no socket":                  {moveOutCommand, append(required, "--step=undo", "--endpoint=tcp://x"), "--endpoint"},
+	} {
+		_, err := parseMoving(c.command, slices.Clone(c.args), func(string) string { return "" }, io.Discard)
+		if (err == nil) != (c.wants == "") || err != nil && !strings.Contains(err.Error(), c.wants) {
+			t.Errorf("%s: the error is %v, want one of %q", name, err, c.wants)
+		}
+	}
+	m, err := parseMoving(moveOutCommand, append(toCopy, "--address=:1", "--verify=all"), func(string) string { return "" }, io.Discard)
+	if err != nil || m.verify != transfer.VerifyAll || m.step != stepCopy {
+		t.Errorf("%+v (%v)", m, err)
+	}
+	if _, err := parseMoving(moveInCommand, []string{"--help"}, func(string) string { return "" }, io.Discard); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("the help is an error: %v", err)
+	}
+}
+
+// What is only progress is written once a second, and all else at once.
+func TestReporter(t *testing.T) {
+	var out bytes.Buffer
+	report := reporter(&out)
+	for range 3 {
+		report(mover.Event{Event: mover.Passing, Bytes: 1})
+		report(mover.Event{Event: mover.Passed, Pass: 1})
+	}
+	lines := out.String()
+	if passing, passed := strings.Count(lines, `"event":"passing"`), strings.Count(lines, `"event":"passed","pass":1`); passing != 1 || passed != 3 {
+		t.Errorf("there are %d and %d events:\n%s", passing, passed, lines)
+	}
+}

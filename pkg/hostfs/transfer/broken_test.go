@@ -1,0 +1,343 @@
+package transfer_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A cutter is a connection that is cut after a number of frames were written to it.
+type cutter struct {
+	net.Conn
+	left int
+	head []byte // of a frame that is not complete
+	rest int    // of it
+	seen int
+}
+
+func (c *cutter) Write(b []byte) (int, error) {
+	for at := 0; at < len(b); {
+		n := 0
+		if c.rest == 0 {
+			n = min(5-len(c.head), len(b)-at)
+			if c.head = append(c.head, b[at:at+n]...); len(c.head) == 5 {
+				c.rest = int(binary.BigEndian.Uint32(c.head[1:]))
+			}
+		} else {
+			n = min(c.rest, len(b)-at)
+			c.rest -= n
+		}
+		if at += n; len(c.head) == 5 && c.rest == 0 {
+			c.head = c.head[:0]
+			if c.seen++; c.seen == c.left {
+				_, _ = c.Conn.Write(b[:at])
+				return at, errors.Join(net.ErrClosed, c.Close())
+			}
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// connectBy is connect with a connection that is made of the sender's end of another.
+func connectBy(t testing.TB, dst string, wrap func(net.Conn) net.Conn) *connection {
+	t.Helper()
+	here, there := net.Pipe()
+	conn := wrap(here)
+	c := &connection{transfer.NewSender(conn, transfer.Options{}), t, conn, make(chan error, 1)}
+	into := open(t, dst)
+	go func() {
+		defer close(c.received)
+		c.received <- transfer.Receive(context.Background(), there, into, transfer.Options{}) //nolint:usetesting // it ends with the connection
+		_ = there.Close()
+	}()
+	t.Cleanup(c.cut)
+	return c
+}
+
+func TestConnectionThatIsCutAtAnyFrame(t *testing.T) {
+	src, dst := onXFS(t)
+	clonetest.Hostile(t, src)
+	must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), bytes.Repeat([]byte("content "), 100_000), 0o600))
+	for _, before := range []string{"nothing", "another tree"} {
+		t.Run("the target has "+before, func(t *testing.T) {
+			frames := 1 << 30
+			for n := 1; n < frames; n += 3 {
+				to := filepath.Join(dst, "volume")
+				must.Succeed(t, os.RemoveAll(to), os.Mkdir(to, 0o700))
+				if before != "nothing" {
+					must.Succeed(t, os.Mkdir(filepath.Join(to, "file"), 0o700), os.Mkdir(filepath.Join(to, "a"), 0o700))
+					write(t, filepath.Join(to, "large"), "something else")
+					write(t, filepath.Join(to, "three"), "something else")
+					must.Succeed(t, os.Link(filepath.Join(to, "three"), filepath.Join(to, "gone")), os.Link(filepath.Join(to, "three"), filepath.Join(to, "empty")))
+				}
+				cut := &cutter{left: n}
+				c := connectBy(t, to, func(conn net.Conn) net.Conn { cut.Conn = conn; return cut })
+				_, err := c.Pass(t.Context(), open(t, src), transfer.Pass{Still: true})
+				if err == nil {
+					err = c.Finish(t.Context())
+				}
+				received := <-c.received
+				if cut.seen < n {
+					frames = n // the end
+					must.Succeed(t, err, received)
+				} else if err == nil && received == nil {
+					t.Fatalf("cut at frame %d: no error", n)
+				}
+				send(t, src, to)
+				if n%40 == 1 || n == frames {
+					clonetest.Same(t, src, to)
+				}
+			}
+		})
+	}
+}
+
+func TestContextEndsWhatWaitsForPeer(t *testing.T) {
+	src, dst := onXFS(t)
+	write(t, filepath.Join(src, "file"), "content")
+	peers := map[string]func(there net.Conn){
+		"a peer that does nothing": func(net.Conn) {},
+		"a peer that only reads":   func(there net.Conn) { _, _ = io.Copy(io.Discard, there) },
+		"a peer that says hello and no more": func(there net.Conn) {
+			go func() { _, _ = there.Write(hello(101)) }()
+			_, _ = io.Copy(io.Discard, there)
+		},
+	}
+	for name, peer := range peers {
+		t.Run(name, func(t *testing.T) {
+			here, there := net.Pipe()
+			defer func() { _, _ = here.Close(), there.Close() }()
+			go peer(there)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			_, err := transfer.NewSender(here, transfer.Options{}).Pass(ctx, open(t, src), transfer.Pass{})
+			must.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+	}
+	t.Run("a sender that does nothing", func(t *testing.T) {
+		here, there := net.Pipe()
+		defer func() { _, _ = here.Close(), there.Close() }()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		into := open(t, dst)
+		go func() { done <- transfer.Receive(ctx, there, into, transfer.Options{}) }()
+		cancel()
+		must.ErrorIs(t, <-done, context.Canceled)
+	})
+	t.Run("a connection that nothing can interrupt", func(t *testing.T) {
+		_, err := transfer.NewSender(struct{ io.ReadWriter }{}, transfer.Options{}).Pass(t.Context(), open(t, src), transfer.Pass{})
+		must.ErrorIs(t, err, transfer.ErrConnection)
+	})
+	t.Run("in the middle of a pass", func(t *testing.T) {
+		must.Succeed(t, os.Truncate(filepath.Join(src, "file"), 0))
+		f := must.Value(os.OpenFile(filepath.Join(src, "file"), os.O_WRONLY, 0))(t)
+		_, err := f.Write(bytes.Repeat([]byte("content "), 1<<20))
+		must.Succeed(t, err, f.Close())
+		ctx, cancel := context.WithCancel(t.Context())
+		c := connect(t, dst, transfer.Options{BytesPerSecond: 1 << 20, Progress: func(p transfer.Progress) {
+			if p.Bytes > 0 {
+				cancel()
+			}
+		}})
+		_, err = c.Pass(ctx, open(t, src), transfer.Pass{})
+		must.ErrorIs(t, err, context.Canceled)
+		if _, again := c.Pass(t.Context(), open(t, src), transfer.Pass{}); again == nil {
+			t.Error("the connection was used again")
+		}
+	})
+}
+
+// frame puts one together.
+func frame(kind byte, payload ...[]byte) []byte {
+	all := bytes.Join(payload, nil)
+	return append(append([]byte{kind}, binary.BigEndian.AppendUint32(nil, uint32(len(all)))...), all...)
+}
+
+func text(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
+
+func hello(kind byte) []byte { return frame(kind, text("hostpath transfer"), []byte{0, 0, 0, 1}) }
+
+func TestVersionsAndOthers(t *testing.T) {
+	src, dst := onXFS(t)
+	for name, test := range map[string]struct {
+		says []byte
+		want error
+	}{
+		"another version": {frame(101, text("hostpath transfer"), []byte{0, 0, 0, 2}), transfer.ErrVersion},
+		"something else":  {[]byte("HTTP/1.1 400 Bad Request\r\n"), transfer.ErrProtocol},
+		"an error":        {frame(110, text("no")), transfer.ErrPeer},
+		"nothing":         {nil, io.EOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, side := range []string{"sender", "receiver"} {
+				here, there := net.Pipe()
+				go func() {
+					says := bytes.Clone(test.says)
+					if len(says) > 0 && says[0] == 101 && side == "receiver" {
+						says[0] = 1
+					}
+					go func() { _, _ = io.Copy(io.Discard, there) }()
+					_, _ = there.Write(says)
+					_ = there.Close()
+				}()
+				var err error
+				if side == "sender" {
+					_, err = transfer.NewSender(here, transfer.Options{}).Pass(t.Context(), open(t, src), transfer.Pass{})
+					must.ErrorIs(t, err, test.want)
+				} else if err = transfer.Receive(t.Context(), here, open(t, dst), transfer.Options{}); err == nil {
+					t.Error("no error")
+				}
+				_ = here.Close()
+			}
+		})
+	}
+}
+
+// attributes are those of a frame.
+func attributes(mode uint32, size int64) []byte {
+	b := binary.BigEndian.AppendUint32(nil, mode)
+	b = append(b, make([]byte, 8)...)
+	b = binary.BigEndian.AppendUint64(b, uint64(size))
+	return append(b, make([]byte, 8+12+12)...)
+}
+
+// A sender that lies reaches nothing but the tree.
+func TestSenderThatLies(t *testing.T) {
+	number := func(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+	file := func(id uint64, name string) []byte {
+		return frame(5, number(id), []byte{2}, attributes(unix.S_IFREG|0o644, 10), make([]byte, 16), text(name))
+	}
+	for name, frames := range map[string][][]byte{
+		"dot dot":                        {frame(2), frame(3, text(".."))},
+		"dot":                            {frame(2), frame(3, text("."))},
+		"a path":                         {frame(2), frame(3, text("a/b"))},
+		"an absolute path":               {frame(2), file(1, "/outside")},
+		"a name with NUL":                {frame(2), file(1, "a\x00b")},
+		"a long name":                    {frame(2), file(1, string(bytes.Repeat([]byte("n"), 256)))},
+		"no name":                        {frame(2), file(1, "")},
+		"up from the root":               {frame(2), frame(4, attributes(unix.S_IFDIR|0o755, 0)), frame(14), frame(4, attributes(unix.S_IFDIR|0o755, 0)), frame(14), frame(15)},
+		"a file before a round":          {file(1, "file")},
+		"content of no file":             {frame(2), frame(8, number(0), []byte("content"))},
+		"content far out":                {frame(2), file(1, "file"), frame(8, number(1<<63), []byte("content"))},
+		"a file that was not asked for":  {frame(2), frame(7, number(7))},
+		"an id of the past":              {frame(2), file(0, "file")},
+		"a file that is a directory":     {frame(2), frame(5, number(1), []byte{2}, attributes(unix.S_IFDIR|0o644, 10), make([]byte, 16), text("file"))},
+		"a node that is a file":          {frame(2), frame(6, []byte{0}, attributes(unix.S_IFREG|0o644, 10), make([]byte, 16), text("file"), text(""))},
+		"a negative size":                {frame(2), frame(5, number(1), []byte{2}, attributes(unix.S_IFREG|0o644, -1), make([]byte, 16), text("file"))},
+		"a huge frame":                   {{2, 0xff, 0xff, 0xff, 0xff}},
+		"an unknown frame":               {frame(2), frame(77)},
+		"an answer":                      {frame(103, number(1))},
+		"a round that is not complete":   {frame(2), frame(3, text("sub")), frame(15, []byte{0})},
+		"a comparison amid a round":      {frame(2), frame(16, attributes(unix.S_IFDIR, 0), make([]byte, 96))},
+		"an attribute of nothing":        {frame(2), frame(12, text("user.a"), []byte("v"))},
+		"a verified tree without a word": {frame(20)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			into := filepath.Join(root, "into")
+			must.Succeed(t, os.Mkdir(into, 0o700))
+			stream := bytes.Join(append([][]byte{hello(1)}, frames...), nil)
+			err := transfer.Receive(t.Context(), &recorded{in: bytes.NewReader(stream)}, open(t, into), transfer.Options{})
+			must.ErrorIs(t, err, transfer.ErrProtocol)
+			if found := must.Value(os.ReadDir(root))(t); len(found) != 1 {
+				t.Errorf("made %v", found)
+			}
+		})
+	}
+}
+
+// A recorded connection is what a peer would have said.
+type recorded struct {
+	in  *bytes.Reader
+	out bytes.Buffer
+}
+
+func (r *recorded) Read(b []byte) (int, error)  { return r.in.Read(b) }
+func (r *recorded) Write(b []byte) (int, error) { return r.out.Write(b) }
+func (r *recorded) Close() error                { return nil }
+
+// A tap notes what goes through a connection.
+type tap struct {
+	net.Conn
+	read, written bytes.Buffer
+}
+
+func (p *tap) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	_, _ = p.read.Write(b[:n])
+	return n, err
+}
+
+func (p *tap) Write(b []byte) (int, error) {
+	_, _ = p.written.Write(b)
+	return p.Conn.Write(b)
+}
+
+// conversations are what a sender and a receiver say about a tree to an empty target, and to one that differs.
+func conversations(f *testing.F) (src string, sender, receiver [][]byte) {
+	f.Helper()
+	root := f.TempDir()
+	src = filepath.Join(root, "src")
+	dst := filepath.Join(root, "dst")
+	must.Succeed(f, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.Mkdir(filepath.Join(src, "sub"), 0o755))
+	write(f, filepath.Join(src, "file"), "content")
+	write(f, filepath.Join(src, "sub", "one"), "content")
+	must.Succeed(f, os.Link(filepath.Join(src, "sub", "one"), filepath.Join(src, "two")), os.Symlink("/etc/passwd", filepath.Join(src, "link")))
+	for range 2 {
+		var one *tap
+		c := connectBy(f, dst, func(conn net.Conn) net.Conn { one = &tap{Conn: conn}; return one })
+		_, err := c.Pass(f.Context(), open(f, src), whole)
+		must.Succeed(f, err, c.Finish(f.Context()), <-c.received)
+		sender, receiver = append(sender, one.written.Bytes()), append(receiver, one.read.Bytes())
+		write(f, filepath.Join(dst, "file"), "another content")
+	}
+	return src, sender, receiver
+}
+
+func FuzzReceive(f *testing.F) {
+	_, sender, _ := conversations(f)
+	for _, stream := range sender {
+		f.Add(stream)
+	}
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		root := t.TempDir()
+		must.Succeed(t, os.Mkdir(filepath.Join(root, "into"), 0o700), os.WriteFile(filepath.Join(root, "outside"), []byte("as it was"), 0o600))
+		into := must.Value(dir.Open(filepath.Join(root, "into")))(t)
+		defer func() { _ = into.Close() }()
+		_ = transfer.Receive(t.Context(), &recorded{in: bytes.NewReader(stream)}, into, transfer.Options{})
+		if found := must.Value(os.ReadDir(root))(t); len(found) != 2 {
+			t.Errorf("made %v", found)
+		}
+		if got := must.Value(os.ReadFile(filepath.Join(root, "outside")))(t); string(got) != "as it was" {
+			t.Errorf("changed what is outside to %q", got)
+		}
+	})
+}
+
+func FuzzSend(f *testing.F) {
+	src, _, receiver := conversations(f)
+	for _, stream := range receiver {
+		f.Add(stream)
+	}
+	from := open(f, src)
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		s := transfer.NewSender(&recorded{in: bytes.NewReader(stream)}, transfer.Options{})
+		if _, err := s.Pass(t.Context(), from, whole); err == nil {
+			_ = s.Finish(t.Context())
+		}
+	})
+}
