@@ -88,8 +88,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err != nil {
 		said = says("Error", "%v", err)
 	}
-	if said == (saying{}) {
-		return ctrl.Result{}, nil
+	if said.message == "" {
+		return ctrl.Result{RequeueAfter: said.after}, nil
 	}
 	m.say(said)
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
@@ -137,13 +137,13 @@ func (m moving) step(ctx context.Context) (saying, error) {
 	case v1alpha1.Undoing:
 		return m.undo(ctx)
 	}
-	return saying{}, m.release(ctx)
+	return m.release(ctx)
 }
 
 // begin plans the move. Nothing is made before the plan is written.
 func (m moving) begin(ctx context.Context) (saying, error) {
 	if m.DeletionTimestamp != nil {
-		return saying{}, m.release(ctx)
+		return m.release(ctx)
 	}
 	m.Status.Phase = v1alpha1.Pending
 	p, waits, err := m.plan(ctx)
@@ -243,9 +243,6 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 	if done, said, err := m.node(ctx, roleRemove); !done || err != nil {
 		return says("Removing", "remove the old copy on node %s: %s", m.Status.SourceNode, said), err
 	}
-	if left, err := m.cleanUp(ctx); err != nil || len(left) > 0 {
-		return says("Removing", "wait for pods to end: %s", list(left)), err
-	}
 	if len(ending) > 0 {
 		return says("Removing", "pods on node %s wait for the volume, which is on node %s now: %s", m.Status.SourceNode, m.Status.TargetNode, list(ending)), nil
 	}
@@ -281,9 +278,6 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 			return says("Undoing", "%s on node %s: %s", step.words(), m.nodeOf(step), said), err
 		}
 	}
-	if left, err := m.cleanUp(ctx); err != nil || len(left) > 0 {
-		return says("Undoing", "wait for pods to end: %s", list(left)), err
-	}
 	_, why, err := m.stillBound(ctx)
 	if err != nil {
 		return saying{}, err
@@ -292,15 +286,17 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	return next("Undone", "the volume is on node %s as before: %s", m.Status.SourceNode, why), nil
 }
 
-// release lets the object go. A move that has ended or not begun has nothing anywhere.
-func (m moving) release(ctx context.Context) error {
+// release removes what the move has made, and lets the object go. A move that has ended or not begun needs nothing of it: until then the
+// pods stay whose steps were done, which show that.
+func (m moving) release(ctx context.Context) (saying, error) {
 	if !controllerutil.ContainsFinalizer(m.VolumeMove, v1alpha1.Finalizer) {
-		return nil
+		return saying{}, nil
 	}
 	if left, err := m.cleanUp(ctx); err != nil || len(left) > 0 {
-		return errors.Join(err, fmt.Errorf("wait for pods to end: %s", list(left)))
+		return saying{after: poll}, err
 	}
 	before := m.DeepCopy()
 	controllerutil.RemoveFinalizer(m.VolumeMove, v1alpha1.Finalizer)
-	return client.IgnoreNotFound(m.Client.Patch(ctx, m.VolumeMove, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+	err := m.Client.Patch(ctx, m.VolumeMove, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return saying{}, client.IgnoreNotFound(err)
 }

@@ -29,6 +29,9 @@ type plan struct {
 
 // plan finds what is to move, or says what keeps it from moving for now.
 func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
+	if waits, err = m.otherMove(ctx); err != nil || waits != "" {
+		return p, waits, err
+	}
 	p.claim = &corev1.PersistentVolumeClaim{}
 	err = m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, p.claim)
 	if apierrors.IsNotFound(err) {
@@ -42,9 +45,6 @@ func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
 	}
 	if owner := metav1.GetControllerOf(p.claim); owner != nil && owner.Kind == "Pod" {
 		return p, fmt.Sprintf("the claim %s is deleted with the pod %s, which would be evicted", m.Spec.ClaimName, owner.Name), nil
-	}
-	if waits, err = m.otherMove(ctx); err != nil || waits != "" {
-		return p, waits, err
 	}
 	p.volume = &corev1.PersistentVolume{}
 	if err := m.APIReader.Get(ctx, client.ObjectKey{Name: p.claim.Spec.VolumeName}, p.volume); err != nil {

@@ -189,4 +189,3 @@ func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool
 		delete(v.Annotations, reclaimPolicy)
 	})
 }
-
