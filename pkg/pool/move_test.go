@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -305,6 +306,19 @@ func TestReceivedBlockVolumeIsAllocated(t *testing.T) {
 		must.Succeed(t, m.to.Received(t.Context(), m.in, "f"))
 		if got := m.to.stat("pvc-1").Blocks * 512; got < mib {
 			t.Errorf("%d bytes are allocated, want %d", got, mib)
+		}
+	})
+}
+
+// A migration must not take the directory of a volume that moves, nor drop its fence.
+func TestHandoverOfMovingVolume(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		m.fence()
+		for _, b := range []*bench{m.from, m.to} {
+			place := store.VolumePath{Directory: b.Path("pool"), Name: "pvc-1"}
+			_, err := store.Handover{From: place, To: place}.Find()
+			wantError(t, err, volume.ErrPrecondition)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -142,9 +143,16 @@ func decode(message *structpb.Struct, v any) error {
 // A Client calls the driver of this node.
 type Client struct{ connection *grpc.ClientConn }
 
+// soon is how a client connects again to a driver that was away: while a volume is fenced its pods wait. By default gRPC waits up to two
+// minutes.
+var soon = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: again / 4, Multiplier: 1.5, MaxDelay: time.Second},
+	MinConnectTimeout: 20 * time.Second,
+}
+
 // Dial is a client of the driver at a socket, by its absolute path. It connects when it is first needed.
 func Dial(socket string) (*Client, error) {
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
 		return nil, err
 	}

@@ -287,10 +287,20 @@ func (p *tap) Write(b []byte) (int, error) {
 	return p.Conn.Write(b)
 }
 
+// inMemory is a directory that needs no disk to be made durable, if there is one.
+func inMemory(t testing.TB) string {
+	d, err := os.MkdirTemp("/dev/shm", "transfer")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(d)) })
+	return d
+}
+
 // conversations are what a sender and a receiver say about a tree to an empty target, and to one that differs.
 func conversations(f *testing.F) (src string, sender, receiver [][]byte) {
 	f.Helper()
-	root := f.TempDir()
+	root := inMemory(f)
 	src = filepath.Join(root, "src")
 	dst := filepath.Join(root, "dst")
 	must.Succeed(f, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.Mkdir(filepath.Join(src, "sub"), 0o755))
@@ -314,7 +324,7 @@ func FuzzReceive(f *testing.F) {
 		f.Add(stream)
 	}
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		root := t.TempDir()
+		root := inMemory(t)
 		must.Succeed(t, os.Mkdir(filepath.Join(root, "into"), 0o700), os.WriteFile(filepath.Join(root, "outside"), []byte("as it was"), 0o600))
 		into := must.Value(dir.Open(filepath.Join(root, "into")))(t)
 		defer func() { _ = into.Close() }()

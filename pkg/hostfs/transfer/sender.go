@@ -295,6 +295,7 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 	before := s.names
 	s.names = clone.Names{} // unless the pass succeeds
 	var names clone.Names
+	var noRoom int64 // entries in the round before
 	for round := 1; ; round++ {
 		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before}}
 		err := w.round()
@@ -309,7 +310,8 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 		if errors.Is(err, dir.ErrMoved) && p.Still {
 			return result, fmt.Errorf("%w: %w", ErrChanged, err)
 		}
-		if round == maxRounds || !errors.Is(err, ErrNoRoom) && !errors.Is(err, dir.ErrMoved) {
+		again := errors.Is(err, dir.ErrMoved) || errors.Is(err, ErrNoRoom) && (w.noRoom < noRoom || noRoom == 0)
+		if noRoom = w.noRoom; round == maxRounds || !again {
 			return result, err
 		}
 		if !p.Still { // a name may have been another entry's in this round

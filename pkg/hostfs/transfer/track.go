@@ -31,6 +31,9 @@ func (t *track) begin(root *unix.Stat_t) {
 
 func (t *track) enter(name string, st *unix.Stat_t) {
 	whole := !t.isSame(name, st)
+	in := t.current()
+	in.handle.release() // or a tower of directories would take as many
+	in.handle = nil
 	if whole {
 		t.whole++
 	}

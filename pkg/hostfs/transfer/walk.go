@@ -30,6 +30,7 @@ type walk struct {
 	// pending are files that the receiver was asked about, or that it wants.
 	pending map[uint64]*offer
 	result  Result
+	noRoom  int64     // entries for which the target had none
 	leased  bool      // a file could not be opened: for the next pass nothing has changed
 	shown   time.Time // the progress
 }
@@ -101,7 +102,7 @@ func (w *walk) round() error {
 		return err
 	}
 	end, err := w.s.await(kindRound)
-	if err == nil && end.count > 0 {
+	if w.noRoom = end.count; err == nil && w.noRoom > 0 {
 		err = fmt.Errorf("%w for %d entries, the first: %q", ErrNoRoom, end.count, end.messages)
 	}
 	return err

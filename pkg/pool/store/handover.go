@@ -43,7 +43,7 @@ type Presence struct {
 	Limited bool
 }
 
-// Find reads what is where. Errors: ErrDamagedRecord, ErrIO.
+// Find reads what is where. Errors: ErrDamagedRecord, ErrIO, ErrPrecondition for a volume that moves between nodes.
 func (h Handover) Find() (w Whereabouts, err error) {
 	return w, h.open(func(from, to *Side) error {
 		var err error

@@ -210,10 +210,11 @@ func (w *world) awake(n *node) {
 func (w *world) move() {
 	w.Helper()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
-	seen := 0
+	seen, began := 0, time.Now()
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
 	for ; !out.ended(); <-again.C {
+		w.within(began, out)
 		if out.says("waiting") {
 			w.stopWriter()
 		}
@@ -230,11 +231,20 @@ func (w *world) move() {
 		}
 	}
 	fence := out.last().Fence
+	in.await("listening") // a program is not killed while it gets into the trap
 	in.kill()
 	w.run("move-in", "confirm", "--fence="+fence)
 	w.look()
 	w.run("move-out", "remove")
 	w.look()
+}
+
+// within ends the test if a mover does not end.
+func (w *world) within(began time.Time, m *moverProcess) {
+	w.Helper()
+	if time.Since(began) > drivertest.Patience {
+		w.Fatalf("%s does not end:\n%s", m.command, m.output())
+	}
 }
 
 // keep keeps drivers running.
@@ -261,7 +271,9 @@ func (w *world) run(command, step string, more ...string) {
 	w.Helper()
 	again := time.NewTicker(2 * time.Millisecond)
 	defer again.Stop()
+	began := time.Now()
 	for m := w.start(command, step, more...); !m.ended(); <-again.C {
+		w.within(began, m)
 		w.keep(w.from, w.to)
 		if !m.running() && !m.ended() {
 			m = w.again(m)
