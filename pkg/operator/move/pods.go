@@ -142,18 +142,9 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 	if err != nil {
 		return saying{}, err
 	}
-	address := ""
-	switch {
-	case target != nil && target.Status.PodIP != "":
-		address = net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port))
-	case target != nil && target.Status.Phase == corev1.PodSucceeded:
-		address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) // the source has ended too, or has only to repeat what it said
-	default:
-		said := says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, state(target))
-		if target != nil && failure(target) != nil {
-			said = says("Retrying", "%v", failure(target))
-		}
-		return said, nil
+	address, waits := m.address(target)
+	if address == "" {
+		return waits, nil
 	}
 	source, err := m.pod(ctx, roleOut, append(m.args(roleOut, volume), "--address="+address))
 	if err != nil || source == nil {
@@ -173,6 +164,21 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 		return saying{}, nil
 	}
 	return m.progress(ctx, source, target, report)
+}
+
+// address is where the target listens, or what it waits for.
+func (m moving) address(target *corev1.Pod) (string, saying) {
+	switch {
+	case target == nil:
+	case target.Status.PodIP != "":
+		return net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)), saying{}
+	case target.Status.Phase == corev1.PodSucceeded:
+		// The source has ended too, or has only to repeat what it said.
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), saying{}
+	case failure(target) != nil:
+		return "", says("Retrying", "%v", failure(target))
+	}
+	return "", says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, state(target))
 }
 
 // read is what a mover has reported.
