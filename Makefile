@@ -109,12 +109,16 @@ check-site: site ## Open each page of the site in Chromium, wide and narrow, lig
 	node site/check.js
 
 # The deep copies of api/, and the definition of its kinds for clusters, from the types there.
-API := object crd:maxDescLen=300 paths=./api/...
-GENERATED := api/v1beta1/zz_generated.deepcopy.go deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml
+API := v1alpha1 v1beta1
+# $(1) is controller-gen, and $(2) an empty word or a directory and a slash that the files go below.
+write_generated = for version in $(API); do $(1) object paths=./api/$$version output:object:dir=$(2)api/$$version || exit; done; \
+	$(1) crd:maxDescLen=300 paths=./api/... output:crd:dir=$(2)deploy/operator
+GENERATED := $(API:%=api/%/zz_generated.deepcopy.go) \
+	deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml deploy/operator/hostpathprovisioner.kubevirt.io_volumemoves.yaml
 
 .PHONY: generate
 generate: bin/tools/controller-gen ## Write what is generated of api/: deep copies and the CustomResourceDefinition
-	$< $(API) output:object:dir=api/v1beta1 output:crd:dir=deploy/operator
+	$(call write_generated,$<,)
 
 # What the host's kernel does is no part of it: Go's cache of results holds. make lint has vet.
 .PHONY: unit
@@ -366,10 +370,10 @@ lint: bin/tools/golangci-lint bin/tools/controller-gen bin/tools/actionlint ## C
 	@unformatted=$$(gofmt -s -l .); [[ -z $$unformatted ]] || { printf 'run gofmt -s -w on:\n%s\n' "$$unformatted"; exit 1; }
 	@bin/tools/actionlint
 	@mkdir -p bin/.generated
-	@bin/tools/controller-gen $(API) output:object:dir=bin/.generated output:crd:dir=bin/.generated
+	@$(call write_generated,bin/tools/controller-gen,bin/.generated/)
 	@# What of the product depends on the architecture compiles for each.
 	@for arch in $(ARCHES); do GOARCH=$$arch go build -o /dev/null ./pkg/hostfs/... ./cmd/hostpath-csi-driver; done
-	@for file in $(GENERATED); do cmp $$file bin/.generated/$${file##*/} || { echo 'run make generate'; exit 1; }; done
+	@for file in $(GENERATED); do cmp $$file bin/.generated/$$file || { echo 'run make generate'; exit 1; }; done
 	@for module in $(MODULES); do (echo "go mod tidy -diff in $$module"; cd $$module && go mod tidy -diff); done
 	@for module in . $(NESTED); do (echo "golangci-lint in $$module"; cd $$module && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done
 

@@ -1,5 +1,5 @@
 // Command hostpath-provisioner-operator deploys the CSI driver for the HostPathProvisioner of a cluster, and keeps it
-// deployed. Its environment says what its flags do not: see docs/operator.md.
+// deployed. It also moves volumes between nodes, as VolumeMoves ask. Its environment says what its flags do not: see docs/operator.md.
 //
 // With the argument render it prints what it would deploy for the object on its standard input, and ends. By the name csv-generator it
 // prints a ClusterServiceVersion of itself.
@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -26,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/move"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/olm"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/webhook"
@@ -126,9 +128,15 @@ func run(s settings, config render.Config) error {
 		Optional:  &operator.OptionalKinds{},
 		GoneAfter: s.goneAfter,
 	}
+	pods, err := kubernetes.NewForConfigAndClient(cluster, m.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	moves := &move.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Reports: move.Logs{Pods: pods}, DriverNamespace: config.Namespace}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),
 		r.Add(m),
+		moves.Add(m),
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
 		addWebhook(m, s, config.Namespace, policy),

@@ -190,9 +190,13 @@ func (i *In) Confirm(ctx context.Context, fence string) error {
 	return err
 }
 
-// Abort removes the copy, unless it was confirmed.
+// Abort removes the copy, unless it was confirmed. What else has the name is not of this move, and stays.
 func (i *In) Abort(ctx context.Context) error {
-	_, err := i.Driver.Repeat(ctx, moves.AbortTarget, i.request(""))
+	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	if moves.IsNotFound(err) || err == nil && v.Move != i.Move && v.Moved != i.Move {
+		return nil
+	}
+	_, err = i.Driver.Repeat(ctx, moves.AbortTarget, i.request(""))
 	return err
 }
 

@@ -118,9 +118,14 @@ func (o *Out) end(ctx context.Context, v moves.Volume) error {
 	return err
 }
 
-// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before.
+// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. A volume that is gone, or
+// that this move has not fenced, is as it should be.
 func (o *Out) Undo(ctx context.Context, aborted bool) error {
-	_, err := o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
+	v, err := o.call(ctx, moves.State, "")
+	if moves.IsNotFound(err) || err == nil && v.Move != o.Move {
+		return nil
+	}
+	_, err = o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
 	return err
 }
 

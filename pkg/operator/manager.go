@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
@@ -39,7 +40,7 @@ func Scheme() (*runtime.Scheme, error) {
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
-	return scheme, hppv1.AddToScheme(scheme)
+	return scheme, errors.Join(hppv1.AddToScheme(scheme), movev1.AddToScheme(scheme))
 }
 
 // CacheOptions keep in memory what belongs to the operator, and no more of a large cluster than the names of its nodes.
@@ -54,6 +55,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 		DefaultLabelSelector: labels.SelectorFromSet(render.Owned),
 		ByObject: map[client.Object]cache.ByObject{
 			&hppv1.HostPathProvisioner{}: everything,
+			&movev1.VolumeMove{}:         {Label: labels.Everything(), Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}},
 			&corev1.Node{}:               everything,
 			// By these it is known where the driver serves a pool.
 			&storagev1.StorageClass{}:       everything,

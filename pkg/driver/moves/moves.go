@@ -162,6 +162,9 @@ func Dial(socket string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.connection.Close() }
 
+// IsNotFound reports whether the driver has answered that it has no such volume.
+func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
+
 // again is how long Repeat waits before it makes a call again.
 const again = 200 * time.Millisecond
 

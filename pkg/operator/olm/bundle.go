@@ -10,7 +10,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/deploy"
 )
 
-const definition = "hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml"
+// definitions are those of the operator's own kinds.
+var definitions = []string{"hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml", "hostpathprovisioner.kubevirt.io_volumemoves.yaml"}
 
 // annotations are those of a bundle. https://github.com/operator-framework/operator-registry/blob/master/docs/design/operator-bundle.md
 var annotations = map[string]string{
@@ -32,17 +33,17 @@ func (o Options) Bundle() (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	crd, err := deploy.Files.ReadFile("operator/" + definition)
-	if err != nil {
-		return nil, err
-	}
 	dockerfile := []byte("FROM scratch\n")
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		dockerfile = fmt.Appendf(dockerfile, "LABEL %s=%s\n", key, annotations[key])
 	}
 	files := map[string][]byte{
-		"bundle.Dockerfile":       append(dockerfile, "COPY manifests /manifests/\nCOPY metadata /metadata/\n"...),
-		"manifests/" + definition: crd,
+		"bundle.Dockerfile": append(dockerfile, "COPY manifests /manifests/\nCOPY metadata /metadata/\n"...),
+	}
+	for _, definition := range definitions {
+		if files["manifests/"+definition], err = deploy.Files.ReadFile("operator/" + definition); err != nil {
+			return nil, err
+		}
 	}
 	for name, object := range map[string]any{
 		"manifests/" + Name + ".clusterserviceversion.yaml": csv,

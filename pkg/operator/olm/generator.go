@@ -72,7 +72,7 @@ func parse(arguments []string) (o Options, files []string, err error) {
 			return nil
 		})
 	}
-	crds := flags.Bool("dump-crds", false, "write the CustomResourceDefinition too")
+	crds := flags.Bool("dump-crds", false, "write the CustomResourceDefinitions too")
 	policies := flags.Bool("dump-network-policies", false, "write the NetworkPolicies too")
 	if err := flags.Parse(arguments); err != nil {
 		return o, nil, err
@@ -81,7 +81,9 @@ func parse(arguments []string) (o Options, files []string, err error) {
 		return o, nil, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if *crds {
-		files = append(files, "operator/"+definition)
+		for _, definition := range definitions {
+			files = append(files, "operator/"+definition)
+		}
 	}
 	if *policies {
 		files = append(files, "operator/networkpolicy.yaml", "operator/webhook/networkpolicy.yaml")

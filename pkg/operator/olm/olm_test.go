@@ -71,7 +71,7 @@ func TestGeneratorTakesTheFlagsOfHCO(t *testing.T) {
 	if csv.Metadata.Namespace != "kubevirt-hyperconverged" || csv.Spec.Version != "1.19.0" {
 		t.Errorf("it is %s in %s, of version %s", csv.Metadata.Name, csv.Metadata.Namespace, csv.Spec.Version)
 	}
-	if len(others) != 1 || !strings.Contains(others[0], "\nkind: CustomResourceDefinition\n") {
+	if len(others) != 2 || !strings.Contains(others[0], "\nkind: CustomResourceDefinition\n") || !strings.Contains(others[1], "\nkind: CustomResourceDefinition\n") {
 		t.Errorf("it is followed by %.200q", others)
 	}
 	c := csv.container(t)

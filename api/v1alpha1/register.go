@@ -1,0 +1,17 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is that of the kinds of this package.
+var GroupVersion = schema.GroupVersion{Group: "hostpathprovisioner.kubevirt.io", Version: "v1alpha1"}
+
+// AddToScheme registers the kinds of this package.
+func AddToScheme(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(GroupVersion, &VolumeMove{}, &VolumeMoveList{})
+	metav1.AddToGroupVersion(scheme, GroupVersion)
+	return nil
+}

@@ -1,0 +1,302 @@
+// Package move moves the volume of a claim to another node, as a VolumeMove asks: it has movers run on the two nodes, which are pods
+// made for one move, stops the pods that use the volume, and replaces the PersistentVolume under its claim. What the movers do is in
+// pkg/mover, and the order of the steps in pkg/pool/move.go.
+//
+// The operator may be killed at any instruction. A phase is written into the status before anything of it is done, and each step of a
+// phase is repeated until the objects, or the pod that did it, show that it was done. The status of a VolumeMove is not trusted: what the
+// driver has recorded on the nodes decides, and each of its steps refuses what is of another move.
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+)
+
+const (
+	// soon is when a move goes on that has more to do at once.
+	soon = time.Millisecond
+	// poll is how often a move is looked at while movers or pods have something to do, and idle while it waits for others.
+	poll = time.Second
+	idle = 10 * time.Second
+)
+
+// A Reconciler moves volumes.
+type Reconciler struct {
+	// Client writes. All reads are of the API server itself: a cache may be late.
+	Client    client.Client
+	APIReader client.Reader
+	// Reports are those of movers.
+	Reports Reports
+	// DriverNamespace is that of the driver's DaemonSet.
+	DriverNamespace string
+	// Now is the time; nil for the real one.
+	Now func() time.Time
+}
+
+func (r *Reconciler) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+// A saying is what a move does or waits for.
+type saying struct {
+	reason, message string
+	// after is when it is looked at again.
+	after time.Duration
+}
+
+func says(reason, format string, args ...any) saying {
+	return saying{reason: reason, message: fmt.Sprintf(format, args...), after: poll}
+}
+
+// next has the move go on at once.
+func next(reason, format string, args ...any) saying {
+	return saying{reason: reason, message: fmt.Sprintf(format, args...), after: soon}
+}
+
+// A moving is one look at one move.
+type moving struct {
+	*Reconciler
+	*v1alpha1.VolumeMove
+}
+
+// Reconcile does the next step of a move.
+func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	object := &v1alpha1.VolumeMove{}
+	if err := r.APIReader.Get(ctx, request.NamespacedName, object); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	m := moving{r, object}
+	before := object.DeepCopy()
+	said, err := m.step(ctx)
+	if err != nil {
+		said = says("Error", "%v", err)
+	}
+	if said.message == "" {
+		return ctrl.Result{RequeueAfter: said.after}, nil
+	}
+	m.say(said)
+	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
+		// What was read is what is replaced: a deletion since then is seen first.
+		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
+			return ctrl.Result{RequeueAfter: soon}, nil
+		} else if statusErr != nil {
+			return ctrl.Result{}, errors.Join(err, client.IgnoreNotFound(statusErr))
+		}
+	}
+	return ctrl.Result{RequeueAfter: said.after}, err
+}
+
+func (m moving) say(said saying) {
+	complete := metav1.ConditionFalse
+	if m.Status.Phase == v1alpha1.Succeeded {
+		complete = metav1.ConditionTrue
+	}
+	m.Status.ObservedGeneration = m.Generation
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionComplete, Status: complete, Reason: said.reason, Message: short(said.message), ObservedGeneration: m.Generation,
+	})
+}
+
+// short keeps a message within what the API server and a terminal take.
+func short(message string) string {
+	const most = 1000
+	if len(message) > most {
+		return message[:most] + "…"
+	}
+	return message
+}
+
+// step does the next step of the phase that was written.
+func (m moving) step(ctx context.Context) (saying, error) {
+	switch m.Status.Phase {
+	case "", v1alpha1.Pending:
+		return m.begin(ctx)
+	case v1alpha1.Copying, v1alpha1.Fenced:
+		return m.copy(ctx)
+	case v1alpha1.Switching:
+		return m.switchOver(ctx)
+	case v1alpha1.Removing:
+		return m.remove(ctx)
+	case v1alpha1.Undoing:
+		return m.undo(ctx)
+	}
+	return m.release(ctx)
+}
+
+// begin plans the move. Nothing is made before the plan is written.
+func (m moving) begin(ctx context.Context) (saying, error) {
+	if m.DeletionTimestamp != nil {
+		return m.release(ctx)
+	}
+	m.Status.Phase = v1alpha1.Pending
+	p, waits, err := m.plan(ctx)
+	if err != nil || waits != "" {
+		return saying{reason: "Waiting", message: waits, after: idle}, err
+	}
+	if !controllerutil.ContainsFinalizer(m.VolumeMove, v1alpha1.Finalizer) {
+		before := m.DeepCopy()
+		controllerutil.AddFinalizer(m.VolumeMove, v1alpha1.Finalizer)
+		status := m.Status
+		err := m.Client.Patch(ctx, m.VolumeMove, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+		m.Status = status
+		if err != nil {
+			return saying{}, client.IgnoreNotFound(err)
+		}
+	}
+	m.Status.Phase = v1alpha1.Copying
+	m.Status.SourceNode, m.Status.TargetNode = p.source, p.target
+	m.Status.Volume, m.Status.VolumeUID, m.Status.ClaimUID = p.volume.Name, p.volume.UID, p.claim.UID
+	m.Status.VolumeHandle = p.volume.Spec.CSI.VolumeHandle
+	return next("Copying", "copy the volume from node %s to node %s", p.source, p.target), nil
+}
+
+// copy copies the volume until it is handed over.
+func (m moving) copy(ctx context.Context) (saying, error) {
+	volume, why, err := m.stillBound(ctx)
+	if err != nil {
+		return saying{}, err
+	}
+	if why != "" {
+		m.Status.Phase = v1alpha1.Undoing
+		return next("Undoing", "%s", why), nil
+	}
+	said, err := m.movers(ctx, volume)
+	if err != nil || said != (saying{}) {
+		return said, err
+	}
+	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
+	if err := m.save(ctx, volume); err != nil {
+		return saying{}, err
+	}
+	m.Status.Phase = v1alpha1.Switching
+	return next("Switching", "node %s has all of the volume", m.Status.TargetNode), nil
+}
+
+// stillBound is the volume, or why the move cannot go on.
+func (m moving) stillBound(ctx context.Context) (*corev1.PersistentVolume, string, error) {
+	if m.DeletionTimestamp != nil {
+		return nil, "the VolumeMove was deleted", nil
+	}
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, "", err
+	case err != nil || claim.UID != m.Status.ClaimUID || claim.DeletionTimestamp != nil:
+		return nil, "the claim was deleted", nil
+	}
+	err = m.APIReader.Get(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, "", err
+	case err != nil || volume.UID != m.Status.VolumeUID || claim.Spec.VolumeName != volume.Name:
+		return nil, "the PersistentVolume was replaced", nil
+	}
+	return volume, "", nil
+}
+
+// switchOver makes the copy the volume, and replaces the PersistentVolume.
+func (m moving) switchOver(ctx context.Context) (saying, error) {
+	// A mover that still ran could begin the copy anew.
+	left, err := m.removePods(ctx, roleOut, roleIn)
+	if err != nil || len(left) > 0 {
+		return says("Switching", "wait for the movers to end: %s", list(left)), err
+	}
+	if done, said, err := m.node(ctx, roleConfirm); !done || err != nil {
+		return says("Switching", "make the copy on node %s the volume: %s", m.Status.TargetNode, said), err
+	}
+	done, said, err := m.replaceVolume(ctx)
+	if err != nil || !done {
+		return next("Switching", "%s", said), err
+	}
+	if s := m.Status.Standstill; s != nil && s.Seconds == nil {
+		seconds := int64(m.now().Sub(s.Since.Time).Round(time.Second) / time.Second)
+		s.Seconds = &seconds
+	}
+	m.Status.Phase = v1alpha1.Removing
+	return next("Removing", "the volume is on node %s: remove the old copy on node %s", m.Status.TargetNode, m.Status.SourceNode), nil
+}
+
+// remove removes the old copy, and what the move has made.
+func (m moving) remove(ctx context.Context) (saying, error) {
+	ending, stuck, err := m.freeStuck(ctx)
+	if err != nil {
+		return saying{}, err
+	}
+	if done, said, err := m.node(ctx, roleRemove); !done || err != nil {
+		return says("Removing", "remove the old copy on node %s: %s", m.Status.SourceNode, said), err
+	}
+	if len(ending) > 0 {
+		return says("Removing", "pods on node %s wait for the volume, which is on node %s now: %s", m.Status.SourceNode, m.Status.TargetNode, list(ending)), nil
+	}
+	m.Status.Phase = v1alpha1.Succeeded
+	message := fmt.Sprintf("the volume was moved from node %s to node %s", m.Status.SourceNode, m.Status.TargetNode)
+	if len(stuck) > 0 {
+		message += fmt.Sprintf("; delete what waits for it on node %s in vain: %s", m.Status.SourceNode, list(stuck))
+	}
+	return next("Moved", "%s", message), nil
+}
+
+// undo has the volume be used on the source again, and removes the copy. The copy is confirmed by nothing any more: that begins
+// with the phase Switching. So the source goes first if the target does not answer.
+func (m moving) undo(ctx context.Context) (saying, error) {
+	source, err := m.nodeState(ctx, m.Status.SourceNode)
+	if err != nil {
+		return saying{}, err
+	}
+	target, err := m.nodeState(ctx, m.Status.TargetNode)
+	if err != nil {
+		return saying{}, err
+	}
+	steps := []role{roleAbort, roleUndo}
+	if target.there && !target.ready && source.ready {
+		slices.Reverse(steps)
+	}
+	for _, step := range steps {
+		// A mover that still ran would fence the source, or make the copy, again.
+		if left, err := m.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
+			return says("Undoing", "wait for the movers to end: %s", list(left)), err
+		}
+		if done, said, err := m.node(ctx, step); !done || err != nil {
+			return says("Undoing", "%s on node %s: %s", step.words(), m.nodeOf(step), said), err
+		}
+	}
+	_, why, err := m.stillBound(ctx)
+	if err != nil {
+		return saying{}, err
+	}
+	m.Status.Phase = v1alpha1.Failed
+	return next("Undone", "the volume is on node %s as before: %s", m.Status.SourceNode, why), nil
+}
+
+// release removes what the move has made, and lets the object go. A move that has ended or not begun needs nothing of it: until then the
+// pods stay whose steps were done, which show that.
+func (m moving) release(ctx context.Context) (saying, error) {
+	if !controllerutil.ContainsFinalizer(m.VolumeMove, v1alpha1.Finalizer) {
+		return saying{}, nil
+	}
+	if left, err := m.cleanUp(ctx); err != nil || len(left) > 0 {
+		return saying{after: poll}, err
+	}
+	before := m.DeepCopy()
+	controllerutil.RemoveFinalizer(m.VolumeMove, v1alpha1.Finalizer)
+	err := m.Client.Patch(ctx, m.VolumeMove, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return saying{}, client.IgnoreNotFound(err)
+}

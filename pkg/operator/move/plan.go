@@ -1,0 +1,237 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A plan is which volume goes from where to where.
+type plan struct {
+	claim          *corev1.PersistentVolumeClaim
+	volume         *corev1.PersistentVolume
+	source, target string
+}
+
+// plan finds what is to move, or says what keeps it from moving for now.
+func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
+	if waits, err = m.otherMove(ctx); err != nil || waits != "" {
+		return p, waits, err
+	}
+	p.claim = &corev1.PersistentVolumeClaim{}
+	err = m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, p.claim)
+	if apierrors.IsNotFound(err) {
+		return p, fmt.Sprintf("there is no claim %s", m.Spec.ClaimName), nil
+	}
+	if err != nil {
+		return p, "", err
+	}
+	if p.claim.DeletionTimestamp != nil || p.claim.Status.Phase != corev1.ClaimBound || p.claim.Spec.VolumeName == "" {
+		return p, fmt.Sprintf("the claim %s is not bound, or is being deleted", m.Spec.ClaimName), nil
+	}
+	if owner := metav1.GetControllerOf(p.claim); owner != nil && owner.Kind == "Pod" {
+		return p, fmt.Sprintf("the claim %s is deleted with the pod %s, which would be evicted", m.Spec.ClaimName, owner.Name), nil
+	}
+	p.volume = &corev1.PersistentVolume{}
+	if err := m.APIReader.Get(ctx, client.ObjectKey{Name: p.claim.Spec.VolumeName}, p.volume); err != nil {
+		return p, "", err
+	}
+	if waits = movable(p.volume, p.claim); waits != "" {
+		return p, waits, nil
+	}
+	p.source = place.NodeOfVolume(p.volume)
+	if waits, err = m.snapshots(ctx, p.volume); err != nil || waits != "" {
+		return p, waits, err
+	}
+	p.target, waits, err = m.target(ctx, p)
+	return p, waits, err
+}
+
+// otherMove says which move of the claim goes first: one that has begun, or the oldest.
+func (m moving) otherMove(ctx context.Context) (string, error) {
+	all := &v1alpha1.VolumeMoveList{}
+	if err := m.APIReader.List(ctx, all, client.InNamespace(m.Namespace)); err != nil {
+		return "", err
+	}
+	for i := range all.Items {
+		other := &all.Items[i]
+		if other.UID == m.UID || other.Spec.ClaimName != m.Spec.ClaimName || other.Ended() {
+			continue
+		}
+		begun := other.Status.Phase != "" && other.Status.Phase != v1alpha1.Pending
+		older := other.CreationTimestamp.Before(&m.CreationTimestamp) || other.CreationTimestamp.Equal(&m.CreationTimestamp) && other.Name < m.Name
+		if begun || older && other.DeletionTimestamp == nil {
+			return fmt.Sprintf("the VolumeMove %s of the same claim goes first", other.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// movable says why a volume cannot move.
+func movable(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) string {
+	switch ref := v.Spec.ClaimRef; {
+	case !place.OfDriver(v):
+		return fmt.Sprintf("the volume %s is of another driver", v.Name)
+	case ref == nil || ref.UID != claim.UID || v.DeletionTimestamp != nil:
+		return fmt.Sprintf("the volume %s is not bound to the claim, or is being deleted", v.Name)
+	case place.NodeOfVolume(v) == "":
+		return fmt.Sprintf("the volume %s is on no single node: those of shared pools are on all", v.Name)
+	}
+	if _, err := volume.ParseID(v.Spec.CSI.VolumeHandle); err != nil {
+		return fmt.Sprintf("the volume %s: %v", v.Name, err)
+	}
+	if i := slices.IndexFunc(v.Finalizers, func(f string) bool { return !slices.Contains(ownFinalizers, f) }); i >= 0 {
+		return fmt.Sprintf("the volume %s has the finalizer %s of another controller, which may not let it be replaced", v.Name, v.Finalizers[i])
+	}
+	return ""
+}
+
+// snapshots says which keep a volume from moving.
+func (m moving) snapshots(ctx context.Context, v *corev1.PersistentVolume) (string, error) {
+	if m.Spec.Snapshots == v1alpha1.LeaveSnapshots {
+		return "", nil
+	}
+	for next := ""; ; {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(place.SnapshotContent.GroupVersion().WithKind(place.SnapshotContent.Kind + "List"))
+		if err := m.APIReader.List(ctx, list, client.Limit(500), client.Continue(next)); meta.IsNoMatchError(err) {
+			return "", nil
+		} else if err != nil {
+			return "", err
+		}
+		for _, content := range list.Items {
+			driver, _, _ := unstructured.NestedString(content.Object, "spec", "driver")
+			handle, _, _ := unstructured.NestedString(content.Object, "spec", "source", "volumeHandle")
+			if driver == v.Spec.CSI.Driver && handle == v.Spec.CSI.VolumeHandle {
+				return fmt.Sprintf("the volume has snapshots, such as the VolumeSnapshotContent %s, which stay on node %s: delete them, or move with snapshots: LeaveBehind",
+					content.GetName(), place.NodeOfVolume(v)), nil
+			}
+		}
+		if next = list.GetContinue(); next == "" {
+			return "", nil
+		}
+	}
+}
+
+// target is the node that the volume goes to: the one that was asked for, or the one with the most room.
+func (m moving) target(ctx context.Context, p plan) (target, waits string, err error) {
+	c, err := m.candidates(ctx, p)
+	if err != nil {
+		return "", "", err
+	}
+	if to := m.Spec.TargetNode; to != "" {
+		return to, c.refuses(to), nil
+	}
+	var best *resource.Quantity
+	refusals := []string{}
+	for i := range c.nodes {
+		name := c.nodes[i].Name
+		if why := c.refuses(name); why != "" {
+			refusals = append(refusals, why)
+		} else if room := c.room[name]; best == nil || room.Cmp(*best) > 0 {
+			target, best = name, &room
+		}
+	}
+	if target == "" {
+		return "", "no node can take the volume: " + list(refusals), nil
+	}
+	return target, "", nil
+}
+
+// Candidates are the nodes, and what is known of them.
+type candidates struct {
+	plan
+	nodes  []corev1.Node
+	pods   []corev1.Pod // those that use the claim
+	driver map[string]bool
+	room   map[string]resource.Quantity
+	class  *storagev1.StorageClass // may be nil
+}
+
+func (m moving) candidates(ctx context.Context, p plan) (*candidates, error) {
+	c := &candidates{plan: p, room: map[string]resource.Quantity{}}
+	nodes := &corev1.NodeList{}
+	if err := m.APIReader.List(ctx, nodes); err != nil {
+		return nil, err
+	}
+	c.nodes = nodes.Items
+	var err error
+	if c.pods, err = m.users(ctx); err != nil {
+		return nil, err
+	}
+	if c.driver, err = m.driverNodes(ctx); err != nil {
+		return nil, err
+	}
+	if name := p.volume.Spec.StorageClassName; name != "" {
+		class := &storagev1.StorageClass{}
+		if err := m.APIReader.Get(ctx, client.ObjectKey{Name: name}, class); err == nil {
+			c.class = class
+		} else if !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+	}
+	capacities := &storagev1.CSIStorageCapacityList{}
+	if err := m.APIReader.List(ctx, capacities, client.InNamespace(m.DriverNamespace)); err != nil {
+		return nil, err
+	}
+	for _, capacity := range capacities.Items {
+		if capacity.StorageClassName == p.volume.Spec.StorageClassName && capacity.NodeTopology != nil {
+			c.room[capacity.NodeTopology.MatchLabels[place.TopologyKey]] = *ptrOr(capacity.MaximumVolumeSize, capacity.Capacity)
+		}
+	}
+	return c, nil
+}
+
+// ptrOr is the first that is set, or 0.
+func ptrOr(all ...*resource.Quantity) *resource.Quantity {
+	for _, one := range all {
+		if one != nil {
+			return one
+		}
+	}
+	return ptr.To(resource.Quantity{})
+}
+
+// refuses says why a node cannot take the volume.
+func (c *candidates) refuses(name string) string {
+	i := slices.IndexFunc(c.nodes, func(n corev1.Node) bool { return n.Name == name })
+	switch {
+	case name == c.source:
+		return fmt.Sprintf("node %s has the volume", name)
+	case i < 0:
+		return fmt.Sprintf("there is no node %s", name)
+	case !c.driver[name]:
+		return fmt.Sprintf("the driver is not ready on node %s", name)
+	}
+	if why := c.unschedulable(&c.nodes[i]); why != "" {
+		return why
+	}
+	size, room := c.volume.Spec.Capacity[corev1.ResourceStorage], c.room[name]
+	// Where the class is gone or publishes no capacity, the driver of the target decides.
+	if len(c.room) > 0 && room.Cmp(size) < 0 {
+		return fmt.Sprintf("node %s has no room: %s of %s are available", name, room.String(), size.String())
+	}
+	return ""
+}
+
+func list(of []string) string {
+	const most = 5
+	if len(of) <= most {
+		return join(of)
+	}
+	return fmt.Sprintf("%s and %d more", join(of[:most]), len(of)-most)
+}

@@ -1,0 +1,107 @@
+package move
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// What is said to movers, and by them, is what pkg/mover has.
+func TestWordsOfMovers(t *testing.T) {
+	want := []string{mover.Passing, mover.Passed, mover.Fenced, mover.Unused, mover.HandedOver, mover.SourceName, mover.TargetName}
+	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
+		t.Error(diff)
+	}
+	var needed []corev1.Capability
+	for _, c := range slices.Concat(privilege.Needed, privilege.ForCopies) {
+		needed = append(needed, corev1.Capability(strings.TrimPrefix(c.String(), "CAP_")))
+	}
+	if diff := cmp.Diff(needed, capabilities); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A mover has of the node what the driver has, without what shows on the host, and no more rights than it needs.
+func TestMoverPod(t *testing.T) {
+	w := newWorld(t)
+	object := moveOf("m", func(m *v1alpha1.VolumeMove) {
+		m.Spec.BytesPerSecond, m.Spec.Snapshots = 1<<20, v1alpha1.LeaveSnapshots
+		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
+	})
+	m := moving{&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}, object}
+	pod, err := m.mover(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
+	must.Succeed(t, err)
+	c := pod.Spec.Containers[0]
+	var mounts []string
+	for _, mount := range c.VolumeMounts {
+		mounts = append(mounts, mount.Name)
+	}
+	if diff := cmp.Diff([]string{"socket", "pool", "certificates"}, mounts); diff != "" {
+		t.Error(diff)
+	}
+	if *pod.Spec.AutomountServiceAccountToken || *c.SecurityContext.Privileged || *c.SecurityContext.AllowPrivilegeEscalation || c.Image != "driver:v1" || pod.Spec.NodeName != nodeA {
+		t.Errorf("the pod is %+v", pod.Spec)
+	}
+	want := []string{
+		"move-out", "--volume=pvc-1", "--move=move-m", "--peer=node-b", "--bytes=10737418240", "--verify=changed", "--leave-snapshots", "--bytes-per-second=1048576",
+		"--cert-file=/move/source.crt", "--key-file=/move/source.key", "--ca-file=/move/ca.crt", "--endpoint=unix:///csi/csi.sock", "--datadir=$(DATADIR)",
+	}
+	if diff := cmp.Diff(want, c.Args); diff != "" {
+		t.Error(diff)
+	}
+	for _, item := range pod.Spec.Volumes[2].Secret.Items {
+		if strings.HasPrefix(item.Key, targetFile) {
+			t.Errorf("the source has %s", item.Key)
+		}
+	}
+}
+
+// The two sides take each other, and nothing else of another move.
+func TestCertificates(t *testing.T) {
+	one, err := issue(time.Now())
+	must.Succeed(t, err)
+	other, err := issue(time.Now().Add(-lifetime))
+	must.Succeed(t, err)
+	config := func(data map[string][]byte, side string) *tls.Config {
+		pair, err := tls.X509KeyPair(data[side+".crt"], data[side+".key"])
+		must.Succeed(t, err)
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(data[authorityFile])
+		return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, ServerName: targetName}
+	}
+	for name, tt := range map[string]struct {
+		source map[string][]byte
+		ok     bool
+	}{"its own": {one, true}, "of another": {other, false}} {
+		here, there := net.Pipe()
+		server := tls.Server(there, config(one, targetFile))
+		ended := make(chan error, 1)
+		go func() {
+			ended <- server.Handshake()
+			_ = there.Close()
+		}()
+		clientErr := tls.Client(here, config(tt.source, sourceFile)).Handshake()
+		_ = here.Close()
+		if serverErr := <-ended; (clientErr == nil && serverErr == nil) != tt.ok {
+			t.Errorf("%s: %v, %v", name, clientErr, serverErr)
+		}
+	}
+}
+
+func TestMessagesAreShort(t *testing.T) {
+	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
+		t.Errorf("%d bytes", len(got))
+	}
+}

@@ -1,0 +1,151 @@
+package move
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// change changes an object that is there.
+func change[O client.Object](o O, do func(O)) func(*world) {
+	return func(w *world) {
+		w.has(o)
+		do(o)
+		w.update(o)
+	}
+}
+
+func to(name string) func(*v1alpha1.VolumeMove) {
+	return func(m *v1alpha1.VolumeMove) { m.Spec.TargetNode = name }
+}
+
+// What cannot move is refused in words, and begins nothing.
+func TestRefusals(t *testing.T) {
+	snapshot := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": "content"},
+		"spec":     map[string]any{"driver": "kubevirt.io.hostpath-provisioner", "source": map[string]any{"volumeHandle": "pvc-1"}},
+	}}
+	snapshot.SetGroupVersionKind(place.SnapshotContent)
+	onlyA := func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": nodeA} }
+	for name, tt := range map[string]struct {
+		move   func(*v1alpha1.VolumeMove)
+		before func(*world)
+		want   string
+	}{
+		"no claim":           {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
+		"claim is not bound": {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }), "is not bound"},
+		"another driver":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), "of another driver"},
+		"another claim":      {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" }), "not bound to the claim"},
+		"shared pool":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
+		"hostile handle":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
+		"foreign finalizer":  {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
+		"snapshots":          {nil, func(w *world) { must.Succeed(w, w.api.Create(w.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
+		"to itself":          {to(nodeA), nil, "has the volume"},
+		"to no node":         {to("node-x"), nil, "there is no node node-x"},
+		"no room":            {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
+		"cordoned":           {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
+		"no driver":          {to(nodeB), func(w *world) { must.Succeed(w, w.api.Delete(w.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
+		"pod is pinned":      {nil, change(appPod("data-0", false), onlyA), "no node can take the volume"},
+		"taint": {to(nodeB), change(node(nodeB), func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
+		}), "does not tolerate the taint gpu"},
+		"topology of a class": {to(nodeB), change(class(), allow(nodeA)), "the topologies"},
+		"claim of a pod": {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) {
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "owner", UID: "o", Controller: ptr.To(true)}}
+		}), "deleted with the pod owner"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := moveOf("m")
+			if tt.move != nil {
+				tt.move(m)
+			}
+			w := newWorld(t, m, appPod("data-0", false))
+			if tt.before != nil {
+				tt.before(w)
+			}
+			w.reconcile("m")
+			if got := w.move("m"); got.Status.Phase != v1alpha1.Pending || len(got.Finalizers) > 0 || !strings.Contains(w.says("m"), tt.want) {
+				t.Errorf("in the phase %s it says %q, want %q", got.Status.Phase, w.says("m"), tt.want)
+			}
+			w.wantNothingLeft()
+			must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+		})
+	}
+}
+
+func allow(name string) func(*storagev1.StorageClass) {
+	return func(c *storagev1.StorageClass) {
+		c.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: place.TopologyKey, Values: []string{name}}}}}
+	}
+}
+
+// Two moves of one claim go one after the other.
+func TestSecondMoveWaits(t *testing.T) {
+	w := newWorld(t, moveOf("a"), moveOf("b"), appPod("data-0", false))
+	w.run("a", func(int) {
+		if w.move("a").Ended() {
+			return
+		}
+		w.reconcile("b")
+		if b := w.move("b"); b.Status.Phase != v1alpha1.Pending || !strings.Contains(w.says("b"), "VolumeMove a") {
+			t.Fatalf("the second is %s: %q", b.Status.Phase, w.says("b"))
+		}
+	})
+	w.wantOn(nodeB)
+}
+
+// A pod that nothing makes again is evicted only if that was asked for, and one that a budget keeps is named.
+func TestPodsThatStay(t *testing.T) {
+	for name, tt := range map[string]struct {
+		bare, keeps bool
+		want        string
+	}{
+		"bare":   {true, false, "pod alone, which nothing makes again"},
+		"budget": {false, true, "pod alone, which its disruption budget keeps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("alone", tt.bare))
+			w.replicas, w.keeps = false, tt.keeps
+			w.run("m", func(look int) {
+				if look != 20 {
+					return
+				}
+				if said := w.says("m"); !strings.Contains(said, tt.want) || !w.has(appPod("alone", tt.bare)) {
+					t.Fatalf("it says %q", said)
+				}
+				w.keeps = false
+				change(moveOf("m"), func(m *v1alpha1.VolumeMove) { m.Spec.Force = true })(w)
+			})
+			w.wantOn(nodeB)
+		})
+	}
+}
+
+// What the target has of that name stays, and the move can be undone.
+func TestNameIsTaken(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.records[nodeB] = &record{move: "other", role: "target"}
+	w.run("m", func(look int) {
+		if look == 15 {
+			if !strings.Contains(w.says("m"), "the volume exists there") {
+				t.Errorf("it says %q", w.says("m"))
+			}
+			must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+		}
+	})
+	if w.records[nodeB] == nil {
+		t.Error("what another move has made is gone")
+	}
+	delete(w.records, nodeB)
+	w.wantOn(nodeA)
+}

@@ -1,0 +1,191 @@
+package move
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+)
+
+const (
+	// volumeFile of the Secret is the PersistentVolume that replaces the one before.
+	volumeFile = "persistentvolume.json"
+	// movedBy on a PersistentVolume is the uid of the move that made it, and on a claim has the controller of volumes look at it again.
+	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
+	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
+	reclaimPolicy = "hostpathprovisioner.kubevirt.io/reclaim-policy"
+)
+
+// ownFinalizers keep a PersistentVolume while it is bound, and until its directory is removed. Both are for what is not to happen here:
+// the object is replaced.
+var ownFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
+
+// replacement is the PersistentVolume on the target, in place of the one on the source.
+func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume) *corev1.PersistentVolume {
+	to := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{
+		Name: of.Name, Labels: of.Labels, Annotations: map[string]string{}, Finalizers: slices.Clone(of.Finalizers),
+	}, Spec: *of.Spec.DeepCopy()}
+	for key, value := range of.Annotations {
+		to.Annotations[key] = value
+	}
+	if to.Annotations[reclaimPolicy] == "" {
+		to.Annotations[reclaimPolicy] = string(of.Spec.PersistentVolumeReclaimPolicy)
+	}
+	to.Annotations[movedBy] = string(m.UID)
+	to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	if to.Spec.ClaimRef != nil {
+		to.Spec.ClaimRef.ResourceVersion = ""
+	}
+	to.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{m.Status.TargetNode}}},
+	}}}}
+	// Other controllers may have taken their finalizers off one that is deleted.
+	if saved != nil {
+		for _, finalizer := range saved.Finalizers {
+			if !slices.Contains(to.Finalizers, finalizer) {
+				to.Finalizers = append(to.Finalizers, finalizer)
+			}
+		}
+	}
+	slices.Sort(to.Finalizers)
+	return to
+}
+
+// save keeps what replaces a PersistentVolume, so that nothing is lost between the two.
+func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume) error {
+	secret, err := m.secret(ctx)
+	if err != nil {
+		return err
+	}
+	before, err := savedIn(secret)
+	if err != nil {
+		return err
+	}
+	to := m.replacement(volume, before)
+	if before != nil && equality.Semantic.DeepEqual(before, to) {
+		return nil
+	}
+	data, err := json.Marshal(to)
+	if err != nil {
+		return err
+	}
+	secret.Data[volumeFile] = data
+	return m.Client.Update(ctx, secret)
+}
+
+// savedIn is what was saved, or nil.
+func savedIn(secret *corev1.Secret) (*corev1.PersistentVolume, error) {
+	data := secret.Data[volumeFile]
+	if data == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	volume := &corev1.PersistentVolume{}
+	if err := json.Unmarshal(data, volume); err != nil {
+		return nil, fmt.Errorf("read the PersistentVolume in the secret %s: %w", secret.Name, err)
+	}
+	return volume, nil
+}
+
+// replaceVolume does the next step of replacing the PersistentVolume under its claim, by what is there. The volume is done when its claim
+// is bound again, or is gone.
+func (m moving) replaceVolume(ctx context.Context) (done bool, said string, err error) {
+	now := &corev1.PersistentVolume{}
+	err = m.APIReader.Get(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
+	switch {
+	case apierrors.IsNotFound(err):
+		return m.recreate(ctx)
+	case err != nil:
+		return false, "", err
+	case now.Annotations[movedBy] == string(m.UID):
+		return m.bind(ctx, now)
+	case now.UID != m.Status.VolumeUID:
+		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
+	}
+	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)
+	if err := m.save(ctx, now); err != nil {
+		return false, "", err
+	}
+	if now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		return false, said, m.patch(ctx, now, func(v *corev1.PersistentVolume) {
+			metav1.SetMetaDataAnnotation(&v.ObjectMeta, reclaimPolicy, string(v.Spec.PersistentVolumeReclaimPolicy))
+			v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		})
+	}
+	if now.DeletionTimestamp == nil {
+		return false, said, client.IgnoreNotFound(m.Client.Delete(ctx, now, client.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}))
+	}
+	if i := slices.IndexFunc(now.Finalizers, func(f string) bool { return !slices.Contains(ownFinalizers, f) }); i >= 0 {
+		return false, fmt.Sprintf("the PersistentVolume %s has the finalizer %s, which another controller has to remove", now.Name, now.Finalizers[i]), nil
+	}
+	// What is saved is what goes: a change since then is a conflict.
+	return false, said, m.patch(ctx, now, func(v *corev1.PersistentVolume) { v.Finalizers = nil })
+}
+
+// patch changes a PersistentVolume as it was read.
+func (m moving) patch(ctx context.Context, volume *corev1.PersistentVolume, change func(*corev1.PersistentVolume)) error {
+	changed := volume.DeepCopy()
+	change(changed)
+	err := m.Client.Patch(ctx, changed, client.MergeFromWithOptions(volume, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) {
+		return nil // it is read again
+	}
+	return client.IgnoreNotFound(err)
+}
+
+// recreate makes the PersistentVolume of the target of what was saved.
+func (m moving) recreate(ctx context.Context) (bool, string, error) {
+	secret, err := m.secret(ctx)
+	if err != nil {
+		return false, "", err
+	}
+	saved, err := savedIn(secret)
+	if err != nil {
+		return false, "", err
+	}
+	if saved == nil {
+		return false, "", fmt.Errorf("the secret %s has no PersistentVolume", secret.Name)
+	}
+	if err := m.Client.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
+		return false, "", err
+	}
+	return false, fmt.Sprintf("the PersistentVolume %s is replaced", m.Status.Volume), nil
+}
+
+// bind waits until the claim is bound again, and gives the volume its policy back.
+func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool, string, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
+	if client.IgnoreNotFound(err) != nil {
+		return false, "", err
+	}
+	if gone := err != nil || claim.UID != m.Status.ClaimUID; !gone {
+		if claim.Annotations[movedBy] != string(volume.UID) {
+			// Until it is touched, the claim is Lost for up to 15 s.
+			metav1.SetMetaDataAnnotation(&claim.ObjectMeta, movedBy, string(volume.UID))
+			err := m.Client.Update(ctx, claim)
+			if apierrors.IsConflict(err) {
+				err = nil
+			}
+			return false, "have the claim be bound", client.IgnoreNotFound(err)
+		}
+		if claim.DeletionTimestamp == nil && (claim.Status.Phase != corev1.ClaimBound || volume.Status.Phase != corev1.VolumeBound) {
+			return false, fmt.Sprintf("wait for the claim %s to be bound", claim.Name), nil
+		}
+	}
+	policy := corev1.PersistentVolumeReclaimPolicy(volume.Annotations[reclaimPolicy])
+	if policy == "" {
+		return true, "", nil
+	}
+	return false, "", m.patch(ctx, volume, func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = policy
+		delete(v.Annotations, reclaimPolicy)
+	})
+}

@@ -1,0 +1,115 @@
+package move
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+)
+
+// users are the pods that use the claim and have not ended.
+func (m moving) users(ctx context.Context) (users []corev1.Pod, err error) {
+	for next := ""; ; {
+		pods := &corev1.PodList{}
+		if err := m.APIReader.List(ctx, pods, client.InNamespace(m.Namespace), client.Limit(500), client.Continue(next)); err != nil {
+			return nil, err
+		}
+		for _, pod := range pods.Items {
+			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && uses(&pod, m.Spec.ClaimName) {
+				users = append(users, pod)
+			}
+		}
+		if next = pods.Continue; next == "" {
+			return users, nil
+		}
+	}
+}
+
+func uses(pod *corev1.Pod, claim string) bool {
+	for _, volume := range pod.Spec.Volumes {
+		if volume.PersistentVolumeClaim != nil && volume.PersistentVolumeClaim.ClaimName == claim ||
+			volume.Ephemeral != nil && pod.Name+"-"+volume.Name == claim {
+			return true
+		}
+	}
+	return false
+}
+
+// stop has the pods on the source give the volume up, or says which have to.
+func (m moving) stop(ctx context.Context) (string, error) {
+	pods, err := m.users(ctx)
+	if err != nil {
+		return "", err
+	}
+	var waits []string
+	for i := range pods {
+		if pods[i].Spec.NodeName != m.Status.SourceNode {
+			continue
+		}
+		said := "pod " + pods[i].Name
+		if m.Spec.When == v1alpha1.WhenEvict {
+			if said, err = m.evict(ctx, &pods[i]); err != nil {
+				return "", err
+			}
+		}
+		waits = append(waits, said)
+	}
+	if len(waits) == 0 {
+		return "until kubelet has unpublished it", nil
+	}
+	return list(waits), nil
+}
+
+// evict evicts a pod, if anything makes it again, or if that was asked for.
+func (m moving) evict(ctx context.Context, pod *corev1.Pod) (string, error) {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return fmt.Sprintf("pod %s, which is ending", pod.Name), nil
+	case metav1.GetControllerOf(pod) == nil && !m.Spec.Force:
+		return fmt.Sprintf("pod %s, which nothing makes again: delete it, or set force", pod.Name), nil
+	}
+	eviction := &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pod.UID)}},
+	}
+	err := m.Client.SubResource("eviction").Create(ctx, pod, eviction)
+	switch {
+	case apierrors.IsTooManyRequests(err):
+		return fmt.Sprintf("pod %s, which its disruption budget keeps", pod.Name), nil
+	case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+		return "", fmt.Errorf("evict pod %s: %w", pod.Name, err)
+	}
+	return fmt.Sprintf("pod %s, which is evicted", pod.Name), nil
+}
+
+// freeStuck evicts pods that were scheduled to the source while the volume could not be used there: they can start on the target
+// only, and kubelet does not give them back. It returns which of them are left, and those that nothing would make again.
+func (m moving) freeStuck(ctx context.Context) (ending, stuck []string, err error) {
+	pods, err := m.users(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Spec.NodeName != m.Status.SourceNode {
+			continue
+		}
+		if pod.DeletionTimestamp == nil && metav1.GetControllerOf(pod) == nil && !m.Spec.Force {
+			stuck = append(stuck, "pod "+pod.Name)
+			continue
+		}
+		said, err := m.evict(ctx, pod)
+		if err != nil {
+			return nil, nil, err
+		}
+		ending = append(ending, said)
+	}
+	return ending, stuck, nil
+}

@@ -1,0 +1,545 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const (
+	storage = "storage" // the driver's namespace
+	space   = "space"   // the user's
+	nodeA   = "node-a"
+	nodeB   = "node-b"
+	nodeC   = "node-c"
+)
+
+// A record is what a node has of the volume. The stand-ins of movers keep the rules of pkg/pool/move.go.
+type record struct {
+	move, role, fence, moved string
+	handedOver               bool
+}
+
+// publishes says whether the node would publish the volume.
+func (r *record) publishes() bool { return r != nil && r.role == "" }
+
+// A world is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
+type world struct {
+	*testing.T
+	client.Client
+	api      client.Client // without limits
+	records  map[string]*record
+	logs     map[string]string
+	fences   int
+	kill     int  // before, or after, which write the operator is killed; 0 for none
+	after    bool // the write is made, and the operator does not learn that
+	writes   int
+	killed   bool
+	uids     int
+	keeps    bool // disruption budgets
+	replicas bool // the StatefulSet makes its pod again
+	looked   int
+}
+
+var scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
+		panic(err)
+	}
+	return s
+}()
+
+// every is how many of the steps a test does something at: short runs take some.
+func every() int {
+	if testing.Short() {
+		return 5
+	}
+	return 1
+}
+
+var errKilled = errors.New("killed")
+
+func (w *world) write(do func() error) error {
+	w.writes++
+	if w.kill != w.writes {
+		return do()
+	}
+	w.killed = true
+	if w.after {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return errKilled
+}
+
+func newWorld(t *testing.T, more ...client.Object) *world {
+	t.Helper()
+	w := &world{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true}
+	objects := append([]client.Object{claimOf("data"), volumeOf("pv"), driverSet(), class()}, more...)
+	for _, name := range []string{nodeA, nodeB, nodeC} {
+		objects = append(objects, node(name), driverPod(name), capacity(name, map[string]string{nodeA: "0", nodeB: "100Gi", nodeC: "50Gi"}[name]))
+	}
+	inner := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build()
+	w.api = interceptor.NewClient(inner, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			if o.GetUID() == "" {
+				w.uids++
+				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uids)))
+			}
+			return c.Create(ctx, o, opts...)
+		},
+	})
+	w.Client = interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			return w.write(func() error { return c.Create(ctx, o, opts...) })
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			return w.write(func() error { return c.Update(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			return w.write(func() error { return c.Patch(ctx, o, p, opts...) })
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			return w.write(func() error { return c.Delete(ctx, o, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, kind string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+			return w.write(func() error { return c.SubResource(kind).Update(ctx, o, opts...) })
+		},
+		SubResourceCreate: func(ctx context.Context, c client.Client, kind string, o, sub client.Object, opts ...client.SubResourceCreateOption) error {
+			if w.keeps {
+				return apierrors.NewTooManyRequests("the disruption budget", 1)
+			}
+			return w.write(func() error { return c.SubResource(kind).Create(ctx, o, sub, opts...) })
+		},
+	})
+	return w
+}
+
+func claimOf(name string) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name, UID: types.UID("claim " + name)},
+		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv", StorageClassName: ptr.To("local")},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+}
+
+func volumeOf(name string) *corev1.PersistentVolume {
+	v := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: "volume before", Finalizers: slices.Clone(ownFinalizers),
+			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": render.DriverName},
+		},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
+			StorageClassName:              "local",
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			ClaimRef:                      &corev1.ObjectReference{Namespace: space, Name: "data", UID: "claim data", ResourceVersion: "5"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: render.DriverName, VolumeHandle: "pvc-1", VolumeAttributes: map[string]string{render.PoolParameter: "fast"},
+			}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{nodeA}}},
+			}}}},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+	return v
+}
+
+func class() *storagev1.StorageClass {
+	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: render.DriverName}
+}
+
+func driverSet() *appsv1.DaemonSet {
+	labels := map[string]string{"app": "driver"}
+	hostPath := func(name, path string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}}
+	}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: storage, Name: "driver"},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			ServiceAccountName: "driver",
+			Containers: []corev1.Container{
+				{Name: "sidecar", Image: "sidecar:v1"},
+				{
+					Name: "driver", Image: "driver:v1", Args: []string{"--drivername=" + render.DriverName, "--endpoint=unix:///csi/csi.sock", "--datadir=$(DATADIR)", "--v=2"},
+					Env: []corev1.EnvVar{{Name: "DATADIR", Value: "[]"}},
+					VolumeMounts: []corev1.VolumeMount{
+						{Name: "socket", MountPath: "/csi"},
+						{Name: "kubelet", MountPath: "/var/lib/kubelet/pods", MountPropagation: ptr.To(corev1.MountPropagationBidirectional)},
+						{Name: "pool", MountPath: "/pool", MountPropagation: ptr.To(corev1.MountPropagationHostToContainer)},
+						{Name: "token", MountPath: "/var/run/secrets"},
+					},
+				},
+			},
+			Volumes: []corev1.Volume{hostPath("socket", "/plugins/driver"), hostPath("kubelet", "/var/lib/kubelet/pods"), hostPath("pool", "/pool"), {Name: "token"}},
+		}}},
+	}
+}
+
+func driverPod(on string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: storage, Name: "driver-" + on, Labels: map[string]string{"app": "driver"}},
+		Spec:       corev1.PodSpec{NodeName: on},
+		Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+func node(name string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+func capacity(on, room string) *storagev1.CSIStorageCapacity {
+	return &storagev1.CSIStorageCapacity{
+		ObjectMeta:       metav1.ObjectMeta{Namespace: storage, Name: "capacity-" + on},
+		StorageClassName: "local", NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{place.TopologyKey: on}},
+		Capacity: ptr.To(resource.MustParse(room)),
+	}
+}
+
+func moveOf(name string, change ...func(*v1alpha1.VolumeMove)) *v1alpha1.VolumeMove {
+	m := &v1alpha1.VolumeMove{
+		ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name, UID: types.UID("move-" + name), Generation: 1},
+		Spec: v1alpha1.VolumeMoveSpec{
+			ClaimName: "data", Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenEvict, Verify: v1alpha1.VerifyChanged,
+		},
+	}
+	for _, do := range change {
+		do(m)
+	}
+	return m
+}
+
+// appPod uses the claim. That of the StatefulSet has a controller.
+func appPod(name string, bare bool) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name, UID: types.UID(name)},
+		Spec: corev1.PodSpec{NodeName: nodeA, Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	if !bare {
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "data", UID: "set", Controller: ptr.To(true)}}
+	}
+	return pod
+}
+
+// has reads an object.
+func (w *world) has(o client.Object) bool {
+	w.Helper()
+	err := w.api.Get(w.Context(), client.ObjectKeyFromObject(o), o)
+	must.Succeed(w, client.IgnoreNotFound(err))
+	return err == nil
+}
+
+// update writes all of an object, if it is there.
+func (w *world) update(o client.Object) {
+	w.Helper()
+	with := o.DeepCopyObject().(client.Object)
+	err := w.api.Update(w.Context(), o)
+	if err == nil {
+		with.SetResourceVersion(o.GetResourceVersion())
+		err = w.api.Status().Update(w.Context(), with) // not every kind has one
+	}
+	must.Succeed(w, client.IgnoreNotFound(err))
+	w.has(o)
+}
+
+func (w *world) move(name string) *v1alpha1.VolumeMove {
+	w.Helper()
+	m := moveOf(name)
+	if !w.has(m) {
+		return nil
+	}
+	return m
+}
+
+// reconcile has an operator look at a move, which is killed if the limit says so.
+func (w *world) reconcile(name string) {
+	w.Helper()
+	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
+	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
+		w.Fatal(err)
+	}
+}
+
+// Lines are what the stand-in of a mover reported.
+func (w *world) Lines(_ context.Context, _, pod string) (string, error) { return w.logs[pod], nil }
+
+// run reconciles until a move has ended, or is gone.
+func (w *world) run(name string, meanwhile ...func(look int)) {
+	w.Helper()
+	for w.looked = range 200 {
+		for _, do := range meanwhile {
+			do(w.looked)
+		}
+		w.reconcile(name)
+		w.live()
+		if m := w.move(name); m == nil || m.Ended() && len(m.Finalizers) == 0 {
+			return
+		}
+	}
+	w.Fatalf("the move does not end: %+v", w.move(name).Status)
+}
+
+// live has the rest of the cluster do its part.
+func (w *world) live() {
+	w.Helper()
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	for i := range pods.Items {
+		w.mover(&pods.Items[i], pods.Items)
+	}
+	w.bindClaim()
+	w.schedule()
+	if w.records[nodeA].publishes() && w.records[nodeB].publishes() {
+		w.Fatal("both nodes publish the volume")
+	}
+}
+
+// bindClaim is the controller of volumes.
+func (w *world) bindClaim() {
+	w.Helper()
+	claim, volume := claimOf("data"), volumeOf("pv")
+	if !w.has(claim) {
+		return
+	}
+	there := w.has(volume)
+	claim.Status.Phase = corev1.ClaimLost
+	if there && volume.Spec.ClaimRef.UID == claim.UID {
+		claim.Status.Phase = corev1.ClaimBound
+		volume.Status.Phase = corev1.VolumeBound
+		w.update(volume)
+	}
+	w.update(claim)
+}
+
+// schedule is the StatefulSet, the scheduler and kubelet.
+func (w *world) schedule() {
+	w.Helper()
+	pod := appPod("data-0", false)
+	volume := volumeOf("pv")
+	if !w.has(pod) {
+		if !w.replicas || !w.has(volume) {
+			return
+		}
+		pod = appPod("data-0", false)
+		w.uids++
+		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(fmt.Sprintf("data-0 %d", w.uids)), place.NodeOfVolume(volume), corev1.PodPending
+		status := pod.Status
+		must.Succeed(w, w.api.Create(w.Context(), pod))
+		pod.Status = status
+		w.update(pod)
+	}
+	// Kubelet does not publish a volume whose affinity is for another node.
+	if w.has(volume) && place.NodeOfVolume(volume) == pod.Spec.NodeName && w.records[pod.Spec.NodeName].publishes() && pod.Status.Phase == corev1.PodPending {
+		pod.Status.Phase = corev1.PodRunning
+		w.update(pod)
+	}
+}
+
+// used says whether a pod on a node has the volume.
+func (w *world) used(on string) bool {
+	w.Helper()
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(space)))
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == on && p.Status.Phase == corev1.PodRunning })
+}
+
+// argsOf are the flags of a mover.
+func argsOf(pod *corev1.Pod) map[string]string {
+	flags := map[string]string{}
+	for _, arg := range pod.Spec.Containers[0].Args[1:] {
+		name, value, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		flags[name] = value
+	}
+	return flags
+}
+
+// mover does what the mover in a pod does in a while.
+func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
+	w.Helper()
+	if pod.Status.Phase == corev1.PodSucceeded {
+		return
+	}
+	flags, own := argsOf(pod), w.records[pod.Spec.NodeName]
+	before := pod.DeepCopy()
+	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2."+map[string]string{nodeA: "1", nodeB: "2"}[pod.Spec.NodeName]
+	mine := own != nil && own.move == flags["move"]
+	problem := ""
+	switch role(pod.Labels[roleLabel]) {
+	case roleOut:
+		problem = w.copyOut(pod, flags, all)
+	case roleConfirm:
+		switch {
+		case own != nil && own.moved == flags["move"]:
+		case !mine || own.role != "target" || own.fence != flags["fence"]:
+			problem = "the copy is not whole"
+		default:
+			w.records[pod.Spec.NodeName] = &record{moved: own.move}
+		}
+	case roleRemove:
+		switch {
+		case own == nil:
+		case !mine || !own.handedOver:
+			problem = "it was not handed over"
+		default:
+			delete(w.records, pod.Spec.NodeName)
+		}
+	case roleAbort:
+		if own != nil && own.moved == flags["move"] {
+			problem = "it was confirmed"
+		} else if mine {
+			delete(w.records, pod.Spec.NodeName)
+		}
+	case roleUndo:
+		if mine {
+			w.records[pod.Spec.NodeName] = &record{}
+		}
+	}
+	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
+		pod.Status.Phase = corev1.PodSucceeded
+	}
+	pod.Status.ContainerStatuses = nil
+	if problem != "" {
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "{}\n" + problem + "\n"},
+		}}}
+	}
+	if !equal(before, pod) {
+		w.update(pod)
+	}
+}
+
+func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }
+
+// copyOut is one step of move-out.
+func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.Pod) (problem string) {
+	w.Helper()
+	at := slices.IndexFunc(all, func(p corev1.Pod) bool {
+		return p.Labels[roleLabel] == string(roleIn) && strings.HasPrefix(flags["address"], p.Status.PodIP+":") && p.Status.Phase == corev1.PodRunning
+	})
+	own := w.records[nodeA]
+	if own == nil {
+		return "the volume is gone"
+	}
+	report := func(text string) { w.logs[pod.Name] += text + "\n" }
+	end := func() {
+		report(fmt.Sprintf(`{"event":"handed-over","fence":%q}`, own.fence))
+		pod.Status.Phase = corev1.PodSucceeded
+		if at >= 0 {
+			all[at].Status.Phase = corev1.PodSucceeded
+			w.update(&all[at])
+		}
+	}
+	target := w.records[nodeB]
+	switch {
+	case own.handedOver && own.move == flags["move"]:
+		end()
+	case at < 0:
+		return "nothing listens"
+	case target != nil && target.move != flags["move"]:
+		return "the volume exists there"
+	case target == nil:
+		w.records[nodeB] = &record{move: flags["move"], role: "target"}
+		report(`{"event":"passing","bytes":3}`)
+	case own.role == "":
+		report(`{"event":"passed","pass":1,"bytes":1048576}`)
+		w.fences++
+		*own = record{move: flags["move"], role: "source", fence: fmt.Sprint("fence-", w.fences)}
+		report(`{"event":"fenced"}`)
+	case own.move != flags["move"]:
+		return "another move has it"
+	case w.used(nodeA):
+		w.logs[pod.Name] = "{\"event\":\"fenced\"}\n{\"event\":\"waiting\"}\n"
+	case target.fence == "":
+		report(`{"event":"unused"}`)
+		report(`{"event":"passed","pass":2,"last":true,"bytes":1000}`)
+		target.fence = own.fence
+	default:
+		own.handedOver = true
+		end()
+	}
+	return ""
+}
+
+// wantNothingLeft expects nothing of moves in the driver's namespace.
+func (w *world) wantNothingLeft() {
+	w.Helper()
+	for _, list := range []client.ObjectList{&corev1.PodList{}, &corev1.SecretList{}, &networkingv1.NetworkPolicyList{}} {
+		must.Succeed(w, w.api.List(w.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+		if n := meta.LenList(list); n > 0 {
+			w.Errorf("%d of %T are left: %+v", n, list, list)
+		}
+	}
+}
+
+// wantOn expects the volume to be on one node alone, whole, with its object, its claim and the pod.
+func (w *world) wantOn(name string) {
+	w.Helper()
+	w.live()
+	w.live()
+	w.wantNothingLeft()
+	for _, other := range []string{nodeA, nodeB} {
+		if has := w.records[other] != nil; has != (other == name) || has && !w.records[other].publishes() {
+			w.Errorf("the record on %s is %+v; the volume should be on %s", other, w.records[other], name)
+		}
+	}
+	volume, claim, pod := volumeOf("pv"), claimOf("data"), appPod("data-0", false)
+	if !w.has(volume) || place.NodeOfVolume(volume) != name || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
+		volume.DeletionTimestamp != nil || len(volume.Finalizers) != 2 || volume.Annotations["pv.kubernetes.io/provisioned-by"] != render.DriverName ||
+		volume.Annotations[reclaimPolicy] != "" || volume.Spec.ClaimRef.UID != "claim data" {
+		w.Errorf("the PersistentVolume is %+v", volume)
+	}
+	if !w.has(claim) || claim.Status.Phase != corev1.ClaimBound {
+		w.Errorf("the claim is %+v", claim.Status)
+	}
+	if w.replicas && (!w.has(pod) || pod.Spec.NodeName != name || pod.Status.Phase != corev1.PodRunning) {
+		w.Errorf("the pod is %s on %s", pod.Status.Phase, pod.Spec.NodeName)
+	}
+}
+
+// says is what the condition of a move says.
+func (w *world) says(name string) string {
+	w.Helper()
+	c := meta.FindStatusCondition(w.move(name).Status.Conditions, v1alpha1.ConditionComplete)
+	if c == nil {
+		return ""
+	}
+	return c.Message
+}
+
+// later is a time after that of another move.
+func later(m *v1alpha1.VolumeMove) { m.CreationTimestamp = metav1.NewTime(time.Unix(1<<31, 0)) }

@@ -1,0 +1,109 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+var volumeMoves = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevirt.io", Version: "v1alpha1", Resource: "volumemoves"}
+
+// The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node and back. The claim stays, the pod starts where
+// its volume is and goes on where it was, and nothing is left on the node before.
+func TestVolumeMoves(t *testing.T) {
+	const name, claim, pod = "moving", "data-writer-0", "writer-0"
+	s := begin(t)
+	client := s.withOperator()
+	if _, err := client.Create(t.Context(), provisioner(t, name, onePool("")), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.endProvisioner(name) })
+	s.condition(client, name, "Available", "True")
+
+	s.statefulSet("writer", 1, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
+		c := &set.Spec.Template.Spec.Containers[0]
+		c.Command = []string{"sh", "-c", counting}
+	})
+	s.allReady("writer")
+	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync")
+	first := s.claimNamed(claim)
+	for _, move := range []string{"there", "back"} {
+		before := s.volume(claim)
+		directory := s.disk(before)
+		written := s.numbers(pod)
+		s.moveVolume(move, claim)
+		s.allReady("writer")
+		after := s.volume(claim)
+		if after.Name != before.Name || s.nodeOf(after) == s.nodeOf(before) || after.Spec.PersistentVolumeReclaimPolicy != before.Spec.PersistentVolumeReclaimPolicy {
+			t.Fatalf("the volume was %+v, and is %+v", before.Spec, after.Spec)
+		}
+		if now := s.claimNamed(claim); now.UID != first.UID || now.Status.Phase != corev1.ClaimBound {
+			t.Fatalf("the claim is %+v", now)
+		}
+		if at := s.ready(pod).Spec.NodeName; at != s.nodeOf(after) {
+			t.Fatalf("the pod is on %s", at)
+		}
+		if now := s.numbers(pod); now < written {
+			t.Fatalf("the pod had written %d numbers, and there are %d", written, now)
+		}
+		s.wantFile(filepath.Join(s.disk(after), "link"), "hello\n")
+		s.wantGone(directory)
+		for _, kind := range []string{"pods", "secrets", "networkpolicies"} {
+			if left := s.kubectl("get", kind, "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name"); left != "" {
+				t.Errorf("of the move %s is left: %s", move, left)
+			}
+		}
+	}
+	s.removeSet("writer")
+	s.kubectl("delete", "pvc", "-n", s.namespace, claim)
+}
+
+// moveVolume moves the volume of a claim to a node that the operator chooses, and evicts its pods.
+func (s *scene) moveVolume(name, claim string) {
+	s.Helper()
+	client, err := dynamic.NewForConfig(c.Config)
+	must.Succeed(s, err)
+	moves := client.Resource(volumeMoves).Namespace(s.namespace)
+	_, err = moves.Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": volumeMoves.GroupVersion().String(), "kind": "VolumeMove", "metadata": map[string]any{"name": name},
+		"spec": map[string]any{"claimName": claim, "when": "Evict", "verify": "All"},
+	}}, metav1.CreateOptions{})
+	must.Succeed(s, err)
+	s.condition(moves, name, "Complete", "True")
+	must.Succeed(s, moves.Delete(s.Context(), name, metav1.DeleteOptions{}))
+	s.until("the VolumeMove to be gone", func(ctx context.Context) (string, error) {
+		_, err := moves.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "it is there", err
+	})
+}
+
+func (s *scene) claimNamed(name string) *corev1.PersistentVolumeClaim {
+	s.Helper()
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
+	must.Succeed(s, err)
+	return claim
+}
+
+// numbers is how many a pod has written.
+func (s *scene) numbers(pod string) (count int) {
+	s.Helper()
+	_, err := fmt.Sscan(strings.TrimSpace(s.mustRun(pod, "wc -l </data/numbers")), &count)
+	must.Succeed(s, err)
+	return count
+}
