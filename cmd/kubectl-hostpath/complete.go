@@ -56,7 +56,7 @@ func candidates(ctx context.Context, before []string, last string) []string {
 		return named(flags)
 	case len(words) == 0:
 		return slices.Sorted(maps.Keys(commands))
-	case len(words) == 1 && words[0] == "inspect":
+	case len(words) == 1 && (words[0] == "inspect" || words[0] == "drain"):
 		ctx, stop := context.WithTimeout(ctx, completionTime)
 		defer stop()
 		nodes, _ := kubectl.NodeNames(ctx, r.kubectl) // where they are unknown none is offered

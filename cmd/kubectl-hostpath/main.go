@@ -20,16 +20,20 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
-const usage = `Shows the storage of all nodes that the hostpath CSI driver serves.
+const usage = `Shows the storage of all nodes that the hostpath CSI driver serves, and moves volumes between nodes.
 
   kubectl hostpath pools          the pools of each node: size, promised, used, free, condition
   kubectl hostpath volumes        the volumes with their claims: node, pool, size, used, snapshots, condition
   kubectl hostpath doctor         what the driver needs of the cluster, what is missing, and why claims wait
   kubectl hostpath inspect NODE   all that one node reports of itself, as JSON
+  kubectl hostpath move NAMESPACE/CLAIM
+                                  move the volume of a claim to another node
+  kubectl hostpath drain NODE     cordon a node, and move all its volumes to others, with their pods
 
-It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
-to list claims and their events, classes, deployments, and what the cluster knows of CSI drivers and of kinds.
-The exit status is 0 if all is in order, 2 if something is abnormal, and 1 if it failed.
+What is interrupted goes on, and the same command shows it again. It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
+to list claims and their events, classes, deployments, and what the cluster knows of CSI drivers and of kinds; move and drain
+to list claims, pods and capacities, to create VolumeMoves, and to cordon nodes.
+The exit status is 0 if all is in order, 2 if something is abnormal or was not moved, and 1 if it failed.
 
 Flags:
 `
@@ -41,9 +45,14 @@ const (
 )
 
 type request struct {
-	command, node, output string
-	timeout               time.Duration
-	kubectl               kubectl.Kubectl
+	// about is the node or the claim that the command names.
+	command, about, output string
+	timeout                time.Duration
+	kubectl                kubectl.Kubectl
+
+	move   kubectl.MoveOptions
+	atOnce int
+	dryRun bool
 }
 
 func main() {
@@ -71,7 +80,7 @@ func run(ctx context.Context, arguments []string, out, errs io.Writer, terminal 
 	}
 	wrong := false
 	if err == nil {
-		wrong, err = r.show(ctx, out, errs, progress(errs, terminal))
+		wrong, err = r.show(ctx, out, errs, terminal)
 	}
 	switch {
 	case err != nil:
@@ -106,6 +115,13 @@ func (r *request) flags() *flag.FlagSet {
 	flags.StringVar(&r.kubectl.Program, "kubectl", "kubectl", "the kubectl that is run")
 	flags.StringVar(&r.kubectl.Namespace, "namespace", "hostpath-provisioner", "that of the driver")
 	flags.StringVar(&r.kubectl.Namespace, "n", "hostpath-provisioner", "the same as --namespace")
+	flags.StringVar(&r.move.Target, "to", "", "move, drain: the node that volumes go to, if not one that the operator chooses")
+	flags.BoolVar(&r.move.Evict, "evict", false, "move: evict the pods when most is copied, as drain does; otherwise end them yourself")
+	flags.BoolVar(&r.move.Force, "force", false, "move, drain: evict pods too that no controller makes again")
+	flags.BoolVar(&r.move.LeaveSnapshots, "leave-snapshots", false, "move, drain: leave snapshots on their node")
+	flags.Int64Var(&r.move.BytesPerSecond, "bytes-per-second", 0, "move, drain: a limit for each volume")
+	flags.IntVar(&r.atOnce, "at-once", 2, "drain: so many volumes at a time")
+	flags.BoolVar(&r.dryRun, "dry-run", false, "move, drain: show what would go where, and what cannot")
 	for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
 		flags.Func(name, "as for kubectl", func(value string) error {
 			r.kubectl.Flags = append(r.kubectl.Flags, "--"+name+"="+value)
@@ -129,28 +145,31 @@ func wordsOf(flags *flag.FlagSet, arguments []string) (words []string, err error
 }
 
 // commands are what can be shown, each with the number of words that follow.
-var commands = map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "version": 0}
+var commands = map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "move": 1, "drain": 1, "version": 0}
+
+// abouts is what commands have to name.
+var abouts = map[string]string{"inspect": "the name of a node", "drain": "the name of a node", "move": "a claim, as NAMESPACE/CLAIM"}
 
 func (r *request) take(words []string) error {
 	if len(words) == 0 {
-		return errors.New("say what to show: pools, volumes, doctor, or inspect NODE; --help has more")
+		return errors.New("say what to show or do: pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM, or drain NODE; --help has more")
 	}
 	r.command = words[0]
 	n, known := commands[r.command]
 	switch {
 	case !known:
-		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor and inspect NODE", r.command)
+		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM and drain NODE", r.command)
 	case len(words)-1 < n:
-		return errors.New("inspect needs the name of a node")
+		return fmt.Errorf("%s needs %s", r.command, abouts[r.command])
 	case len(words)-1 > n:
 		return fmt.Errorf("unexpected %q after %s", strings.Join(words[n+1:], " "), r.command)
 	case r.output != "table" && r.output != "json" && r.output != "yaml":
 		return fmt.Errorf("--output is %q: use table, json or yaml", r.output)
 	}
 	if n == 1 {
-		r.node = words[1]
+		r.about = words[1]
 	}
-	return nil
+	return r.checkMove()
 }
 
 // progress writes a line for a person who waits, and takes it away at the end.
@@ -166,15 +185,17 @@ func progress(errs io.Writer, terminal bool) func(answered, of int) {
 	}
 }
 
-func (r request) show(ctx context.Context, out, errs io.Writer, progress func(answered, of int)) (wrong bool, err error) {
+func (r request) show(ctx context.Context, out, errs io.Writer, terminal bool) (wrong bool, err error) {
 	switch r.command {
 	case "version":
 		_, err := fmt.Fprintln(out, version.Of())
 		return false, err
 	case "inspect":
 		return r.inspect(ctx, out)
+	case "move", "drain":
+		return r.moves(ctx, out, moving(errs, terminal))
 	}
-	nodes, err := kubectl.Nodes(ctx, r.kubectl, r.timeout, progress)
+	nodes, err := kubectl.Nodes(ctx, r.kubectl, r.timeout, progress(errs, terminal))
 	if err != nil {
 		return false, err
 	}
@@ -231,12 +252,12 @@ func write[R kubectl.Row](r request, out io.Writer, headings []string, rows []R)
 
 // inspect prints the report of one node as it is.
 func (r request) inspect(ctx context.Context, out io.Writer) (wrong bool, err error) {
-	n, err := kubectl.NodeNamed(ctx, r.kubectl, r.node, r.timeout)
+	n, err := kubectl.NodeNamed(ctx, r.kubectl, r.about, r.timeout)
 	if err == nil {
 		err = n.Err
 	}
 	if err != nil {
-		return false, fmt.Errorf("inspect node %s: %w", r.node, err)
+		return false, fmt.Errorf("inspect node %s: %w", r.about, err)
 	}
 	text := []byte(n.Raw)
 	if r.output == "yaml" {

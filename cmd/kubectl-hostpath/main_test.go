@@ -17,11 +17,11 @@ import (
 
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string]request{
-		"pools": {command: "pools", output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner"}},
+		"pools": {command: "pools", atOnce: 2, output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner"}},
 		"-o json volumes --context c --timeout=5s --kubeconfig /k": {
-			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner", Flags: []string{"--context=c", "--kubeconfig=/k"}},
+			command: "volumes", atOnce: 2, output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner", Flags: []string{"--context=c", "--kubeconfig=/k"}},
 		},
-		"inspect --output=yaml node-a -n storage": {command: "inspect", node: "node-a", output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "storage"}},
+		"inspect --output=yaml node-a -n storage": {command: "inspect", about: "node-a", atOnce: 2, output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "storage"}},
 	} {
 		got, err := parse(strings.Fields(line), io.Discard)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(request{})); err != nil || diff != "" {
@@ -29,12 +29,19 @@ func TestCommandLines(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"":              "say what to show",
-		"pool":          `"pool" is unknown`,
-		"inspect":       "needs the name of a node",
-		"pools node-a":  `unexpected "node-a"`,
-		"pools -o wide": `--output is "wide"`,
-		"pools --bad":   "not defined",
+		"":                    "say what to show",
+		"drain":               "drain needs the name of a node",
+		"move data":           "NAMESPACE/CLAIM",
+		"drain a --evict":     "--evict is for move",
+		"pools --to=a":        "--to is for move and drain",
+		"drain a --at-once=0": "--at-once",
+		"drain a --to=a":      "is the node itself",
+		"move x/y --force":    "--force is for pods that are evicted",
+		"pool":                `"pool" is unknown`,
+		"inspect":             "needs the name of a node",
+		"pools node-a":        `unexpected "node-a"`,
+		"pools -o wide":       `--output is "wide"`,
+		"pools --bad":         "not defined",
 	} {
 		if _, err := parse(strings.Fields(line), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", line, err, want)
@@ -74,7 +81,7 @@ esac
 	must.Succeed(t, os.WriteFile(kubectl, []byte(script), 0o700))
 	inspect := "--context test -n storage --kubectl=" + kubectl + " inspect "
 	for line, want := range map[string]string{
-		"":                            "doctor inspect pools version volumes",
+		"":                            "doctor drain inspect move pools version volumes",
 		"vo":                          "volumes",
 		"pools ":                      "",
 		"pools -o ":                   "json table yaml",

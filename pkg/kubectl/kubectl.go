@@ -1,4 +1,4 @@
-// Package kubectl is what `kubectl hostpath` shows of a cluster: the pools and volumes of all nodes.
+// Package kubectl is what `kubectl hostpath` shows of a cluster, the pools and volumes of all nodes, and how it moves volumes.
 //
 // It asks through kubectl itself, which knows how the user reaches the cluster and as whom. It needs no service of its own: what is on
 // a node is what `inspect` reports in the driver's pod there. It links nothing of the driver, so that it runs where kubectl does.
@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"time"
@@ -31,7 +32,13 @@ const grace = time.Second
 
 // run returns what kubectl printed. The error has what it said, and is an *exec.ExitError where it or the command that it ran failed.
 func (k Kubectl) run(ctx context.Context, arguments ...string) ([]byte, error) {
+	return k.feed(ctx, nil, arguments...)
+}
+
+// feed is run, with something for kubectl to read.
+func (k Kubectl) feed(ctx context.Context, in io.Reader, arguments ...string) ([]byte, error) {
 	command := exec.CommandContext(ctx, k.Program, append(append([]string{}, k.Flags...), arguments...)...)
+	command.Stdin = in
 	var said bytes.Buffer
 	command.Stderr = &said
 	command.WaitDelay = grace

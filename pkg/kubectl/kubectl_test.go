@@ -23,6 +23,15 @@ for word; do
 	*) asked="$asked${asked:+ }$word" ;;
 	esac
 done
+case $asked in
+create\ *) # the answer of its turn, and what is listed from then on
+	set -- "$KUBECTL_ANSWERS"/created.*
+	[ -f "$1" ] || shift
+	cat >"$KUBECTL_ANSWERS/created.$#"
+	cp "$KUBECTL_ANSWERS/listed.$#" "$KUBECTL_ANSWERS/get volumemoves.hostpathprovisioner.kubevirt.io"
+	asked=made.$#
+	;;
+esac
 if [ ! -f "$KUBECTL_ANSWERS/$asked" ]; then
 	printf 'warning\nerror: %s\n' "$asked" >&2
 	exit 1

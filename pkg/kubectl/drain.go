@@ -1,0 +1,238 @@
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// topologyKey is the label that volumes and capacities have their node by.
+const topologyKey = "topology.hostpath.csi/node"
+
+// PlanHeadings are those of the table of a plan.
+var PlanHeadings = []string{"NAMESPACE", "CLAIM", "SIZE", "FROM", "TO", "PROBLEM"}
+
+// A Planned is a claim whose volume is to move.
+type Planned struct {
+	Namespace string `json:"namespace,omitempty"`
+	Claim     string `json:"claim,omitempty"`
+	Volume    string `json:"volume"`
+	SizeBytes *int64 `json:"sizeBytes"`
+	From      string `json:"from"`
+	// To is where it goes if no more changes: the operator chooses when the move begins. It is empty if no node has room.
+	To string `json:"to,omitempty"`
+	// Problem is why it cannot move, and what to do; empty for none.
+	Problem string `json:"problem,omitempty"`
+}
+
+func (p Planned) cells() []string {
+	return []string{p.Namespace, cmp.Or(p.Claim, "("+p.Volume+")"), size(p.SizeBytes), p.From, p.To, p.Problem}
+}
+
+// MoveOptions say how volumes move.
+type MoveOptions struct {
+	// Target is the node that they go to; empty for one that the operator chooses.
+	Target string
+	// Evict has the operator evict the pods, and Force those too that no controller makes again.
+	Evict, Force bool
+	// LeaveSnapshots leaves them on the source.
+	LeaveSnapshots bool
+	// BytesPerSecond limits each move; 0 for no limit.
+	BytesPerSecond int64
+}
+
+// storage is what a plan is made of.
+type storage struct {
+	volumes    []corev1.PersistentVolume
+	claims     []corev1.PersistentVolumeClaim
+	pods       []corev1.Pod
+	capacities []storagev1.CSIStorageCapacity
+	// snapshots are how many each volume has, by its id.
+	snapshots map[string]int
+	// room is what nodes have, by class and node, less what is planned for them.
+	room map[string]map[string]int64
+}
+
+// PlanDrain plans to move all volumes of one node, by namespace and claim. Volumes of shared pools are of no node, and stay.
+func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Planned, error) {
+	s, err := readStorage(ctx, k, node)
+	if err != nil {
+		return nil, err
+	}
+	var plan []Planned
+	for _, v := range s.volumes {
+		if nodeOf(v) == node.Driver.Node {
+			plan = append(plan, s.planned(v))
+		}
+	}
+	slices.SortFunc(plan, func(a, b Planned) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
+	})
+	for i := range plan {
+		s.decide(&plan[i], o)
+	}
+	return plan, nil
+}
+
+// PlanMove plans to move the volume of one claim. The operator knows whether it has snapshots.
+func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOptions) (Planned, error) {
+	s, err := readStorage(ctx, k, Node{})
+	if err != nil {
+		return Planned{}, err
+	}
+	for _, v := range s.volumes {
+		if p := s.planned(v); p.Namespace == namespace && p.Claim == claim {
+			if p.From == "" {
+				return p, fmt.Errorf("its volume %s is on no single node of this driver: only volumes of the driver in pools that are not shared move", v.Name)
+			}
+			s.decide(&p, o)
+			return p, nil
+		}
+	}
+	return Planned{}, fmt.Errorf("there is no such claim that is bound")
+}
+
+func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
+	s := &storage{snapshots: map[string]int{}, room: map[string]map[string]int64{}}
+	for _, read := range []func() error{
+		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
+		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
+		func() error { return get(ctx, k, &s.pods, "pods") },
+		func() error { return get(ctx, k, &s.capacities, "csistoragecapacities") },
+	} {
+		if err := read(); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range node.Report.Pools {
+		for _, snapshot := range p.Snapshots {
+			s.snapshots[snapshot.Source]++
+		}
+	}
+	for _, c := range s.capacities {
+		if c.NodeTopology == nil || c.Capacity == nil {
+			continue
+		}
+		on := c.NodeTopology.MatchLabels[topologyKey]
+		if on == "" {
+			continue
+		}
+		if s.room[c.StorageClassName] == nil {
+			s.room[c.StorageClassName] = map[string]int64{}
+		}
+		s.room[c.StorageClassName][on] = c.Capacity.Value()
+	}
+	return s, nil
+}
+
+// nodeOf is the one node that a volume of the driver is on; empty for none, and for more.
+func nodeOf(v corev1.PersistentVolume) string {
+	if v.Spec.CSI == nil || v.Spec.CSI.Driver != driverName || v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+		return ""
+	}
+	terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+	if len(terms) != 1 {
+		return ""
+	}
+	for _, e := range terms[0].MatchExpressions {
+		if e.Key == topologyKey && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
+			return e.Values[0]
+		}
+	}
+	return ""
+}
+
+func (s *storage) planned(v corev1.PersistentVolume) Planned {
+	p := Planned{Volume: v.Name, From: nodeOf(v)}
+	if capacity, ok := v.Spec.Capacity[corev1.ResourceStorage]; ok {
+		bytes := capacity.Value()
+		p.SizeBytes = &bytes
+	}
+	if v.Spec.ClaimRef != nil && v.Status.Phase == corev1.VolumeBound {
+		p.Namespace, p.Claim = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
+	}
+	return p
+}
+
+// decide says where a volume goes, or why it cannot.
+func (s *storage) decide(p *Planned, o MoveOptions) {
+	i := slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })
+	volume := s.volumes[i]
+	if p.Problem = s.keeps(p, volume, o); p.Problem != "" {
+		return
+	}
+	room := s.room[volume.Spec.StorageClassName]
+	if len(room) == 0 { // the class is gone, or no node reports: the operator and the driver of the target decide
+		p.To = o.Target
+		return
+	}
+	bytes := int64(0)
+	if p.SizeBytes != nil {
+		bytes = *p.SizeBytes
+	}
+	for on, free := range room {
+		if on != p.From && (o.Target == "" || on == o.Target) && free >= bytes && (p.To == "" || free > room[p.To] || free == room[p.To] && on < p.To) {
+			p.To = on
+		}
+	}
+	switch {
+	case p.To != "":
+		room[p.To] -= bytes
+	case o.Target != "":
+		p.Problem = fmt.Sprintf("node %s has no room for it", o.Target)
+	default:
+		p.Problem = "no other node has room for it"
+	}
+}
+
+// keeps says what keeps a volume on its node, whatever the room elsewhere.
+func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) string {
+	if p.Claim == "" {
+		return "it is bound to no claim: delete the PersistentVolume, or let a claim use it"
+	}
+	for _, c := range s.claims {
+		if c.Namespace == p.Namespace && c.Name == p.Claim && owned(c.OwnerReferences, "Pod") {
+			return "it is deleted with its pod: delete the pod"
+		}
+	}
+	if n := s.snapshots[v.Spec.CSI.VolumeHandle]; n > 0 && !o.LeaveSnapshots {
+		return fmt.Sprintf("it has %d snapshots, which stay on the node: delete them, or use --leave-snapshots", n)
+	}
+	for _, pod := range s.pods {
+		if pod.Namespace != p.Namespace || !mounts(pod, p.Claim) || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		switch {
+		case pod.Labels["kubevirt.io"] == "virt-launcher":
+			return "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)"
+		case pod.Spec.NodeSelector[corev1.LabelHostname] == p.From:
+			return fmt.Sprintf("pod %s may run on node %s only, by its nodeSelector", pod.Name, p.From)
+		case o.Evict && !o.Force && metav1.GetControllerOf(&pod) == nil:
+			return fmt.Sprintf("no controller makes pod %s again: delete it, or use --force", pod.Name)
+		}
+	}
+	return ""
+}
+
+func owned(references []metav1.OwnerReference, kind string) bool {
+	return slices.ContainsFunc(references, func(r metav1.OwnerReference) bool { return r.Kind == kind })
+}
+
+func mounts(pod corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
+	})
+}
+
+// Cordon keeps new pods from a node.
+func (k Kubectl) Cordon(ctx context.Context, node string) error {
+	if _, err := k.run(ctx, "cordon", node); err != nil {
+		return fmt.Errorf("cordon node %s: %w", node, err)
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+)
+
+// MovedHeadings are those of the table of moves.
+var MovedHeadings = []string{"NAMESPACE", "CLAIM", "FROM", "TO", "PHASE", "STANDSTILL", "MESSAGE"}
+
+// A Moved is what became of a move.
+type Moved struct {
+	Namespace string `json:"namespace"`
+	Claim     string `json:"claim"`
+	// Move is the name of the VolumeMove; empty if none was made.
+	Move  string         `json:"move,omitempty"`
+	From  string         `json:"from,omitempty"`
+	To    string         `json:"to,omitempty"`
+	Phase v1alpha1.Phase `json:"phase,omitempty"`
+	// StandstillSeconds is how long no pod could use the volume.
+	StandstillSeconds *int64 `json:"standstillSeconds"`
+	Message           string `json:"message"`
+	// BytesSent and BytesToGo are those of the VolumeMove.
+	BytesSent int64  `json:"bytesSent"`
+	BytesToGo *int64 `json:"bytesToGo"`
+
+	uid   types.UID
+	ended bool
+	// waits says that the operator has begun nothing, and will not for now.
+	waits bool
+}
+
+func (m Moved) cells() []string {
+	standstill := ""
+	if m.StandstillSeconds != nil {
+		standstill = strconv.FormatInt(*m.StandstillSeconds, 10) + " s"
+	}
+	return []string{m.Namespace, m.Claim, m.From, m.To, string(m.Phase), standstill, m.Message}
+}
+
+// Done reports whether the volume was moved.
+func (m Moved) Done() bool { return m.Phase == v1alpha1.Succeeded }
+
+// Progress of all moves together. Bytes that are not known yet do not count.
+type Progress struct {
+	Moved, Failed, Of    int
+	BytesSent, BytesToGo int64
+	// Each is what the moves do that have begun and not ended.
+	Each []Moved
+}
+
+// Moves has the operator move the volumes of claims, so many at once. It goes on with VolumeMoves that are there: after an
+// interruption it can be called again. It asks how far they are at each interval, and tells progress.
+func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every time.Duration, o MoveOptions, progress func(Progress)) ([]Moved, error) {
+	moves := make([]Moved, len(plan))
+	for i, p := range plan {
+		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target}
+	}
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		err := k.look(ctx, moves)
+		if err == nil {
+			err = k.begin(ctx, moves, atOnce, o)
+		}
+		if err != nil && ctx.Err() == nil {
+			return moves, err
+		}
+		now := progressOf(moves)
+		progress(now)
+		if now.Moved+now.Failed == now.Of {
+			return moves, nil
+		}
+		select {
+		case <-ctx.Done():
+			return moves, fmt.Errorf("%w: the moves that have begun go on, and the same command shows them again", context.Cause(ctx))
+		case <-ticker.C:
+		}
+	}
+}
+
+// look reads how far the moves are.
+func (k Kubectl) look(ctx context.Context, moves []Moved) error {
+	var all []v1alpha1.VolumeMove
+	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
+		return fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
+	}
+	for i := range moves {
+		m := &moves[i]
+		if m.ended {
+			continue
+		}
+		found := false
+		for j := range all {
+			of := &all[j]
+			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && !of.Ended()) {
+				m.note(of)
+				found = true
+				break
+			}
+		}
+		if m.uid != "" && !found {
+			m.ended, m.Message = true, "the VolumeMove "+m.Move+" was deleted"
+		}
+	}
+	return nil
+}
+
+func (m *Moved) note(of *v1alpha1.VolumeMove) {
+	m.uid, m.Move, m.ended = of.UID, of.Name, of.Ended()
+	m.From, m.To = cmp.Or(of.Status.SourceNode, m.From), cmp.Or(of.Status.TargetNode, of.Spec.TargetNode)
+	m.Phase, m.BytesSent, m.BytesToGo = cmp.Or(of.Status.Phase, v1alpha1.Pending), of.Status.BytesSent, of.Status.BytesToGo
+	if of.Status.Standstill != nil {
+		m.StandstillSeconds = of.Status.Standstill.Seconds
+	}
+	m.Message, m.waits = "the operator has not seen it yet", false
+	if c := meta.FindStatusCondition(of.Status.Conditions, v1alpha1.ConditionComplete); c != nil {
+		m.Message, m.waits = c.Message, m.Phase == v1alpha1.Pending
+	}
+}
+
+// begin makes VolumeMoves for the next claims.
+func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOptions) error {
+	running := 0
+	for _, m := range moves {
+		if m.uid != "" && !m.ended && !m.waits {
+			running++
+		}
+	}
+	for i := range moves {
+		m := &moves[i]
+		if m.uid != "" || m.ended || running >= atOnce {
+			continue
+		}
+		if err := k.create(ctx, m, o); err != nil {
+			return fmt.Errorf("make a VolumeMove for claim %s/%s: %w", m.Namespace, m.Claim, err)
+		}
+		running++
+	}
+	return nil
+}
+
+func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {
+	object := v1alpha1.VolumeMove{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
+		ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, GenerateName: m.Claim + "-"},
+		Spec: v1alpha1.VolumeMoveSpec{
+			ClaimName: m.Claim, TargetNode: o.Target, Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenUnpublished, Verify: v1alpha1.VerifyChanged,
+			Force: o.Force, BytesPerSecond: o.BytesPerSecond,
+		},
+	}
+	if o.LeaveSnapshots {
+		object.Spec.Snapshots = v1alpha1.LeaveSnapshots
+	}
+	if o.Evict {
+		object.Spec.When = v1alpha1.WhenEvict
+	}
+	text, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	out, err := k.feed(ctx, bytes.NewReader(text), "create", "--filename=-", "--output=json")
+	if err != nil {
+		return err
+	}
+	var made v1alpha1.VolumeMove
+	if err := json.Unmarshal(out, &made); err != nil {
+		return fmt.Errorf("read what was made: %w", err)
+	}
+	m.note(&made)
+	return nil
+}
+
+func progressOf(moves []Moved) Progress {
+	p := Progress{Of: len(moves)}
+	for _, m := range moves {
+		switch {
+		case m.Done():
+			p.Moved++
+		case m.ended:
+			p.Failed++
+		case m.uid != "":
+			p.Each = append(p.Each, m)
+			if m.BytesToGo != nil {
+				p.BytesToGo += *m.BytesToGo
+			}
+		}
+		p.BytesSent += m.BytesSent
+	}
+	return p
+}
+
+// Line says in a line for a terminal how far moves are, of which so many bytes were sent in some time.
+func Line(p Progress, sent int64, in time.Duration) string {
+	line := fmt.Sprintf("%d of %d moved", p.Moved, p.Of)
+	if p.Failed > 0 {
+		line += fmt.Sprintf(", %d not", p.Failed)
+	}
+	if p.BytesSent > 0 {
+		line += ", " + size(&p.BytesSent) + " sent"
+	}
+	if rate := int64(float64(sent) / max(in.Seconds(), 1)); rate > 0 {
+		line += ", " + size(&rate) + "/s"
+		if p.BytesToGo > 0 {
+			line += fmt.Sprintf(", about %v to go in the passes that run", (time.Duration(p.BytesToGo/rate) * time.Second).Round(time.Second))
+		}
+	}
+	if len(p.Each) > 0 {
+		first := p.Each[0]
+		line += fmt.Sprintf("; %s: %s", first.Claim, first.Message)
+	}
+	const width = 150
+	if runes := []rune(printable(line)); len(runes) > width {
+		return string(runes[:width]) + "..."
+	}
+	return printable(line)
+}

@@ -1,0 +1,179 @@
+package kubectl
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// aVolume is a PersistentVolume of the driver on node-a that a claim is bound to.
+func aVolume(claim, size string) map[string]any {
+	return map[string]any{
+		"metadata": map[string]any{"name": "pv-" + claim},
+		"spec": map[string]any{
+			"storageClassName": "local", "capacity": map[string]any{"storage": size},
+			"claimRef": map[string]any{"namespace": "apps", "name": claim},
+			"csi":      map[string]any{"driver": driverName, "volumeHandle": "pv-" + claim},
+			"nodeAffinity": map[string]any{"required": map[string]any{"nodeSelectorTerms": []any{map[string]any{"matchExpressions": []any{
+				map[string]any{"key": topologyKey, "operator": "In", "values": []any{"node-a"}},
+			}}}}},
+		},
+		"status": map[string]any{"phase": "Bound"},
+	}
+}
+
+// aUser is a pod that uses a claim. A controller makes it again.
+func aUser(name, claim string) map[string]any {
+	return map[string]any{
+		"metadata": map[string]any{"namespace": "apps", "name": name, "ownerReferences": []any{map[string]any{"kind": "StatefulSet", "name": "db", "controller": true}}},
+		"spec":     map[string]any{"volumes": []any{map[string]any{"name": "data", "persistentVolumeClaim": map[string]any{"claimName": claim}}}},
+	}
+}
+
+func with(object map[string]any, part, key string, value any) map[string]any {
+	to, ok := object[part].(map[string]any)
+	if !ok {
+		to = map[string]any{}
+		object[part] = to
+	}
+	to[key] = value
+	return object
+}
+
+func aCapacity(node, size string) any {
+	return map[string]any{
+		"metadata": map[string]any{"name": node}, "storageClassName": "local", "capacity": size,
+		"nodeTopology": map[string]any{"matchLabels": map[string]any{topologyKey: node}},
+	}
+}
+
+func TestPlanOfDrain(t *testing.T) {
+	ofPod := map[string]any{"metadata": map[string]any{"namespace": "apps", "name": "of-pod", "ownerReferences": []any{map[string]any{"kind": "Pod", "name": "web"}}}}
+	released := with(aVolume("released", "1Gi"), "status", "phase", "Released")
+	alone := aUser("alone", "alone")
+	delete(alone["metadata"].(map[string]any), "ownerReferences")
+	a := answers{
+		"get persistentvolumes": listOf(
+			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
+			aVolume("machine", "1Gi"), aVolume("of-pod", "1Gi"), released,
+			with(aVolume("shared", "1Gi"), "spec", "nodeAffinity", nil),
+		),
+		"get persistentvolumeclaims": listOf(ofPod),
+		"get pods": listOf(
+			aUser("db-0", "first"), alone,
+			with(aUser("web-0", "pinned"), "spec", "nodeSelector", map[string]any{"kubernetes.io/hostname": "node-a"}),
+			with(aUser("virt-launcher-vm", "machine"), "metadata", "labels", map[string]any{"kubevirt.io": "virt-launcher"}),
+			with(aUser("gone", "second"), "status", "phase", "Succeeded"),
+		),
+		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
+	}
+	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{{Source: "pv-snapped"}, {Source: "pv-snapped"}}}}}}
+	got := map[string]string{}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), node, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	for _, p := range plan {
+		got[p.Volume] = p.To + p.Problem
+	}
+	want := map[string]string{
+		"pv-first": "node-c", "pv-second": "node-b", "pv-third": "no other node has room for it",
+		"pv-alone":    "no controller makes pod alone again: delete it, or use --force",
+		"pv-pinned":   "pod web-0 may run on node node-a only, by its nodeSelector",
+		"pv-snapped":  "it has 2 snapshots, which stay on the node: delete them, or use --leave-snapshots",
+		"pv-machine":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)",
+		"pv-of-pod":   "it is deleted with its pod: delete the pod",
+		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "first", MoveOptions{Target: "node-b"})
+	if err != nil || one.To != "node-b" || one.Problem != "" {
+		t.Errorf("the plan of one is %+v, %v", one, err)
+	}
+	if one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "first", MoveOptions{Target: "node-d"}); err != nil || one.Problem != "node node-d has no room for it" {
+		t.Errorf("the plan for a node without room is %+v, %v", one, err)
+	}
+	for _, claim := range []string{"none", "shared"} {
+		if _, err := PlanMove(t.Context(), a.kubectl(t), "apps", claim, MoveOptions{}); err == nil {
+			t.Errorf("claim %s is planned", claim)
+		}
+	}
+}
+
+func aMove(name, claim string, status map[string]any) any {
+	return map[string]any{
+		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name}, "spec": map[string]any{"claimName": claim}, "status": status,
+	}
+}
+
+func says(phase, message string) map[string]any {
+	return map[string]any{"phase": phase, "sourceNode": "node-a", "targetNode": "node-b", "bytesSent": 5, "conditions": []any{map[string]any{"type": "Complete", "message": message}}}
+}
+
+// One at a time is made; what an earlier call has made is taken up, what has failed before is not.
+func TestMovesGoOnAfterAnInterruption(t *testing.T) {
+	old := aMove("first-old", "first", says("Failed", "undone"))
+	running := aMove("second-1", "second", says("Copying", "copies"))
+	moved := aMove("second-1", "second", says("Succeeded", "was moved"))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(old, running),
+		"made.0":   aMove("first-1", "first", nil),
+		"listed.0": listOf(old, moved, aMove("first-1", "first", says("Copying", "copies"))),
+	}
+	k := a.kubectl(t)
+	plan := []Planned{{Namespace: "apps", Claim: "first", From: "node-a"}, {Namespace: "apps", Claim: "second", From: "node-a"}}
+	ctx, stop := context.WithCancel(t.Context())
+	var lines []Progress
+	moves, err := Moves(ctx, k, plan, 2, time.Millisecond, MoveOptions{Evict: true, LeaveSnapshots: true, BytesPerSecond: 1 << 20}, func(p Progress) {
+		lines = append(lines, p)
+		if p.Moved == 1 {
+			stop()
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "the same command shows them again") || moves[1].Message != "was moved" || moves[0].Move != "first-1" {
+		t.Errorf("the moves are %+v, %v", moves, err)
+	}
+	if p := lines[len(lines)-1]; p.Of != 2 || p.BytesSent != 10 || !strings.HasPrefix(Line(p, 5, time.Second), "1 of 2 moved, 10 B sent, 5 B/s; first: copies") {
+		t.Errorf("the progress is %+v, %q", p, Line(p, 5, time.Second))
+	}
+	text, err := os.ReadFile(filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "created.0"))
+	must.Succeed(t, err)
+	var made v1alpha1.VolumeMove
+	must.Succeed(t, json.Unmarshal(text, &made))
+	want := v1alpha1.VolumeMoveSpec{ClaimName: "first", Snapshots: "LeaveBehind", When: "Evict", Verify: "Changed", BytesPerSecond: 1 << 20}
+	if diff := cmp.Diff(want, made.Spec); diff != "" || made.GenerateName != "first-" || made.Namespace != "apps" {
+		t.Errorf("made is %+v: %s", made, diff)
+	}
+}
+
+// A move that the operator cannot begin lets the others go first, and one that was deleted ends.
+func TestMovesThatWaitHoldUpNoOther(t *testing.T) {
+	waits := aMove("first-1", "first", says("Pending", "no node can take the volume"))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(waits),
+		"made.0":   aMove("second-1", "second", nil),
+		"listed.0": listOf(aMove("second-1", "second", says("Succeeded", "was moved"))),
+	}
+	plan := []Planned{{Namespace: "apps", Claim: "first"}, {Namespace: "apps", Claim: "second"}}
+	moves, err := Moves(t.Context(), a.kubectl(t), plan, 1, time.Millisecond, MoveOptions{}, func(Progress) {})
+	want := []Moved{
+		{Namespace: "apps", Claim: "first", Move: "first-1", From: "node-a", To: "node-b", Phase: "Pending", BytesSent: 5, Message: "the VolumeMove first-1 was deleted"},
+		{Namespace: "apps", Claim: "second", Move: "second-1", From: "node-a", To: "node-b", Phase: "Succeeded", BytesSent: 5, Message: "was moved"},
+	}
+	if diff := cmp.Diff(want, moves, cmpopts.IgnoreUnexported(Moved{})); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	if _, err := Moves(t.Context(), answers{}.kubectl(t), plan, 1, time.Millisecond, MoveOptions{}, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "moving needs the operator") {
+		t.Errorf("without the kind VolumeMove: %v", err)
+	}
+}
