@@ -51,14 +51,14 @@ type way struct {
 	install, remove []string
 	// change, also in lines, is what may be done while pods use volumes.
 	change []string
-	// stays is what a removal leaves, as `kubectl get --output name` prints it.
-	stays string
+	// definitions says that a removal leaves them: Helm removes none.
+	definitions bool
 }
 
 const (
 	helmInstall = "helm install %[1]s %[1]s-%[2]s.tgz --namespace hostpath-provisioner"
+	group       = "hostpathprovisioner.kubevirt.io"
 	helmRemove  = "helm uninstall %s --namespace hostpath-provisioner --wait"
-	definition  = "customresourcedefinition.apiextensions.k8s.io/hostpathprovisioners.hostpathprovisioner.kubevirt.io"
 )
 
 func ways(version string) []way {
@@ -103,7 +103,7 @@ func ways(version string) []way {
 				"kubectl delete -f hostpathprovisioner-snapshots.yaml",
 				fmt.Sprintf(helmRemove, "hostpath-provisioner-operator"), "kubectl delete -f namespace.yaml",
 			},
-			stays: definition,
+			definitions: true,
 		},
 	}
 }
@@ -288,9 +288,9 @@ func (l *trial) try(t *testing.T, w way) {
 	for _, command := range w.remove {
 		l.typeIn(t, command)
 	}
-	l.wantNothingLeft(t, before, w.stays)
-	if w.stays != "" {
-		l.shell(t, "kubectl delete "+w.stays)
+	l.wantNothingLeft(t, before, w.definitions)
+	if w.definitions {
+		l.shell(t, "kubectl get crd --output=name | grep "+group+" | xargs kubectl delete")
 	}
 }
 
@@ -323,27 +323,25 @@ func (l *trial) objects(t *testing.T) []string {
 }
 
 // wantNothingLeft waits for what Kubernetes removes in the background.
-func (l *trial) wantNothingLeft(t *testing.T, before []string, stays string) {
+func (l *trial) wantNothingLeft(t *testing.T, before []string, definitions bool) {
 	t.Helper()
 	must.Succeed(t, l.Log.Until(t.Context(), 2*time.Minute, "nothing to be left", func(context.Context) (string, error) {
 		var left []string
 		for _, name := range l.objects(t) {
-			if !slices.Contains(before, name) && name != stays {
+			if !slices.Contains(before, name) && !(definitions && strings.HasSuffix(name, "."+group)) {
 				left = append(left, name)
 			}
 		}
 		return strings.Join(left, " "), nil
 	}))
 	for name, n := range l.Nodes {
-		found, err := filepath.Glob(filepath.Join(n.Disk("/var/hpvolumes"), "*"))
-		must.Succeed(t, err)
-		if pool := filepath.Join(n.Disk("/var/hpvolumes"), "csi"); slices.Contains(found, pool) {
-			more, err := filepath.Glob(filepath.Join(pool, "*"))
+		for _, pool := range []string{"/var/hpvolumes", "/var/hpvolumes/csi"} {
+			// The pool itself stays, with no volume in it.
+			found, err := filepath.Glob(filepath.Join(n.Disk(pool), "pvc-*"))
 			must.Succeed(t, err)
-			found = slices.DeleteFunc(append(found, more...), func(path string) bool { return path == pool })
-		}
-		if len(found) > 0 {
-			t.Errorf("on the disk of %s are %q", name, found)
+			if len(found) > 0 {
+				t.Errorf("on the disk of %s are %q", name, found)
+			}
 		}
 	}
 }
