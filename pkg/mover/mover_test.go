@@ -406,6 +406,24 @@ func TestUndoneWhileWaiting(t *testing.T) {
 	r.unpublish(r.from, "b")
 }
 
+// A move that has begun nothing on a node undoes nothing there, and what has the name of the volume stays.
+func TestNothingToUndo(t *testing.T) {
+	r := newRig(t)
+	other := *r.in
+	other.Driver = r.from
+	must.Succeed(t, r.in.Abort(t.Context()), other.Abort(t.Context()), r.out.Undo(t.Context(), true))
+	must.Succeed(t, r.publish(r.from, "a"))
+	r.unpublish(r.from, "a")
+	_, err := r.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "another", Peer: "node-2"})
+	must.Succeed(t, err)
+	must.Succeed(t, r.out.Undo(t.Context(), true))
+	if state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Move != "another" {
+		t.Errorf("another move has %+v (%v)", state, err)
+	}
+	r.out.Driver = r.to // which has no such volume
+	must.Succeed(t, r.out.Undo(t.Context(), true))
+}
+
 func TestTargetRefuses(t *testing.T) {
 	for name, change := range map[string]func(r *rig){
 		"another move":   func(r *rig) { r.in.Move = "move-2" },
