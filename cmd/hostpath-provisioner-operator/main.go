@@ -128,15 +128,10 @@ func run(s settings, config render.Config) error {
 		Optional:  &operator.OptionalKinds{},
 		GoneAfter: s.goneAfter,
 	}
-	pods, err := kubernetes.NewForConfigAndClient(cluster, m.GetHTTPClient())
-	if err != nil {
-		return err
-	}
-	moves := &move.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Reports: move.Logs{Pods: pods}, DriverNamespace: config.Namespace}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),
 		r.Add(m),
-		moves.Add(m),
+		addMoves(m, config.Namespace),
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
 		addWebhook(m, s, config.Namespace, policy),
@@ -145,6 +140,16 @@ func run(s settings, config render.Config) error {
 		return err
 	}
 	return m.Start(ctrl.SetupSignalHandler())
+}
+
+// addMoves has the manager move volumes of a driver in a namespace.
+func addMoves(m manager.Manager, namespace string) error {
+	pods, err := kubernetes.NewForConfigAndClient(m.GetConfig(), m.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	r := &move.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Reports: move.Logs{Pods: pods}, DriverNamespace: namespace}
+	return r.Add(m)
 }
 
 // addWebhook has the manager serve the webhook on a port, if that is not 0.

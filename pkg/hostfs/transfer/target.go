@@ -157,15 +157,25 @@ func (r *receiver) prepare(t *target, in *dir.Dir, name string, flags byte, link
 		return false, err
 	}
 	if linked {
-		if is, err = lookFor(in, name); err == nil && is != nil {
-			err = r.links.add(in, name, is, link)
-		}
+		is, err = r.noteLink(in, name, link)
 	}
 	if err == nil && (t.fresh && t.want.Size > 0 || !t.fresh && is.Size != t.want.Size) {
 		err = wrap("truncate", t.path, unix.Ftruncate(t.fd, t.want.Size))
 	}
 	t.holder = xattr.Descriptor(t.fd)
 	return false, err
+}
+
+// noteLink has the file that was just opened be found by its other names.
+func (r *receiver) noteLink(in *dir.Dir, name string, link linkID) (*unix.Stat_t, error) {
+	is, err := lookFor(in, name)
+	if err == nil && is == nil {
+		err = fmt.Errorf("%s/%s: %w", in, name, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return is, r.links.add(in, name, is, link)
 }
 
 // openTarget opens the file whose content is to be set: the one that is there, or a new one.

@@ -195,21 +195,23 @@ func (m moving) stillBound(ctx context.Context) (*corev1.PersistentVolume, strin
 		return nil, "the VolumeMove was deleted", nil
 	}
 	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
-	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
-	switch {
-	case client.IgnoreNotFound(err) != nil:
+	if there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim); err != nil {
 		return nil, "", err
-	case err != nil || claim.UID != m.Status.ClaimUID || claim.DeletionTimestamp != nil:
+	} else if !there || claim.UID != m.Status.ClaimUID || claim.DeletionTimestamp != nil {
 		return nil, "the claim was deleted", nil
 	}
-	err = m.APIReader.Get(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
-	switch {
-	case client.IgnoreNotFound(err) != nil:
+	if there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume); err != nil {
 		return nil, "", err
-	case err != nil || volume.UID != m.Status.VolumeUID || claim.Spec.VolumeName != volume.Name:
+	} else if !there || volume.UID != m.Status.VolumeUID || claim.Spec.VolumeName != volume.Name {
 		return nil, "the PersistentVolume was replaced", nil
 	}
 	return volume, "", nil
+}
+
+// find reads an object, if it is there.
+func (m moving) find(ctx context.Context, key client.ObjectKey, to client.Object) (bool, error) {
+	err := m.APIReader.Get(ctx, key, to)
+	return err == nil, client.IgnoreNotFound(err)
 }
 
 // switchOver makes the copy the volume, and replaces the PersistentVolume.

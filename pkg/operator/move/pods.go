@@ -1,8 +1,8 @@
 package move
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -152,7 +152,7 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 	}
 	report, err := m.read(ctx, source)
 	if err != nil {
-		return says("Copying", "read what the mover on node %s reports: %v", m.Status.SourceNode, err), nil //nolint:nilerr // it is said
+		return says("Copying", "read what the mover on node %s reports: %v", m.Status.SourceNode, err), nil
 	}
 	report.show(&m.Status)
 	if source.Status.Phase == corev1.PodSucceeded {
@@ -175,8 +175,8 @@ func (m moving) address(target *corev1.Pod) (string, saying) {
 	case target.Status.Phase == corev1.PodSucceeded:
 		// The source has ended too, or has only to repeat what it said.
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), saying{}
-	case failure(target) != nil:
-		return "", says("Retrying", "%v", failure(target))
+	case trouble(target) != "":
+		return "", says("Retrying", "%s", trouble(target))
 	}
 	return "", says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, state(target))
 }
@@ -216,10 +216,9 @@ func (m moving) progress(ctx context.Context, source, target *corev1.Pod, report
 		m.Status.Phase = v1alpha1.Fenced
 	}
 	m.standStill(report)
-	trouble := errors.Join(failure(source), failure(target))
-	switch {
-	case trouble != nil:
-		return says("Retrying", "%v", trouble), nil
+	switch of := cmp.Or(trouble(source), trouble(target)); {
+	case of != "":
+		return says("Retrying", "%s", of), nil
 	case report.unused:
 		return says("Copying", "no pod uses the volume any more: copy what has changed, and compare"), nil
 	case report.fenced:
@@ -317,8 +316,8 @@ func (m moving) node(ctx context.Context, r role) (done bool, said string, err e
 	case pod.Status.Phase == corev1.PodSucceeded:
 		return true, "", nil
 	}
-	if why := failure(pod); why != nil {
-		return false, why.Error(), nil
+	if why := trouble(pod); why != "" {
+		return false, why, nil
 	}
 	return false, state(pod), nil
 }
@@ -334,19 +333,19 @@ func state(pod *corev1.Pod) string {
 	return fmt.Sprintf("pod %s is %s", pod.Name, pod.Status.Phase)
 }
 
-// failure is what a pod last failed with.
-func failure(pod *corev1.Pod) error {
+// trouble is what a pod last failed with; empty for nothing.
+func trouble(pod *corev1.Pod) string {
 	for _, c := range pod.Status.ContainerStatuses {
 		if waiting := c.State.Waiting; waiting != nil && strings.Contains(waiting.Reason, "Image") {
-			return fmt.Errorf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
+			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}
 		for _, ended := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 			if ended != nil && ended.ExitCode != 0 {
-				return fmt.Errorf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
+				return fmt.Sprintf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
 			}
 		}
 	}
-	return nil
+	return ""
 }
 
 func lastLine(text string) string {
