@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,8 +22,8 @@ import (
 
 var volumeMoves = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevirt.io", Version: "v1alpha1", Resource: "volumemoves"}
 
-// The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node and back. The claim stays, the pod starts where
-// its volume is and goes on where it was, and nothing is left on the node before.
+// The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node, and back when that is drained. The claim stays,
+// the pod starts where its volume is and goes on where it was, and nothing is left on the node before.
 func TestVolumeMoves(t *testing.T) {
 	const name, claim, pod = "moving", "data-writer-0", "writer-0"
 	s := begin(t)
@@ -40,11 +41,14 @@ func TestVolumeMoves(t *testing.T) {
 	s.allReady("writer")
 	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync")
 	first := s.claimNamed(claim)
-	for _, move := range []string{"there", "back"} {
+	for i, move := range []func(from string){
+		func(string) { s.moveVolume("there", claim) },
+		func(from string) { s.drain(from, claim) },
+	} {
 		before := s.volume(claim)
 		directory := s.disk(before)
 		written := s.numbers(pod)
-		s.moveVolume(move, claim)
+		move(s.nodeOf(before))
 		s.allReady("writer")
 		after := s.volume(claim)
 		if after.Name != before.Name || s.nodeOf(after) == s.nodeOf(before) || after.Spec.PersistentVolumeReclaimPolicy != before.Spec.PersistentVolumeReclaimPolicy {
@@ -63,7 +67,7 @@ func TestVolumeMoves(t *testing.T) {
 		s.wantGone(directory)
 		for _, kind := range []string{"pods", "secrets", "networkpolicies"} {
 			if left := s.kubectl("get", kind, "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name"); left != "" {
-				t.Errorf("of the move %s is left: %s", move, left)
+				t.Errorf("of move %d is left: %s", i, left)
 			}
 		}
 	}
@@ -91,6 +95,29 @@ func (s *scene) moveVolume(name, claim string) {
 		}
 		return "it is there", err
 	})
+}
+
+// drain has kubectl hostpath move what the claim has from a node, once it says that it would.
+func (s *scene) drain(node, claim string) {
+	s.Helper()
+	type row struct{ Namespace, Claim, From, To, Phase, Problem string }
+	var plan, moved []row
+	s.plugin(&plan, "drain", node, "--dry-run")
+	s.Cleanup(func() { s.kubectl("uncordon", node) })
+	s.plugin(&moved, "drain", node)
+	other := nodeA
+	if node == nodeA {
+		other = nodeB
+	}
+	if want := (row{Namespace: s.namespace, Claim: claim, From: node, To: other}); !slices.Contains(plan, want) {
+		s.Errorf("the plan is %+v, want it to have %+v", plan, want)
+	}
+	if want := (row{Namespace: s.namespace, Claim: claim, From: node, To: other, Phase: "Succeeded"}); !slices.Contains(moved, want) {
+		s.Fatalf("what was moved is %+v, want it to have %+v", moved, want)
+	}
+	if got := s.kubectl("get", "node", node, "--output=jsonpath={.spec.unschedulable}"); got != "true" {
+		s.Errorf("whether the node is unschedulable is %q", got)
+	}
 }
 
 func (s *scene) claimNamed(name string) *corev1.PersistentVolumeClaim {
