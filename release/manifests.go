@@ -117,7 +117,8 @@ func (r release) render(files filesys.FileSystem, d document) ([]byte, error) {
 	for line := range bytes.Lines(text) {
 		_, after, ok := bytes.Cut(line, []byte("image: "))
 		image := string(bytes.TrimSpace(after))
-		if ok && strings.HasPrefix(image, builtPrefix) && !(strings.HasPrefix(image, r.images) && strings.HasSuffix(image, ":"+r.version)) {
+		released := strings.HasPrefix(image, r.images) && strings.HasSuffix(image, ":"+r.version)
+		if ok && strings.HasPrefix(image, builtPrefix) && !released {
 			return nil, fmt.Errorf("it has the image %s, which is not of this release", image)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -273,18 +275,30 @@ func (r *recorded) Close() error                { return nil }
 // A tap notes what goes through a connection.
 type tap struct {
 	net.Conn
-	read, written bytes.Buffer
+	mu            sync.Mutex
+	read, written []byte
 }
 
 func (p *tap) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
-	_, _ = p.read.Write(b[:n])
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.read = append(p.read, b[:n]...)
 	return n, err
 }
 
 func (p *tap) Write(b []byte) (int, error) {
-	_, _ = p.written.Write(b)
+	p.mu.Lock()
+	p.written = append(p.written, b...)
+	p.mu.Unlock()
 	return p.Conn.Write(b)
+}
+
+// heard is what went through so far.
+func (p *tap) heard() (read, written []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.read), slices.Clone(p.written)
 }
 
 // inMemory is a directory that needs no disk to be made durable, if there is one.
@@ -312,7 +326,8 @@ func conversations(f *testing.F) (src string, sender, receiver [][]byte) {
 		c := connectBy(f, dst, func(conn net.Conn) net.Conn { one = &tap{Conn: conn}; return one })
 		_, err := c.Pass(f.Context(), open(f, src), whole)
 		must.Succeed(f, err, c.Finish(f.Context()), <-c.received)
-		sender, receiver = append(sender, one.written.Bytes()), append(receiver, one.read.Bytes())
+		read, written := one.heard()
+		sender, receiver = append(sender, written), append(receiver, read)
 		write(f, filepath.Join(dst, "file"), "another content")
 	}
 	return src, sender, receiver
