@@ -87,7 +87,9 @@ func (r *receiver) file(p parser) error {
 	r.lastID = t.id
 	r.done.Entries++
 	r.done.Files++
-	t.pushed = flags&flagPush != 0
+	if t.pushed = flags&flagPush != 0; t.pushed && flags&(flagLinked|flagSettled) != 0 { // it may be there, and not be opened
+		return fmt.Errorf("%w: content of a file that may be there", ErrProtocol)
+	}
 	if r.lost > 0 {
 		t.failed = true
 	}
