@@ -269,6 +269,29 @@ func TestCopyWhileUsed(t *testing.T) {
 	r.wantMoved(fence, "third")
 }
 
+// Between two connections no sender knows that the clock was set: what changed after it was set back has an old ctime.
+func TestClockIsSetBetweenConnections(t *testing.T) {
+	r := newRig(t)
+	must.Succeed(t, r.publish(r.from, "a"))
+	r.listen()
+	set := false
+	r.out.WasSet = func() (bool, error) {
+		defer func() { set = false }()
+		return set, nil
+	}
+	r.at = func(e mover.Event) {
+		if e.Event == mover.Waiting {
+			set = true
+			r.unpublish(r.from, "a")
+		}
+	}
+	_, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	if last := r.passes[len(r.passes)-1]; !last.Last || !last.Since.IsZero() {
+		t.Errorf("the last pass is %+v: it relies on a time before the clock was set", last)
+	}
+}
+
 // Passes go on while each has much less to send than the one before.
 func TestPasses(t *testing.T) {
 	const much = 1 << 30
