@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
 // In is the side that gets the volume.
@@ -119,6 +120,9 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	into, reply, err := i.answer(ctx, says)
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
+		release, claimErr := i.claim(ctx, into)
+		defer release()
+		err = errors.Join(err, claimErr)
 	}
 	if err != nil {
 		reply.Error = err.Error()
@@ -160,6 +164,19 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 		return nil, reply, i.whole(ctx, says)
 	}
 	return nil, reply, fmt.Errorf("a session of the kind %q is not known here", says.Kind)
+}
+
+// claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
+// a session, and would change what pods have.
+func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), err error) {
+	if release, err = into.TryLockDir(); err != nil {
+		return func() {}, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+	}
+	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	if err == nil && (v.Move != i.Move || v.Role != string(store.MoveTarget)) {
+		err = fmt.Errorf("the copy of volume %s was confirmed in between", i.Volume)
+	}
+	return release, err
 }
 
 // received records that the copy is whole, if it is the one that the source has filled.

@@ -269,6 +269,29 @@ func TestCopyWhileUsed(t *testing.T) {
 	r.wantMoved(fence, "third")
 }
 
+// Between two connections no sender knows that the clock was set: what changed after it was set back has an old ctime.
+func TestClockIsSetBetweenConnections(t *testing.T) {
+	r := newRig(t)
+	must.Succeed(t, r.publish(r.from, "a"))
+	r.listen()
+	set := false
+	r.out.WasSet = func() (bool, error) {
+		defer func() { set = false }()
+		return set, nil
+	}
+	r.at = func(e mover.Event) {
+		if e.Event == mover.Waiting {
+			set = true
+			r.unpublish(r.from, "a")
+		}
+	}
+	_, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	if last := r.passes[len(r.passes)-1]; !last.Last || !last.Since.IsZero() {
+		t.Errorf("the last pass is %+v: it relies on a time before the clock was set", last)
+	}
+}
+
 // Passes go on while each has much less to send than the one before.
 func TestPasses(t *testing.T) {
 	const much = 1 << 30
@@ -533,20 +556,48 @@ func TestCutConnections(t *testing.T) {
 func TestSourceConnectsAnew(t *testing.T) {
 	r := newRig(t)
 	r.listen()
+	silent := r.silent()
+	defer silent.Close()
+	fence, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+	r.wantMoved(fence, "first")
+}
+
+// A move-in that another one has replaced may still have a session: as long as it has, nothing else fills the copy or confirms it.
+func TestTwoTargets(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	stale := r.silent()
+	defer stale.Close()
+	another := *r.in
+	r.in = &another
+	r.listen()
+	if _, err := r.out.Copy(t.Context()); err == nil {
+		t.Fatal("a copy is filled by two processes at once")
+	}
+	must.Succeed(t, stale.Close())
+	fence, err := r.out.Copy(t.Context())
+	for err != nil { // until the other has noticed
+		must.Succeed(t, t.Context().Err())
+		fence, err = r.out.Copy(t.Context())
+	}
+	r.wantMoved(fence, "first")
+}
+
+// silent is a session of a source that says no more.
+func (r *rig) silent() net.Conn {
+	t := r.t
 	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
 	silent, err := r.out.Dial(t.Context())
 	must.Succeed(t, err)
-	defer silent.Close()
 	hello, err := json.Marshal(map[string]any{"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10)})
 	must.Succeed(t, err)
 	_, err = silent.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello))), hello...))
 	must.Succeed(t, err)
 	_, err = io.ReadFull(silent, make([]byte, 4)) // of the answer: the copy is there, and a pass is awaited
 	must.Succeed(t, err)
-	fence, err := r.out.Copy(t.Context())
-	must.Succeed(t, err)
-	r.wantMoved(fence, "first")
+	return silent
 }
 
 // Others that can reach the port do not hold up the source.

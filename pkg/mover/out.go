@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
@@ -46,6 +47,8 @@ type Out struct {
 	// LeaveSnapshots has those of the volume stay on this node.
 	LeaveSnapshots bool
 	Report         func(Event)
+	// WasSet says whether the clock of this node was set since it was asked before; nil for one that Copy opens.
+	WasSet func() (bool, error)
 	// Every is how often the driver is asked whether the volume is in use; 0 for half a second.
 	Every time.Duration
 
@@ -64,6 +67,21 @@ const (
 // Copy copies the volume and hands it over. Pods have to give it up at some time after it is fenced. When Copy returns, the copy can
 // be confirmed, and the source cannot be published any more. Repeating it goes on where it was.
 func (o *Out) Copy(ctx context.Context) (fence string, err error) {
+	if o.WasSet == nil {
+		clock, err := clone.OpenClock()
+		if err != nil {
+			return "", err
+		}
+		defer func() {
+			o.WasSet = nil
+			_ = clock.Close() // nothing was written to it
+		}()
+		o.WasSet = clock.WasSet
+	}
+	return o.copyAll(ctx)
+}
+
+func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 	v, err := o.call(ctx, moves.State, "")
 	if err != nil {
 		return "", err
@@ -187,6 +205,15 @@ func (o *Out) lastPass(ctx context.Context, conn net.Conn, v moves.Volume, uid s
 
 func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string, last bool) (Result, error) {
 	p := Pass{Last: last}
+	// What changed after the clock was set back may seem older than the pass before. A sender only knows of its own connection, and
+	// between two of them pods may have the volume for days.
+	set, err := o.WasSet()
+	if err != nil {
+		return Result{}, err
+	}
+	if set {
+		o.since = time.Time{}
+	}
 	if uid == o.copied {
 		p.Since = o.since
 	}

@@ -387,8 +387,8 @@ func (s *Set) Received(ctx context.Context, m Move, fence string) error {
 }
 
 // ConfirmTarget makes the copy a volume, in one step, if it is whole as of that fence. The source has to be handed over. The caller
-// holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move and for a copy that is not whole,
-// ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+// holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move and for a copy that is not whole, ErrInUse
+// for a copy that a mover has locked (flock(2)) since it fills it, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s *Set) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	if fence == "" {
 		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
@@ -409,6 +409,11 @@ func (s *Set) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	if err := v.entry.Usable(); err != nil {
 		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
 	}
+	unlock, err := v.dir.TryLockDir()
+	if err != nil {
+		return fmt.Errorf("confirm volume %s: a mover still fills it: %w: %w", m.Volume, volume.ErrInUse, err)
+	}
+	defer unlock()
 	rec := *v.entry.Record
 	rec.Move, rec.Moved = store.Move{}, m.ID.String()
 	err = v.visit.Scan().Content(v.id, &rec).Check(v.dir)

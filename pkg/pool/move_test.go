@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -230,6 +231,11 @@ func TestTarget(t *testing.T) {
 				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, ""), volume.ErrInvalid)
 				must.Succeed(t, m.to.Received(t.Context(), m.in, "e"))
 				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+				filled := must.Value(dir.Open(m.to.Path("pool", "pvc-1")))(t)
+				unlock := must.Value(filled.TryLockDir())(t)
+				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrInUse)
+				unlock()
+				must.Succeed(t, filled.Close())
 				// Whoever copies again has no whole copy.
 				m.prepare()
 				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)

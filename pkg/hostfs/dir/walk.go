@@ -36,6 +36,13 @@ type Visitor interface {
 	Leave(d *Dir) error
 }
 
+// A MountVisitor is a Visitor that wants to know of directories that are skipped because something is mounted on them.
+type MountVisitor interface {
+	Visitor
+	// Mount is called for each.
+	Mount(in *Dir, name string) error
+}
+
 type visitor struct {
 	file  func(in *Dir, name string) error
 	leave func(*Dir) error
@@ -108,7 +115,12 @@ func (w *walker) down(in *Dir, name string) error {
 	switch {
 	case errors.Is(err, ErrNotDirectory): // replaced meanwhile
 		return w.visitor.File(in, name)
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EXDEV):
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.EXDEV):
+		if v, ok := w.visitor.(MountVisitor); ok {
+			return v.Mount(in, name)
+		}
 		return nil
 	case err != nil:
 		return err

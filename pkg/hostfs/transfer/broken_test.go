@@ -223,6 +223,9 @@ func TestSenderThatLies(t *testing.T) {
 	file := func(id uint64, name string) []byte {
 		return frame(5, number(id), []byte{2}, attributes(unix.S_IFREG|0o644, 10), make([]byte, 16), text(name))
 	}
+	linked := func(id uint64, flags byte, name string) []byte {
+		return frame(5, number(id), []byte{4 | flags}, attributes(unix.S_IFREG|0o644, 10), make([]byte, 16), text(name))
+	}
 	for name, frames := range map[string][][]byte{
 		"dot dot":                        {frame(2), frame(3, text(".."))},
 		"dot":                            {frame(2), frame(3, text("."))},
@@ -247,6 +250,8 @@ func TestSenderThatLies(t *testing.T) {
 		"a comparison amid a round":      {frame(2), frame(16, attributes(unix.S_IFDIR, 0), make([]byte, 96))},
 		"an attribute of nothing":        {frame(2), frame(12, text("user.a"), []byte("v"))},
 		"a verified tree without a word": {frame(20)},
+		"content of a name of a file that is there": {frame(2), linked(1, 0, "one"), linked(2, 2, "two"), frame(12, text("user.a"), []byte("v"))},
+		"content of a file that is as it was":       {frame(2), linked(1, 2|1, "one")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()

@@ -133,9 +133,12 @@ func (c *comparison) Leave(*dir.Dir) error {
 	return err
 }
 
+// Mount is an error: nothing is known of what is below.
+func (c *comparison) Mount(in *dir.Dir, name string) error { return mounted(in, name) }
+
 // File has any other entry compared.
 func (c *comparison) File(in *dir.Dir, name string) error {
-	st, err := stat(in, name)
+	st, err := statSource(in, name)
 	if err = errors.Join(c.ctx.Err(), checkStill(true, c.began, st, err)); err != nil {
 		return changedAt(in, name, err)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -315,16 +314,4 @@ func TestLeasedFileIsLeftToTheNextPass(t *testing.T) {
 	if got := must.Value(os.ReadFile(filepath.Join(dst, "file")))(t); !bytes.Equal(got, []byte("changed")) {
 		t.Errorf("the target has %q", got)
 	}
-}
-
-// What is mounted in the source stays out, as in copies of one node.
-func TestMountsStayOut(t *testing.T) {
-	src, dst := onXFS(t)
-	must.Succeed(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), unix.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
-	defer func() { must.Succeed(t, unix.Unmount(filepath.Join(src, "mounted"), 0)) }()
-	write(t, filepath.Join(src, "mounted", "secret"), "of another filesystem")
-	c := connect(t, dst, transfer.Options{})
-	c.pass(src, whole)
-	c.finish()
-	must.Succeed(t, open(t, dst).Walk(func(_ *dir.Dir, name string) error { t.Errorf("found %s", name); return nil }, func(*dir.Dir) error { return nil }))
 }

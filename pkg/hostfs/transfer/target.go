@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -58,7 +59,7 @@ func wrap(op, path string, err error) error {
 	return nil
 }
 
-// setTimes sets those that differ.
+// setTimes sets those that differ. An mtime that the filesystem cannot have is an error of each pass: the last one is too late.
 func setTimes(in int, name string, flags int, want *unix.Stat_t, path string) error {
 	var is unix.Stat_t
 	if err := unix.Fstatat(in, name, &is, flags); err != nil {
@@ -68,7 +69,16 @@ func setTimes(in int, name string, flags int, want *unix.Stat_t, path string) er
 		return nil
 	}
 	times := []unix.Timespec{want.Atim, want.Mtim}
-	return wrap("set the times of", path, unix.UtimesNanoAt(in, name, times, flags))
+	if err := unix.UtimesNanoAt(in, name, times, flags); err != nil {
+		return wrap("set the times of", path, err)
+	}
+	if err := unix.Fstatat(in, name, &is, flags); err != nil {
+		return wrap("stat", path, err)
+	}
+	if is.Mtim != want.Mtim { // the kernel has taken the nearest that the filesystem can have, and the trees would differ for ever
+		return wrap("set the times of", path, fmt.Errorf("the filesystem has no mtime of %s", time.Unix(want.Mtim.Unix()).UTC().Format(time.RFC3339Nano)))
+	}
+	return nil
 }
 
 // file makes room for a regular file, and asks for what of it is not there.
@@ -87,7 +97,9 @@ func (r *receiver) file(p parser) error {
 	r.lastID = t.id
 	r.done.Entries++
 	r.done.Files++
-	t.pushed = flags&flagPush != 0
+	if t.pushed = flags&flagPush != 0; t.pushed && flags&(flagLinked|flagSettled) != 0 { // it may be there, and not be opened
+		return fmt.Errorf("%w: content of a file that may be there", ErrProtocol)
+	}
 	if r.lost > 0 {
 		t.failed = true
 	}

@@ -243,7 +243,10 @@ func (w *walk) File(in *dir.Dir, name string) error {
 	if err := w.step(); err != nil {
 		return err
 	}
-	st, err := w.look(stat(in, name))
+	st, err := w.look(statSource(in, name))
+	if errors.Is(err, ErrMounted) {
+		return w.Mount(in, name)
+	}
 	if w.isGone(err) {
 		return nil
 	}
@@ -265,6 +268,15 @@ func (w *walk) File(in *dir.Dir, name string) error {
 	}
 	w.names.Add(w.current().number, name, st)
 	w.result.Entries++
+	return nil
+}
+
+// Mount leaves to the next pass what something is mounted on: nothing would be known of what is below. The last pass is an error.
+func (w *walk) Mount(in *dir.Dir, name string) error {
+	if w.still {
+		return mounted(in, name)
+	}
+	w.result.Missed++
 	return nil
 }
 
