@@ -77,7 +77,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; 0 for what it holds")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
-		flags.StringVar(&verify, "verify", "changed", "files whose content is compared at the end: changed or all")
+		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
 	} else {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; abort: remove the copy")

@@ -50,8 +50,8 @@ func TestParseMoving(t *testing.T) {
 			t.Errorf("%s: the error is %v, want one of %q", name, err, c.wants)
 		}
 	}
-	m, err := parseMoving(moveOutCommand, append(toCopy, "--address=:1", "--verify=all"), func(string) string { return "" }, io.Discard)
-	if err != nil || m.verify != transfer.VerifyAll || m.step != stepCopy {
+	m, err := parseMoving(moveOutCommand, append(toCopy, "--address=:1", "--verify=changed"), func(string) string { return "" }, io.Discard)
+	if err != nil || m.verify != transfer.VerifyChanged || m.step != stepCopy {
 		t.Errorf("%+v (%v)", m, err)
 	}
 	if _, err := parseMoving(moveInCommand, []string{"--help"}, func(string) string { return "" }, io.Discard); !errors.Is(err, flag.ErrHelp) {

@@ -156,7 +156,7 @@ func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, GenerateName: m.Claim + "-"},
 		Spec: v1alpha1.VolumeMoveSpec{
-			ClaimName: m.Claim, TargetNode: o.Target, Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenUnpublished, Verify: v1alpha1.VerifyChanged,
+			ClaimName: m.Claim, TargetNode: o.Target, Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenUnpublished, Verify: v1alpha1.VerifyAll,
 			Force: o.Force, BytesPerSecond: o.BytesPerSecond,
 		},
 	}

@@ -150,7 +150,7 @@ func TestMovesGoOnAfterAnInterruption(t *testing.T) {
 	must.Succeed(t, err)
 	var made v1alpha1.VolumeMove
 	must.Succeed(t, json.Unmarshal(text, &made))
-	want := v1alpha1.VolumeMoveSpec{ClaimName: "first", Snapshots: "LeaveBehind", When: "Evict", Verify: "Changed", BytesPerSecond: 1 << 20}
+	want := v1alpha1.VolumeMoveSpec{ClaimName: "first", Snapshots: "LeaveBehind", When: "Evict", Verify: "All", BytesPerSecond: 1 << 20}
 	if diff := cmp.Diff(want, made.Spec); diff != "" || made.GenerateName != "first-" || made.Namespace != "apps" {
 		t.Errorf("made is %+v: %s", made, diff)
 	}

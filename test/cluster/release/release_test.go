@@ -328,7 +328,8 @@ func (l *trial) wantNothingLeft(t *testing.T, before []string, definitions bool)
 	must.Succeed(t, l.Log.Until(t.Context(), 2*time.Minute, "nothing to be left", func(context.Context) (string, error) {
 		var left []string
 		for _, name := range l.objects(t) {
-			if !slices.Contains(before, name) && !(definitions && strings.HasSuffix(name, "."+group)) {
+			stays := definitions && strings.HasSuffix(name, "."+group)
+			if !stays && !slices.Contains(before, name) {
 				left = append(left, name)
 			}
 		}
