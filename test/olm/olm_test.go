@@ -161,7 +161,7 @@ func TestHCOMergesTheOutput(t *testing.T) {
 	}
 	var examples []hppv1.HostPathProvisioner
 	must.Succeed(t, json.Unmarshal([]byte(csv.Annotations["alm-examples"]), &examples))
-	if len(examples) != 1 || len(examples[0].Spec.StoragePools) == 0 {
+	if len(examples) != 2 || len(examples[0].Spec.StoragePools) == 0 || examples[1].Kind != "VolumeMove" {
 		t.Errorf("the examples are %+v", examples)
 	}
 	if images := csv.Spec.RelatedImages; len(images) != 10 || images[0].Image != deployment.Spec.Template.Spec.Containers[0].Image {

@@ -157,11 +157,14 @@ func (o Options) icon() map[string]string {
 
 // annotate adds the examples, and the namespace that the console of OpenShift makes.
 func (csv *clusterServiceVersion) annotate() error {
-	var example, namespace map[string]any
-	if err := errors.Join(render.One(&example, "operator/example/plain.yaml"), render.One(&namespace, "operator/namespace.yaml")); err != nil {
+	var example, move, namespace map[string]any
+	if err := errors.Join(
+		render.One(&example, "operator/example/plain.yaml"), render.One(&move, "operator/example/volumemove.yaml"),
+		render.One(&namespace, "operator/namespace.yaml"),
+	); err != nil {
 		return err
 	}
-	for annotation, value := range map[string]any{"alm-examples": []any{example}, "operatorframework.io/suggested-namespace-template": namespace} {
+	for annotation, value := range map[string]any{"alm-examples": []any{example, move}, "operatorframework.io/suggested-namespace-template": namespace} {
 		text, err := json.MarshalIndent(value, "", "  ")
 		if err != nil {
 			return err
