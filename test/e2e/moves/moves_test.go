@@ -88,7 +88,7 @@ func TestKillAtEveryStep(t *testing.T) {
 				}
 				every, kills := 1, 0
 				if testing.Short() {
-					every = 1 + len(steps)/5
+					every = 1 + len(steps)/3
 				}
 				for n := 1; n <= len(steps); n += every {
 					w.begin()
