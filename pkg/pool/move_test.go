@@ -236,7 +236,7 @@ func TestTarget(t *testing.T) {
 				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrInUse)
 				unlock()
 				must.Succeed(t, filled.Close())
-				// Whoever copies again has no whole copy.
+				// A pass after it begins anew: the copy is not whole.
 				m.prepare()
 				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)
 				must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))

@@ -117,7 +117,7 @@ func (w *wire) interrupt() {
 		return
 	}
 	if c, ok := w.conn.(io.Closer); ok {
-		_ = c.Close() // whoever waits gets an error
+		_ = c.Close() // a call that waits for it gets an error
 	}
 }
 

@@ -62,7 +62,7 @@ func (w way) String() string {
 func TestMove(t *testing.T) {
 	for _, way := range ways() {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, nobody)
+			w := newWorld(t, way, none)
 			for range 2 {
 				w.begin()
 				w.move()
@@ -116,7 +116,7 @@ func TestKillAtEveryStep(t *testing.T) {
 func TestUndo(t *testing.T) {
 	for _, way := range ways() {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, nobody)
+			w := newWorld(t, way, none)
 			w.begin()
 			out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 			out.await("waiting")
@@ -146,7 +146,7 @@ func TestUndo(t *testing.T) {
 func TestGrowthMeanwhile(t *testing.T) {
 	for _, way := range ways() {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, nobody)
+			w := newWorld(t, way, none)
 			w.begin()
 			grown := w.volume
 			grown.Bytes += 16 * mib
@@ -167,7 +167,7 @@ func TestGrowthMeanwhile(t *testing.T) {
 
 // A volume of the upstream driver has no record. Where it goes it is promised the size of its claim.
 func TestVolumeWithoutRecord(t *testing.T) {
-	w := newWorld(t, ways()[0].reverse(), nobody) // without limits, of which the upstream driver has none
+	w := newWorld(t, ways()[0].reverse(), none) // without limits, of which the upstream driver has none
 	w.begin()
 	w.from.Must(w.from.Process.Stop())
 	w.from.Must(os.Remove(w.from.pool.Own("volumes", w.volume.ID+".json")))
@@ -180,7 +180,7 @@ func TestVolumeWithoutRecord(t *testing.T) {
 
 // One of two moves of a volume has it; the other changes nothing.
 func TestTwoMovesOfOneVolume(t *testing.T) {
-	w := newWorld(t, ways()[0], nobody)
+	w := newWorld(t, ways()[0], none)
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")
@@ -198,7 +198,7 @@ func TestTwoMovesOfOneVolume(t *testing.T) {
 
 // A target without room changes nothing on the source.
 func TestTargetWithoutRoom(t *testing.T) {
-	w := newWorld(t, ways()[0], nobody)
+	w := newWorld(t, ways()[0], none)
 	w.begin()
 	free, err := w.to.Capacity(t.Context(), "")
 	w.to.Must(err)
@@ -219,7 +219,7 @@ func TestTargetWithoutRoom(t *testing.T) {
 
 // Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.
 func TestConfirmTooEarly(t *testing.T) {
-	w := newWorld(t, ways()[0], nobody)
+	w := newWorld(t, ways()[0], none)
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")

@@ -31,7 +31,7 @@ import (
 type victim int
 
 const (
-	nobody victim = iota
+	none victim = iota
 	sourceDriver
 	targetDriver
 	sourceMover
@@ -77,7 +77,7 @@ func newWorld(t *testing.T, way way, of victim) *world {
 	for i := range programs {
 		programs[i] = driver
 	}
-	if of != nobody {
+	if of != none {
 		w.trap = trap.New(t, driver)
 		self, err := os.Executable() // which launches the driver
 		must.Succeed(t, err)
