@@ -2,14 +2,11 @@ package transfer_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -175,7 +172,3 @@ func TestPass(t *testing.T) {
 		})
 	})
 }
-
-var _ = errors.Is
-var _ = fmt.Sprint
-var _ time.Time
