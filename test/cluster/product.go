@@ -26,9 +26,20 @@ func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization s
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-k", kustomization); err != nil {
 		return err
 	}
-	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=30s", "crd",
+	return c.Established(ctx, "crd",
 		"volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "volumesnapshotclasses.snapshot.storage.k8s.io")
-	return err
+}
+
+// Established waits until the definitions that the arguments name for kubectl wait are served. One that was made a moment ago has
+// no list of conditions, which kubectl wait takes for an error.
+func (c *Cluster) Established(ctx context.Context, definitions ...string) error {
+	args := append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)
+	return c.Log.Until(ctx, time.Minute, "the API server to serve "+strings.Join(definitions, " "), func(ctx context.Context) (string, error) {
+		if _, err := c.Kubectl(ctx, args...); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
 }
 
 // Install applies a kustomization of the product, and waits until it is ready.

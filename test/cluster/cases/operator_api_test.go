@@ -34,7 +34,7 @@ var provisioners = schema.GroupVersionResource{Group: "hostpathprovisioner.kubev
 func (s *scene) withAPI(file string) dynamic.ResourceInterface {
 	s.Helper()
 	s.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
-	s.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", file)
+	must.Succeed(s, c.Established(s.Context(), "-f", file))
 	client, err := dynamic.NewForConfig(c.Config)
 	must.Succeed(s, err)
 	return client.Resource(provisioners)
