@@ -124,6 +124,7 @@ type mapping struct {
 	segments []segment
 	known    int64 // end of the last
 	blind    bool  // the filesystem does not say
+	synced   bool  // what was written to it before is on the disk
 }
 
 // A segment is a part of a file up to end. It lies at one place of the disk, or reads as zeros, or
@@ -165,6 +166,7 @@ func (m *mapping) at(offset int64) (segment, error) {
 
 // Of linux/fiemap.h.
 const (
+	flagSync        = 0x1
 	extentLast      = 0x1
 	extentUnwritten = 0x800
 	// extentOdd is what lies elsewhere than it says, or not alone: not known, not written yet, encoded,
@@ -176,6 +178,9 @@ const (
 func (m *mapping) read(from int64) error {
 	var got ioctl.Extents
 	got.Start, got.Length, got.Wanted = uint64(from), uint64(m.size-from), uint32(len(got.Extents))
+	if !m.synced {
+		got.Flags, m.synced = flagSync, true
+	}
 	err := ioctl.Do(ioctl.File{File: m.file}, ioctl.GetExtents, &got)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EBADR) {
 		m.blind = true

@@ -1,7 +1,7 @@
 // Package diff lists what differs between two directory trees, or between two files. Where both
 // share their blocks it reads no data: what lies at the same place of the disk is the same.
-// Nothing is changed, and nothing is synced: what a program has written to a file and the
-// kernel has not written to the disk yet may be missed.
+// Nothing is changed. The kernel first writes to the disk what was written to a file before it is
+// compared, since a block that is shared gets another place only then.
 package diff
 
 import (

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/diff"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 )
@@ -153,7 +154,7 @@ func (c *comparison) File(in *dir.Dir, name string) error {
 	if err := c.check(in, name, st, flagContents, xattr.Descriptor(fd)); err != nil {
 		return err
 	}
-	if err := c.contents(fd, st.Size); err != nil {
+	if err := c.differing(fd, name, st.Size); err != nil {
 		return fmt.Errorf("compare %s/%s: %w", in, name, err)
 	}
 	var after unix.Stat_t
@@ -170,11 +171,26 @@ func ifGone(err error) error {
 	return err
 }
 
-// contents sends the digests of a file.
-func (c *comparison) contents(fd int, size int64) error {
-	r := newReader(fd, 0, size, c.s.block)
+// differing sends the digests of what of a file is not as in the base.
+func (c *comparison) differing(fd int, name string, size int64) error {
+	base := c.base.file(name)
+	if base == nil {
+		return c.contents(fd, 0, size)
+	}
+	defer func() { _ = base.Close() }() // opened for reading
+	var compared int64
+	return eachDifference(c.ctx, base, fd, func(r diff.Range) error {
+		from := max(compared, r.Offset/blockBytes*blockBytes)
+		compared = min(blocks(r.Offset+r.Bytes)*blockBytes, size)
+		return c.contents(fd, from, compared)
+	})
+}
+
+// contents sends the digests of a part of a file that ends with a block or with the file.
+func (c *comparison) contents(fd int, at, size int64) error {
+	r := newReader(fd, at, size, c.s.block)
 	out := c.s.wire
-	for at := int64(0); at < size; {
+	for at < size {
 		until, err := r.holeUntil(at)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSource, err)

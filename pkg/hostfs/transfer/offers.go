@@ -2,6 +2,8 @@ package transfer
 
 import (
 	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/diff"
 )
 
 // serve does what an answer asks for. If there is none yet, it waits.
@@ -17,7 +19,7 @@ func (w *walk) serve(flush bool) error {
 		return err
 	}
 	switch a.kind {
-	case kindHave, kindSkip, kindWant, kindWantHole:
+	case kindHave, kindSkip, kindWant, kindWantHole, kindWantBase:
 	default:
 		return fmt.Errorf("%w: an answer of kind %d amid a round", ErrProtocol, a.kind)
 	}
@@ -60,7 +62,8 @@ func (w *walk) abort(id uint64, o *offer) error {
 // section sends what the receiver does not have of a part of a file. After the last part the file is complete.
 func (w *walk) section(a answer, o *offer) error {
 	size := o.st.Size // that the receiver was told
-	if a.offset != o.next || a.offset+a.length > size || a.length == 0 && size > 0 {
+	if a.offset != o.next || a.offset+a.length > size || a.length == 0 && size > 0 ||
+		a.kind == kindWantBase && (o.base == nil || a.length != size) {
 		return fmt.Errorf("%w: it wants another part of a file", ErrProtocol)
 	}
 	o.next += a.length
@@ -104,8 +107,17 @@ func (w *walk) section(a answer, o *offer) error {
 
 func (w *walk) sendSection(a answer, o *offer) error {
 	end := a.offset + a.length
-	if a.kind == kindWantHole {
+	switch a.kind {
+	case kindWantHole:
 		return w.sendRange(o.fd, a.offset, end, false)
+	case kindWantBase:
+		return eachDifference(w.ctx, o.base, o.fd, func(r diff.Range) error {
+			at := r.Offset
+			if r.Offset+r.Bytes > end { // it was cut off, perhaps so that its last granule is a hole now
+				at = min(at, (end-1)/granule*granule)
+			}
+			return w.sendChanged(o.fd, at, min(r.Offset+r.Bytes, end), end)
+		})
 	}
 	r := newReader(o.fd, a.offset, end, w.s.block)
 	for i, theirs := range a.digests {

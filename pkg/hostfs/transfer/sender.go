@@ -83,7 +83,7 @@ func (s *Sender) readAnswer() (answer, error) {
 		a.flags = p.u8()
 	case kindHave, kindSkip:
 		a.id = uint64(p.i64())
-	case kindWantHole:
+	case kindWantHole, kindWantBase:
 		a.id = uint64(p.i64())
 		a.offset, a.length = p.extent()
 	case kindWant:
@@ -287,6 +287,11 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 	if p.Verify != VerifyNone && !p.Still {
 		return Result{}, fmt.Errorf("%w: only what is still can be compared", errSource)
 	}
+	if p.Base != nil {
+		if p.Since = (time.Time{}); !p.Still {
+			return Result{}, fmt.Errorf("%w: only of what is still all differences from a base can be found", errSource)
+		}
+	}
 	since, began, err := s.beginPass(ctx, from, p)
 	if err != nil {
 		return Result{}, err
@@ -299,8 +304,10 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 		return result, err
 	}
 	if p.Verify != VerifyNone {
-		c := &comparison{s: s, ctx: ctx, from: from, all: p.Verify == VerifyAll, began: began.UnixNano(), track: track{since: since, before: before}}
-		if err := c.run(&result); err != nil {
+		c := &comparison{s: s, ctx: ctx, from: from, all: p.Verify == VerifyAll, began: began.UnixNano(), track: track{since: since, before: before, base: beginBase(p.Base)}}
+		err := c.run(&result)
+		c.base.close()
+		if err != nil {
 			return result, err
 		}
 	}
@@ -313,8 +320,10 @@ func (s *Sender) rounds(ctx context.Context, from *dir.Dir, p Pass, result *Resu
 	began := result.Began
 	var noRoom int64 // entries in the round before
 	for round := 1; ; round++ {
-		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before}}
+		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before, base: beginBase(p.Base)}}
 		err := w.round()
+		w.base.close()
+		p.Base = nil // the target is another by now
 		result.add(&w.result)
 		if err == nil {
 			if w.leased {

@@ -31,6 +31,7 @@ type target struct {
 	lost   bool   // so it was for its directory
 	pushed bool
 	fresh  bool // a file that was made empty
+	based  bool // a file that is as in the base
 
 	fd   int      // of a file
 	dir  int      // of a directory, not closed
@@ -165,9 +166,15 @@ func (r *receiver) prepare(t *target, in *dir.Dir, name string, flags byte, link
 		}
 		return true, err
 	}
+	if flags&flagBase != 0 && t.want.Size > 0 && is != nil {
+		if t.based, err = r.isAsBefore(is, usable); err != nil {
+			return false, err
+		}
+	}
 	if err := r.openTarget(t, in, name, is, usable); err != nil {
 		return false, err
 	}
+	t.based = t.based && !t.fresh
 	if linked {
 		is, err = r.noteLink(in, name, link)
 	}
@@ -218,6 +225,15 @@ func (r *receiver) isUsable(is, want *unix.Stat_t, linked bool) (bool, error) {
 		return true, nil
 	case !linked:
 		return false, nil
+	}
+	taken, err := r.links.taken(is)
+	return !taken, err
+}
+
+// isAsBefore says that an entry has not been made another one in this round, by a name that it had in common with it.
+func (r *receiver) isAsBefore(is *unix.Stat_t, usable bool) (bool, error) {
+	if usable || format(is) != unix.S_IFREG {
+		return usable, nil
 	}
 	taken, err := r.links.taken(is)
 	return !taken, err
@@ -303,6 +319,9 @@ func (r *receiver) ask(t *target) error {
 	}
 	if t.fresh {
 		return r.want(kindWantHole, t, size)
+	}
+	if t.based {
+		return r.want(kindWantBase, t, size)
 	}
 	content := newReader(t.fd, from, size, r.block)
 	until, err := content.holeUntil(from)

@@ -14,6 +14,7 @@ type track struct {
 	before clone.Names // of what the target was made in that pass
 	levels []level     // from the root to where the walk is
 	whole  int         // how many of them may be others than in the pass before
+	base   base
 }
 
 // A level is a directory on the way.
@@ -38,6 +39,7 @@ func (t *track) enter(name string, st *unix.Stat_t) {
 		t.whole++
 	}
 	t.levels = append(t.levels, level{number: st.Ino, changed: t.hasChanged(st), whole: whole})
+	t.base.enter(name)
 }
 
 func (t *track) up() {
@@ -47,6 +49,7 @@ func (t *track) up() {
 	}
 	last.handle.release()
 	t.levels = t.levels[:len(t.levels)-1]
+	t.base.leave()
 }
 
 func (t *track) current() *level { return &t.levels[len(t.levels)-1] }

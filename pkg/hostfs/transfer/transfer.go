@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 // Errors that callers may test for. After another error the connection is of no use any more.
@@ -82,6 +84,10 @@ type Pass struct {
 	Still bool
 	// Verify needs Still.
 	Verify Verify
+	// Base is a tree on the filesystem of the source that the target is known to equal, and that nothing changes; nil if there is
+	// none. It needs Still, and stands for Since. Blocks that a file shares with that of the same name in Base are not read, and of
+	// content only what differs from Base is compared: whoever says that the target equals it has had that compared.
+	Base *dir.Dir
 }
 
 // A Result is what a pass did.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,8 +56,9 @@ type offer struct {
 	in   *handle
 	name string
 	st   *unix.Stat_t
-	fd   int   // once it is open
-	next int64 // where the next section begins
+	fd   int      // once it is open
+	next int64    // where the next section begins
+	base *os.File // that the receiver may have; nil if it has not
 }
 
 const notOpen = -1
@@ -64,6 +66,9 @@ const notOpen = -1
 func (o *offer) close() {
 	if o.fd != notOpen {
 		_ = unix.Close(o.fd) // opened for reading
+	}
+	if o.base != nil {
+		_ = o.base.Close() // opened for reading
 	}
 	o.in.release()
 }
@@ -296,9 +301,10 @@ func (w *walk) file(in *dir.Dir, name string, st *unix.Stat_t) error {
 	if err != nil {
 		return err
 	}
+	base, same := w.inBase(in, name, st)
 	w.s.nextID++
-	w.pending[w.s.nextID] = &offer{in: h, name: name, st: st, fd: notOpen}
-	return w.sendFile(in, name, st, w.s.nextID, flagIf(w.isSettled(name, st), flagSettled))
+	w.pending[w.s.nextID] = &offer{in: h, name: name, st: st, fd: notOpen, base: base}
+	return w.sendFile(in, name, st, w.s.nextID, flagIf(same || w.isSettled(name, st), flagSettled)|flagIf(base != nil, flagBase))
 }
 
 // hold keeps the current directory open for a file in it.

@@ -51,6 +51,7 @@ const (
 	kindSkip                          // id: of a file for which there is no room
 	kindWantHole                      // id, offset, length: a section of the file that is a hole here
 	kindWant                          // id, offset, length, digests: a section of the file
+	kindWantBase                      // id, offset, length: what of the file differs from the base
 	kindRound                         // number of entries for which there was no room, the first
 	kindDifferences                   // count, bytes compared, the first
 	kindFinished
@@ -59,7 +60,7 @@ const (
 
 const (
 	magic   = "hostpath transfer"
-	version = 1
+	version = 2
 
 	// blockBytes is what is compared and sent as a whole.
 	blockBytes = 128 << 10
@@ -90,6 +91,7 @@ const (
 	flagBtrfs                // the receiver keeps the attributes of btrfs
 	flagSync                 // make the round durable
 	flagContents             // digests follow
+	flagBase                 // the receiver may have the file as it was in the base
 )
 
 // A wire sends and receives frames.
