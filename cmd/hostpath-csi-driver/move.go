@@ -208,8 +208,10 @@ func (m moving) run(command string, report func(mover.Event)) (last mover.Event,
 func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, report func(mover.Event)) error {
 	in := &mover.In{
 		Driver: client, Open: open, Volume: m.volume, Move: m.move, Peer: m.peer, Pool: m.pool, Report: report,
-		Receive: func(ctx context.Context, conn net.Conn, into *dir.Dir) error {
-			return transfer.Receive(ctx, conn, into, m.options(report))
+		Receive: func(ctx context.Context, conn net.Conn, into *dir.Dir, block bool, finished func() error) error {
+			o := m.options(report)
+			o.Allocated, o.Finished = block, finished
+			return transfer.Receive(ctx, conn, into, o)
 		},
 	}
 	switch m.step {
@@ -228,6 +230,7 @@ func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, r
 func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, report func(mover.Event)) (last mover.Event, err error) {
 	out := &mover.Out{
 		Driver: client, Open: open, Volume: m.volume, Move: m.move, Peer: m.peer, Bytes: m.bytes, LeaveSnapshots: m.leaveSnapshots, Report: report,
+		Verify: map[transfer.Verify]string{transfer.VerifyAll: "all", transfer.VerifyChanged: "changed"}[m.verify],
 		Sender: func(conn net.Conn) mover.Sender { return sender{transfer.NewSender(conn, m.options(report)), m.verify} },
 	}
 	last = mover.Event{Event: mover.Ended}
@@ -258,9 +261,12 @@ type sender struct {
 }
 
 func (s sender) Pass(ctx context.Context, from *dir.Dir, p mover.Pass) (mover.Result, error) {
-	pass := transfer.Pass{Since: p.Since}
-	if p.Last {
+	pass := transfer.Pass{Since: p.Since, Base: p.Base}
+	if p.Last || p.Reference {
 		pass.Still, pass.Verify = true, s.verify
+	}
+	if p.Reference && p.Base == nil && s.verify == transfer.VerifyChanged { // all of it was just sent
+		pass.Verify = transfer.VerifyNone
 	}
 	r, err := s.Sender.Pass(ctx, from, pass)
 	return mover.Result{Began: r.Began, Entries: r.Entries, Files: r.Sent, Bytes: r.Bytes, Compared: r.BytesCompared}, err

@@ -24,6 +24,9 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 	if err != nil {
 		return nil, err
 	}
+	if name == moves.Reference {
+		return &moves.Volume{}, m.pools.Reference(ctx, id, r.Reference, r.Base)
+	}
 	unlock, err := m.pools.Lock(id)
 	if err != nil {
 		return nil, err
@@ -39,6 +42,7 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		moves.Unfence:       func() error { return m.pools.Unfence(ctx, move, r.TargetAborted) },
 		moves.HandOver:      func() error { return m.pools.HandOver(ctx, move, r.Fence) },
 		moves.RemoveSource:  func() error { return m.pools.RemoveSource(ctx, move) },
+		moves.Based:         func() error { return m.pools.Based(ctx, move, r.Base) },
 		moves.Received:      func() error { return m.pools.Received(ctx, move, r.Fence) },
 		moves.ConfirmTarget: func() error { return m.pools.ConfirmTarget(ctx, move, r.Fence) },
 		moves.AbortTarget:   func() error { return m.pools.AbortTarget(ctx, move) },
@@ -79,6 +83,6 @@ func described(is pool.MoveState, err error) (*moves.Volume, error) {
 	return &moves.Volume{
 		Pool: is.Pool.String(), UID: is.UID, Recorded: is.Recorded, Used: is.Used,
 		Shape: moves.Shape{Mode: string(is.Mode), Bytes: is.Bytes, BlockBytes: is.BlockBytes, BytesPerInode: is.BytesPerInode},
-		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Moved: is.Moved,
+		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Base: is.Base, Moved: is.Moved,
 	}, nil
 }

@@ -10,13 +10,16 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // In is the side that gets the volume.
 type In struct {
-	Driver  Driver
-	Open    Open
-	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir) error
+	Driver Driver
+	Open   Open
+	// Receive fills the copy, and calls finished when all of it is on the disk, before the source hears of it. The file of a block
+	// volume has its space set aside: what is a hole in the source need not be one there.
+	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir, block bool, finished func() error) error
 	// Volume is the volume id, Move the uid of the move, Peer the other node, and Pool that of the copy; empty where there is one.
 	Volume, Move, Peer, Pool string
 	Report                   func(Event)
@@ -120,9 +123,9 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	into, reply, err := i.answer(ctx, says)
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
-		release, claimErr := i.claim(ctx, into)
+		release, base, claimErr := i.claim(ctx, into)
 		defer release()
-		err = errors.Join(err, claimErr)
+		reply.Base, err = base, errors.Join(err, claimErr)
 	}
 	if err != nil {
 		reply.Error = err.Error()
@@ -132,7 +135,12 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	}
 	switch says.Kind {
 	case sessionPass:
-		return false, i.Receive(ctx, conn, into)
+		return false, i.Receive(ctx, conn, into, says.Mode == string(volume.ModeBlock), func() error {
+			if says.Base == "" {
+				return nil
+			}
+			return i.based(ctx, says.Base)
+		})
 	case sessionReceived:
 		i.Report(Event{Event: Received})
 	}
@@ -167,16 +175,27 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 }
 
 // claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
-// a session, and would change what pods have.
-func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), err error) {
+// a session, and would change what pods have. From then on it is not known of the copy what it equals: base is what that was.
+func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), base string, err error) {
 	if release, err = into.TryLockDir(); err != nil {
-		return func() {}, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+		return func() {}, "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
 	}
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
 	if err == nil && (v.Move != i.Move || v.Role != string(store.MoveTarget)) {
 		err = fmt.Errorf("the copy of volume %s was confirmed in between", i.Volume)
 	}
-	return release, err
+	if err == nil && v.Base != "" {
+		err = i.based(ctx, "")
+	}
+	return release, v.Base, err
+}
+
+// based records what reference of the source the copy equals.
+func (i *In) based(ctx context.Context, token string) error {
+	r := i.request("")
+	r.Base = token
+	_, err := i.Driver.Repeat(ctx, moves.Based, r)
+	return err
 }
 
 // received records that the copy is whole, if it is the one that the source has filled.

@@ -37,6 +37,8 @@ type Event struct {
 	// Pass is the number of a pass, from 1 on; Last is the one after which the volume is handed over.
 	Pass int  `json:"pass,omitempty"`
 	Last bool `json:"last,omitempty"`
+	// Based says that the pass has looked only at what differs from the reference of the one before.
+	Based bool `json:"based,omitempty"`
 	// Entries, Files, Bytes and Compared are what was done of a pass: looked at, sent, and compared.
 	Entries  int64 `json:"entries,omitempty"`
 	Files    int64 `json:"files,omitempty"`
@@ -56,6 +58,7 @@ const (
 	Fenced     = "fenced"      // the source is not published any more
 	Waiting    = "waiting"     // for the source to be unpublished
 	Unused     = "unused"      // the source is published nowhere
+	Unbased    = "unbased"     // what a reference was made for has failed, and is done without
 	Received   = "received"    // the copy is whole
 	HandedOver = "handed-over" // the copy can be confirmed
 	Refused    = "refused"     // the target has not served a connection
@@ -78,6 +81,8 @@ type hello struct {
 	Move    string `json:"move"`
 	// Shape is that of the source.
 	moves.Shape
+	// Base is the reference of the source that the copy equals when the session has ended; empty for none.
+	Base string `json:"base,omitempty"`
 	// UID is that of the copy which is whole, and Fence what it is whole as of.
 	UID   string `json:"uid,omitempty"`
 	Fence string `json:"fence,omitempty"`
@@ -85,8 +90,9 @@ type hello struct {
 
 // An answer is that to a hello.
 type answer struct {
-	// UID is that of the copy.
+	// UID is that of the copy, and Base the reference of the source that it has equalled so far.
 	UID   string `json:"uid,omitempty"`
+	Base  string `json:"base,omitempty"`
 	Error string `json:"error,omitempty"`
 }
 

@@ -117,13 +117,16 @@ func (p plane) Finish(context.Context) error {
 	return err
 }
 
-func receive(_ context.Context, conn net.Conn, into *dir.Dir) error {
+func receive(_ context.Context, conn net.Conn, into *dir.Dir, _ bool, finished func() error) error {
 	for {
 		length := make([]byte, 1)
 		if _, err := io.ReadFull(conn, length); err != nil {
 			return err
 		}
 		if length[0] == 0 {
+			if err := finished(); err != nil {
+				return err
+			}
 			_, err := conn.Write([]byte{1})
 			return err
 		}

@@ -19,10 +19,10 @@ type Pools struct {
 	Mounts  reconcile.Mounts
 }
 
-// Open is an Open for volumes of the pools. What is on the disk has to be what the driver has described: the pool that this process
+// Open is an Open for volumes of the pools, and references of them, whose names are never given again. What is on the disk has to be what the driver has described: the pool that this process
 // sees may be another.
 func (p Pools) Open(_ context.Context, name string, v moves.Volume) (*dir.Dir, error) {
-	id, err := volume.ParseID(name)
+	id, err := volume.ParseEntry(name)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,12 @@ func (p Pools) open(c *poolconfig.Pool, id volume.ID, v moves.Volume) (*dir.Dir,
 	if err != nil {
 		return nil, err
 	}
-	if err := isDescribed(e, v); err != nil {
+	if id.IsSnapshot() {
+		err = e.Usable()
+	} else {
+		err = isDescribed(e, v)
+	}
+	if err != nil {
 		if d != nil {
 			err = errors.Join(err, d.Close())
 		}

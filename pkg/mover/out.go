@@ -2,14 +2,17 @@ package mover
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Pass is one over the whole volume.
@@ -18,6 +21,10 @@ type Pass struct {
 	Since time.Time
 	// Last: nothing writes to the volume any more, and both sides are compared.
 	Last bool
+	// Reference: it is made from one, which nothing writes to. Both sides are compared then, too, so that the last pass need not.
+	Reference bool
+	// Base is a reference that the copy equals; nil for none.
+	Base *dir.Dir
 }
 
 // A Result is what a pass did.
@@ -47,13 +54,17 @@ type Out struct {
 	// LeaveSnapshots has those of the volume stay on this node.
 	LeaveSnapshots bool
 	Report         func(Event)
+	// Verify is what the Sender compares: what the copy was compared with in another way is no base.
+	Verify string
 	// WasSet says whether the clock of this node was set since it was asked before; nil for one that Copy opens.
 	WasSet func() (bool, error)
 	// Every is how often the driver is asked whether the volume is in use; 0 for half a second.
 	Every time.Duration
 
 	passes int
+	sent   int64     // bytes, by all passes
 	since  time.Time // when the last pass began
+	base   string    // the reference that it was made from
 	copied string    // the uid of the copy that it went to
 }
 
@@ -113,12 +124,24 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 	if err := o.awaitUnused(ctx); err != nil {
 		return err
 	}
-	if err := o.session(ctx, sessionPass, v, func(conn net.Conn, uid string) error {
-		return o.lastPass(ctx, conn, v, uid)
-	}); err != nil {
-		return err
+	for {
+		based := false
+		err := o.session(ctx, sessionPass, hello{Shape: v.Shape}, func(conn net.Conn, is answer) error {
+			base := o.openReference(ctx, v, is.Base)
+			if based = base != nil; based {
+				defer func() { _ = base.Close() }() // opened for reading
+			}
+			return o.onePass(ctx, conn, v, o.Volume, is.UID, Pass{Last: true, Base: base})
+		})
+		if err == nil {
+			break
+		}
+		if !based || ctx.Err() != nil {
+			return err
+		}
+		o.Report(Event{Event: Unbased, Error: err.Error()})
 	}
-	if err := o.session(ctx, sessionReceived, v, nil); err != nil {
+	if err := o.session(ctx, sessionReceived, hello{Shape: v.Shape, UID: o.copied, Fence: v.Fence}, nil); err != nil {
 		return err
 	}
 	o.Report(Event{Event: Received})
@@ -129,7 +152,7 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 func (o *Out) end(ctx context.Context, v moves.Volume) error {
 	ctx, cancel := context.WithTimeout(ctx, saying)
 	defer cancel()
-	err := o.session(ctx, sessionEnd, v, nil)
+	err := o.session(ctx, sessionEnd, hello{Shape: v.Shape, Fence: v.Fence}, nil)
 	if err != nil {
 		o.Report(Event{Event: Refused, Error: err.Error()})
 	}
@@ -137,10 +160,10 @@ func (o *Out) end(ctx context.Context, v moves.Volume) error {
 }
 
 // Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. A volume that is gone, or
-// that this move has not fenced, is as it should be.
+// that another move has, is as it should be.
 func (o *Out) Undo(ctx context.Context, aborted bool) error {
 	v, err := o.call(ctx, moves.State, "")
-	if moves.IsNotFound(err) || err == nil && v.Move != o.Move {
+	if moves.IsNotFound(err) || err == nil && v.Move != "" && v.Move != o.Move {
 		return nil
 	}
 	_, err = o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
@@ -164,7 +187,14 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !v.Recorded && o.Bytes > 0 {
 		v.Bytes = o.Bytes
 	}
-	return o.session(ctx, sessionPass, v, func(conn net.Conn, uid string) error {
+	err := o.copyReferences(ctx, v)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if !errors.Is(err, errNoReference) {
+		o.Report(Event{Event: Unbased, Error: err.Error()})
+	}
+	return o.session(ctx, sessionPass, hello{Shape: v.Shape}, func(conn net.Conn, is answer) error {
 		from, err := o.Open(ctx, o.Volume, v)
 		if err != nil {
 			return err
@@ -173,15 +203,15 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 		sender := o.Sender(conn)
 		before := int64(-1)
 		for range mostPasses {
-			r, err := o.pass(ctx, sender, from, uid, false)
+			r, err := o.pass(ctx, sender, from, is.UID, Pass{})
 			if err != nil {
 				return err
 			}
-			now, err := o.call(ctx, moves.State, "")
+			enough, err := o.enough(ctx, r.Bytes, before)
 			if err != nil {
 				return err
 			}
-			if !now.Used || r.Bytes <= fewBytes || before >= 0 && r.Bytes > before/10*8 {
+			if enough {
 				break
 			}
 			before = r.Bytes
@@ -190,21 +220,89 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	})
 }
 
-func (o *Out) lastPass(ctx context.Context, conn net.Conn, v moves.Volume, uid string) error {
-	from, err := o.Open(ctx, o.Volume, v)
+// enough says that another pass while pods go on would not help.
+func (o *Out) enough(ctx context.Context, sent, before int64) (bool, error) {
+	now, err := o.call(ctx, moves.State, "")
+	return !now.Used || sent <= fewBytes || before >= 0 && sent > before/10*8, err
+}
+
+var errNoReference = errors.New("the driver makes no reference of the volume")
+
+// copyReferences makes passes from references of the volume, each but the first with the one before as its base. Where blocks cannot
+// be shared it returns errNoReference.
+func (o *Out) copyReferences(ctx context.Context, v moves.Volume) error {
+	before := int64(-1)
+	for range mostPasses {
+		token := o.Verify + rand.Text()
+		r := moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, Reference: token, Base: o.base}
+		if _, err := o.Driver.Repeat(ctx, moves.Reference, r); err != nil {
+			return fmt.Errorf("%w: %w", errNoReference, err)
+		}
+		based := false
+		sent := o.sent
+		if err := o.session(ctx, sessionPass, hello{Shape: v.Shape, Base: token}, func(conn net.Conn, is answer) error {
+			base := o.openReference(ctx, v, is.Base)
+			if based = base != nil; based {
+				defer func() { _ = base.Close() }() // opened for reading
+			}
+			return o.onePass(ctx, conn, v, o.reference(token), is.UID, Pass{Reference: true, Base: base})
+		}); err != nil {
+			return err
+		}
+		o.base = token
+		sent = o.sent - sent
+		// What changes during the first pass, which reads everything, is left to another.
+		enough, err := o.enough(ctx, sent, before)
+		if err != nil || enough && (based || before >= 0) {
+			return err
+		}
+		before = sent
+	}
+	return nil
+}
+
+// reference is the id of one of the volume.
+func (o *Out) reference(token string) string {
+	of, err := volume.ParseID(o.Volume)
+	if err != nil {
+		return ""
+	}
+	id, err := of.Reference(token)
+	if err != nil {
+		return ""
+	}
+	return id.String()
+}
+
+// openReference opens what the copy equals. It returns nil where that is not known, and for what is not there any more: then the pass
+// does without.
+func (o *Out) openReference(ctx context.Context, v moves.Volume, token string) *dir.Dir {
+	if token == "" || !strings.HasPrefix(token, o.Verify) {
+		return nil
+	}
+	d, err := o.Open(ctx, o.reference(token), v)
+	if err != nil {
+		o.Report(Event{Event: Unbased, Error: err.Error()})
+		return nil
+	}
+	return d
+}
+
+// onePass makes the pass of a session.
+func (o *Out) onePass(ctx context.Context, conn net.Conn, v moves.Volume, id, uid string, p Pass) error {
+	from, err := o.Open(ctx, id, v)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = from.Close() }() // opened for reading
 	sender := o.Sender(conn)
-	if _, err := o.pass(ctx, sender, from, uid, true); err != nil {
+	if _, err := o.pass(ctx, sender, from, uid, p); err != nil {
 		return err
 	}
 	return sender.Finish(ctx)
 }
 
-func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string, last bool) (Result, error) {
-	p := Pass{Last: last}
+func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string, p Pass) (Result, error) {
 	// What changed after the clock was set back may seem older than the pass before. A sender only knows of its own connection, and
 	// between two of them pods may have the volume for days.
 	set, err := o.WasSet()
@@ -222,11 +320,12 @@ func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string
 		return r, err
 	}
 	o.since, o.copied = r.Began, uid
-	if last {
+	if p.Last || p.Reference {
 		o.since = time.Time{} // another after it is as the first: see transfer.Pass
 	}
 	o.passes++
-	o.Report(Event{Event: Passed, Pass: o.passes, Last: last, Entries: r.Entries, Files: r.Files, Bytes: r.Bytes, Compared: r.Compared})
+	o.sent += r.Bytes
+	o.Report(Event{Event: Passed, Pass: o.passes, Last: p.Last, Based: p.Base != nil, Entries: r.Entries, Files: r.Files, Bytes: r.Bytes, Compared: r.Compared})
 	return r, nil
 }
 
@@ -261,32 +360,29 @@ func (o *Out) awaitUnused(ctx context.Context) error {
 }
 
 // session connects to the target, has it agree, and does something over the connection.
-func (o *Out) session(ctx context.Context, kind string, v moves.Volume, do func(conn net.Conn, uid string) error) (err error) {
+func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
 	conn, err := o.Dial(ctx)
 	if err != nil {
 		return fmt.Errorf("connect to the target: %w", err)
 	}
 	defer func() { _ = conn.Close() }() // what matters was answered
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	uid := ""
-	if kind == sessionReceived {
-		uid = o.copied
-	}
-	if err := send(conn, hello{Version: sessions, Kind: kind, Volume: o.Volume, Move: o.Move, Shape: v.Shape, UID: uid, Fence: v.Fence}); err != nil {
+	says.Version, says.Kind, says.Volume, says.Move = sessions, kind, o.Volume, o.Move
+	if err := send(conn, says); err != nil {
 		return fmt.Errorf("speak to the target: %w", err)
 	}
-	var says answer
+	var is answer
 	// The driver there may be starting.
-	if err := receive(conn, 0, &says); err != nil {
+	if err := receive(conn, 0, &is); err != nil {
 		return fmt.Errorf("hear the target: %w", err)
 	}
 	switch {
-	case says.Error != "":
-		return fmt.Errorf("%w: %s", errRefused, says.Error)
+	case is.Error != "":
+		return fmt.Errorf("%w: %s", errRefused, is.Error)
 	case do == nil:
 		return nil
 	}
-	return do(conn, says.UID)
+	return do(conn, is)
 }
 
 var errRefused = errors.New("the target refuses")

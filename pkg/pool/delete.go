@@ -21,6 +21,9 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteO
 // DeleteOnly is Delete for a volume that is abnormal for a reason, and returns ErrPrecondition for
 // any other. That is judged under the lock that the deletion has. An empty reason is for any volume.
 func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
+	if err := s.dropReferences(ctx, id); err != nil {
+		return err
+	}
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		return s.unlessOutOfUse(id, err)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
@@ -18,7 +21,7 @@ import (
 // A volume moves to another node in these steps, each durable when it returns, and each of which can be repeated:
 //
 //  1. PrepareTarget there: a copy that is no volume yet, with the promise of the source;
-//  2. the mover copies, while pods go on;
+//  2. the mover copies, while pods go on, from a Reference if there can be one: Based records there that the copy equals it;
 //  3. Fence here: the source is not published any more;
 //  4. when the source is published nowhere, the mover copies what has changed since, and compares;
 //  5. Received there: the copy is whole, as of that fence;
@@ -81,6 +84,57 @@ func (v *found) moveState() (MoveState, error) {
 	var err error
 	is.Used, err = v.use().Used()
 	return is, err
+}
+
+// Reference makes a copy of a volume that does not move yet and may be in use, for the passes of a move, unless the one of that token
+// is there. The volume's other references are removed, but for one that is kept. It counts as a snapshot does, and no call on a
+// snapshot reaches it. The caller holds no lock. Errors: ErrInvalid, ErrPrecondition also where a copy would share no blocks, and those of
+// Snapshot.
+func (s *Set) Reference(ctx context.Context, id volume.ID, token, kept string) error {
+	reference, err := id.Reference(token)
+	if err != nil {
+		return err
+	}
+	unlock, err := s.Lock(reference)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := s.dropReferences(ctx, id, token, kept); err != nil {
+		return err
+	}
+	_, err = s.Snapshot(ctx, SnapshotRequest{ID: reference, Source: id, Way: CopyWay{WhenWritten: volume.Accept, MaxStall: mostStall, Shared: true}})
+	return err
+}
+
+// mostStall is for how long pods may wait while the blocks of one file are shared.
+const mostStall = time.Second
+
+// dropReferences removes the references of a volume but for those that are kept.
+func (s *Set) dropReferences(ctx context.Context, id volume.ID, kept ...string) error {
+	var all []volume.ID
+	for _, p := range s.Pools {
+		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Card.Exists) {
+			of, token, is := reference.Referenced()
+			if !is {
+				break
+			}
+			if of == id && !slices.Contains(kept, token) {
+				all = append(all, reference)
+			}
+		}
+	}
+	for _, reference := range all {
+		unlock, err := s.Lock(reference)
+		if err == nil {
+			err = s.DeleteSnapshot(ctx, reference)
+			unlock()
+		}
+		if err != nil && !errors.Is(err, volume.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
 }
 
 // A FenceRequest is for the source of a move.
@@ -184,7 +238,7 @@ func (s *Set) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 	is := v.entry.Move()
 	switch {
 	case is == (store.Move{}):
-		return v.durable()
+		return errors.Join(v.durable(), s.dropReferences(ctx, m.Volume))
 	case !is.Is(store.MoveSource, m.ID):
 		return v.notOf(m, "unfence")
 	case is.HandedOver && !targetAborted:
@@ -196,6 +250,9 @@ func (s *Set) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 		rec := *v.entry.Record
 		rec.Move = store.Move{}
 		err = v.write(ctx, &rec)
+	}
+	if err == nil {
+		err = s.dropReferences(ctx, m.Volume)
 	}
 	if err != nil {
 		return fmt.Errorf("unfence volume %s: %w", m.Volume, err)
@@ -255,7 +312,7 @@ func (v *found) unusedAnywhere(ctx context.Context) error {
 func (s *Set) RemoveSource(ctx context.Context, m Move) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if errors.Is(err, volume.ErrNotFound) {
-		return nil
+		return s.dropReferences(ctx, m.Volume)
 	}
 	if err != nil {
 		return err
@@ -267,6 +324,9 @@ func (s *Set) RemoveSource(ctx context.Context, m Move) error {
 		return v.notOf(m, "remove the source of")
 	case !is.HandedOver:
 		return fmt.Errorf("remove the source of volume %s: %w: it was not handed over to node %s", m.Volume, volume.ErrPrecondition, is.Peer)
+	}
+	if err := s.dropReferences(ctx, m.Volume); err != nil {
+		return err
 	}
 	return v.discard(ctx, s)
 }
@@ -382,6 +442,28 @@ func (s *Set) Received(ctx context.Context, m Move, fence string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("receive volume %s: %w", m.Volume, err)
+	}
+	return nil
+}
+
+// Based records that the copy equals a reference of its source, durably, or none where the token is empty. Who fills the copy has it
+// locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move,
+// ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s *Set) Based(ctx context.Context, m Move, token string) error {
+	if token != "" {
+		if _, err := m.Volume.Reference(token); err != nil {
+			return err
+		}
+	}
+	v, err := s.findTarget(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	rec := *v.entry.Record
+	rec.Move.Base = token
+	if err := v.write(ctx, &rec); err != nil {
+		return fmt.Errorf("note what the copy of volume %s equals: %w", m.Volume, err)
 	}
 	return nil
 }

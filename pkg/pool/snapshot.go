@@ -202,7 +202,7 @@ func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
 // id comes before all. If others follow, next is the id to go on after. Only those of a source
 // are reported, if it is not the zero id. Pools that do not serve are left out, and so is a
 // snapshot whose record cannot be read: its source is not known. Those of the upstream KubeVirt
-// driver are among them.
+// driver are among them, and references are not.
 func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (page []Snapshot, next volume.ID) {
 	if after == (volume.ID{}) {
 		after = volume.FirstSnapshot()
@@ -210,7 +210,9 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 	var all []volume.ID
 	for _, p := range s.Pools {
 		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
-			all = append(all, id)
+			if _, _, is := id.Referenced(); !is {
+				all = append(all, id)
+			}
 		}
 		for _, id := range upstreamSnapshots(p) {
 			if id.Compare(after) > 0 {

@@ -24,8 +24,45 @@ func ParseSnapshot(name string) (ID, error) {
 	return ID{name: snapshotPrefix + name}, nil
 }
 
-// ParseEntry takes the id of a volume or of a snapshot, as String returns it.
+// referencePrefix begins the id of a reference: a snapshot that a move between nodes makes for itself. ParseSnapshot returns none
+// of such an id: no call on a snapshot reaches one.
+const referencePrefix = snapshotPrefix + "_"
+
+// Reference is the id of the reference of a volume that has a token: letters and digits.
+func (id ID) Reference(token string) (ID, error) {
+	s := referencePrefix + token + "." + id.name
+	if err := checkElement("token", token); err != nil {
+		return ID{}, err
+	}
+	if strings.Contains(token, ".") || id.IsSnapshot() || len(s) > MaxID {
+		return ID{}, fmt.Errorf("%w: %s cannot have the reference %q", ErrInvalid, id.Named(), token)
+	}
+	return ID{name: s}, nil
+}
+
+// Referenced is the volume that a reference is of, and its token; false for what is none.
+func (id ID) Referenced() (of ID, token string, is bool) {
+	name, is := strings.CutPrefix(id.name, referencePrefix)
+	if !is {
+		return ID{}, "", false
+	}
+	token, name, _ = strings.Cut(name, ".")
+	return ID{name: name}, token, true
+}
+
+// BeforeReferences comes before all references, and after all snapshots that come before them.
+func BeforeReferences() ID { return ID{name: referencePrefix} }
+
+// ParseEntry takes the id of a volume, a snapshot or a reference, as String returns it.
 func ParseEntry(s string) (ID, error) {
+	if name, is := strings.CutPrefix(s, referencePrefix); is {
+		token, name, _ := strings.Cut(name, ".")
+		of, err := ParseID(name)
+		if err != nil {
+			return ID{}, err
+		}
+		return of.Reference(token)
+	}
 	if name, is := strings.CutPrefix(s, snapshotPrefix); is {
 		return ParseSnapshot(name)
 	}

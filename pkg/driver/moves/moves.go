@@ -25,11 +25,13 @@ const Service = "hostpath.Moves"
 // The calls. What they do is in pkg/pool.
 const (
 	State         = "MoveState"
+	Reference     = "MoveReference"
 	Fence         = "MoveFence"
 	Unfence       = "MoveUnfence"
 	HandOver      = "MoveHandOver"
 	RemoveSource  = "MoveRemoveSource"
 	PrepareTarget = "MovePrepareTarget"
+	Based         = "MoveBased"
 	Received      = "MoveReceived"
 	ConfirmTarget = "MoveConfirmTarget"
 	AbortTarget   = "MoveAbortTarget"
@@ -44,6 +46,9 @@ type Request struct {
 	Peer string `json:"peer,omitempty"`
 	// Fence is what the source drew when it was fenced.
 	Fence string `json:"fence,omitempty"`
+	// Reference is the token of the one that Reference makes, and Base that of the one which it keeps, or which the copy equals.
+	Reference string `json:"reference,omitempty"`
+	Base      string `json:"base,omitempty"`
 	// LeaveSnapshots has Fence leave the snapshots of the volume behind.
 	LeaveSnapshots bool `json:"leaveSnapshots,omitempty"`
 	// TargetAborted tells Unfence that the copy on the other node is gone.
@@ -78,6 +83,8 @@ type Volume struct {
 	Peer       string `json:"peer,omitempty"`
 	Fence      string `json:"fence,omitempty"`
 	HandedOver bool   `json:"handedOver,omitempty"`
+	// Base is the reference that a target equals.
+	Base string `json:"base,omitempty"`
 	// Moved is the last move that was confirmed here.
 	Moved string `json:"moved,omitempty"`
 }
@@ -85,7 +92,7 @@ type Volume struct {
 // Describe is what gRPC needs to serve the service by a function that takes the calls.
 func Describe(call func(ctx context.Context, name string, r Request) (*Volume, error)) *grpc.ServiceDesc {
 	d := &grpc.ServiceDesc{ServiceName: Service, HandlerType: (*any)(nil), Metadata: "moves"}
-	for _, name := range []string{State, Fence, Unfence, HandOver, RemoveSource, PrepareTarget, Received, ConfirmTarget, AbortTarget} {
+	for _, name := range []string{State, Reference, Fence, Unfence, HandOver, RemoveSource, PrepareTarget, Based, Received, ConfirmTarget, AbortTarget} {
 		handle := func(ctx context.Context, message any) (any, error) {
 			var r Request
 			if err := decode(message.(*structpb.Struct), &r); err != nil {

@@ -25,7 +25,7 @@ func Receive(ctx context.Context, conn io.ReadWriter, into *dir.Dir, o Options) 
 		return err
 	}
 	defer release()
-	r := &receiver{ctx: ctx, wire: w, into: into, progress: o.Progress, allocated: o.Allocated, attrs: newAttributer(), block: newBlockBuffer(), seed: maphash.MakeSeed(), seen: newSpool(into)}
+	r := &receiver{ctx: ctx, wire: w, into: into, progress: o.Progress, finished: o.Finished, allocated: o.Allocated, attrs: newAttributer(), block: newBlockBuffer(), seed: maphash.MakeSeed(), seen: newSpool(into)}
 	err = r.run()
 	if err != nil && ctx.Err() == nil {
 		r.lastWords(err)
@@ -48,6 +48,7 @@ type receiver struct {
 	// allocated: see Options.
 	allocated bool
 	progress  func(Progress)
+	finished  func() error
 	shown     time.Time
 	done      Progress
 	attrs     *attributer
@@ -120,6 +121,11 @@ func (r *receiver) finish(p parser) error {
 	}
 	if err := clone.Sync(r.into); err != nil {
 		return err
+	}
+	if r.finished != nil {
+		if err := r.finished(); err != nil {
+			return err
+		}
 	}
 	return errors.Join(r.wire.sendEmpty(r.ctx, kindFinished), r.wire.w.Flush())
 }

@@ -50,6 +50,8 @@ type Options struct {
 	// Allocated has the receiver keep the blocks of files that are there, as those of a disk whose space is set aside: what is a
 	// hole in the source is made zero, and not given back.
 	Allocated bool
+	// Finished is called by the receiver when all is on the disk after Sender.Finish, and before the sender hears of it.
+	Finished func() error
 	// Progress is called from time to time while a pass goes on, from the goroutine that works: it must be fast.
 	Progress func(Progress)
 }

@@ -72,6 +72,39 @@ func (p *Leftovers) UndoCreation(id volume.ID) error {
 	return p.DiscardCreation(id.String())
 }
 
+// RecoverReferences begins the removal of references of volumes that are not fenced: before the fence only the movers know of a move,
+// and they do without. RecoverTrash finishes it.
+func (p *Leftovers) RecoverReferences() error {
+	for id, err := range p.Store.Records().All() {
+		if err != nil {
+			return err
+		}
+		of, _, is := id.Referenced()
+		if !is {
+			continue
+		}
+		p.Steps.Add(1)
+		p.Left(id.String(), p.UnlessBusy(id, func() error { return p.recoverReference(id, of) }))
+	}
+	return nil
+}
+
+func (p *Leftovers) recoverReference(id, of volume.ID) error {
+	rec, err := p.Store.Records().Read(of)
+	if err != nil || rec != nil && rec.Move.Role == store.MoveSource {
+		return err
+	}
+	e, d, err := p.Lookup(id)
+	if err != nil {
+		return err
+	}
+	if d == nil { // its removal has begun
+		return nil
+	}
+	_, err = p.Store.Remove(id, store.Trashed(id, e))
+	return errors.Join(err, d.Close())
+}
+
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Leftovers) RecoverTrash() error {

@@ -69,6 +69,8 @@ type Way struct {
 	WhenWritten volume.WhenWritten
 	// MaxStall is for how long those who write may be stopped; 0 for no limit.
 	MaxStall time.Duration
+	// Shared refuses a copy that would share no blocks with its source.
+	Shared bool
 }
 
 // A Snapshot is what is reported of one.

@@ -57,6 +57,9 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.method, err = p.methodFor(src); err != nil {
 		return nil, err
 	}
+	if way.Shared && src.method == volume.ByCopy {
+		return nil, fmt.Errorf("%w: a copy of %s would share no blocks with it", volume.ErrPrecondition, id.Named())
+	}
 	if err := src.freezable(); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,8 @@ type Move struct {
 	// Fence is what a source has drawn when it was fenced, and what a target has a whole copy as of; empty for a target that has
 	// none. A source that was published in between has another, so that no copy from before is taken for one that is whole.
 	Fence string `json:"fence,omitempty"`
+	// Base is the reference of the source that a target equals; empty while a pass changes it, and where none is known.
+	Base string `json:"base,omitempty"`
 	// HandedOver says that the target may have been confirmed, so that the source stays fenced.
 	HandedOver bool `json:"handedOver,omitempty"`
 	// Recorded says that the source had no record before it was fenced.
@@ -59,12 +61,12 @@ func validMove(r Record) bool {
 	m := r.Move
 	_, idErr := volume.ParseMoveID(m.ID)
 	_, peerErr := volume.ParseNodeID(m.Peer)
-	if idErr != nil || peerErr != nil || m.Fence != "" && !validName(m.Fence) || r.Inline || r.IsSnapshot() {
+	if idErr != nil || peerErr != nil || m.Fence != "" && !validName(m.Fence) || m.Base != "" && !validName(m.Base) || r.Inline || r.IsSnapshot() {
 		return false
 	}
 	switch m.Role {
 	case MoveSource:
-		return m.Fence != ""
+		return m.Fence != "" && m.Base == ""
 	case MoveTarget:
 		return !m.HandedOver && !m.Recorded
 	}

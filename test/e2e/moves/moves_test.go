@@ -29,11 +29,13 @@ type place struct {
 	name        string
 	enforcement string
 	mount       func(t *testing.T) string
+	shares      bool // blocks
 }
 
 var (
-	onBtrfs = place{"btrfs", "required", func(t *testing.T) string { return testenv.CountingBtrfs(t, 512*mib) }}
-	onExt4  = place{"ext4", "", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 512*mib) }}
+	onBtrfs = place{"btrfs", "required", func(t *testing.T) string { return testenv.CountingBtrfs(t, 512*mib) }, true}
+	onExt4  = place{"ext4", "", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 512*mib) }, false}
+	onXFS   = place{"xfs", "", func(t *testing.T) string { return testenv.LoopFS(t, "xfs", 512*mib) }, true}
 )
 
 // A way is from one filesystem to another.
@@ -60,13 +62,16 @@ func (w way) String() string {
 }
 
 func TestMove(t *testing.T) {
-	for _, way := range ways() {
+	for _, way := range append(ways(), way{onXFS, onExt4, true}) {
 		t.Run(way.String(), func(t *testing.T) {
 			w := newWorld(t, way, none)
 			for range 2 {
 				w.begin()
 				w.move()
 				w.end()
+				if w.last.Based != way.from.shares {
+					t.Errorf("the last pass is %+v: whether it has a base is up to the filesystem of the source\n%s", w.last, w.said)
+				}
 			}
 		})
 	}

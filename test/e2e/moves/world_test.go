@@ -65,6 +65,8 @@ type world struct {
 	count    int // of moves
 	// sized: the volume has no record, and the mover is told its size.
 	sized bool
+	last  mover.Event // of the last pass
+	said  string      // by the mover that made it
 
 	writer *writer
 }
@@ -231,6 +233,7 @@ func (w *world) move() {
 		}
 	}
 	fence := out.last().Fence
+	w.last, w.said = out.lastPass(), out.output()
 	in.await("listening") // a program is not killed while it gets into the trap
 	in.kill()
 	w.run("move-in", "confirm", "--fence="+fence)
@@ -484,6 +487,18 @@ func (m *moverProcess) last() mover.Event {
 		return mover.Event{}
 	}
 	return m.events[len(m.events)-1]
+}
+
+// lastPass is the event of the last pass, if it was made.
+func (m *moverProcess) lastPass() (last mover.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.events {
+		if e.Last {
+			last = e
+		}
+	}
+	return last
 }
 
 // await waits for an event, which is the last one then or was before.
