@@ -71,7 +71,7 @@ func (m moving) hear(report progress, movers ...*corev1.Pod) {
 	key := client.ObjectKeyFromObject(m)
 	last, known := m.heard[key]
 	if m.heard == nil {
-		m.Reconciler.heard = map[client.ObjectKey]string{}
+		m.heard = map[client.ObjectKey]string{}
 	}
 	m.heard[key] = report.at
 	if known && last != report.at && !failsAgain(movers) {
