@@ -19,7 +19,7 @@ import (
 // What the runbooks have a user type and look for is there.
 func TestRunbooks(t *testing.T) {
 	const runbooks = "../../../docs/runbooks/"
-	fence, still := must.Value(os.ReadFile(runbooks + "HostPathMoveFenced.md"))(t), must.Value(os.ReadFile(runbooks + "HostPathMoveStandsStill.md"))(t)
+	fence, still := must.Value(os.ReadFile(runbooks+"HostPathMoveFenced.md"))(t), must.Value(os.ReadFile(runbooks+"HostPathMoveStandsStill.md"))(t)
 	text := string(fence) + string(still)
 
 	patches := regexp.MustCompile(`patch volumemove -n NAMESPACE MOVE --type=merge -p '([^']+)'`).FindAllStringSubmatch(text, -1)
