@@ -84,6 +84,13 @@ bench: driver ## Measure the driver against what it is built on, as ratios with 
 	@go build -o bin/bench ./test/cmd/bench
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench $(BENCH_FLAGS)
 
+# Small, unless BENCH_FLAGS='--move-mib 10240 --mover-files 1000000'.
+.PHONY: bench-move
+bench-move: driver ## Measure moves against copies over the same connection, and what movers take, in a few minutes
+	@test/tools/install-deps bench-move
+	@go build -o bin/bench ./test/cmd/bench
+	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench --only moves --rounds 3 $(BENCH_FLAGS)
+
 .PHONY: docs
 docs: ## Write what of docs/ is made from the code: docs/metrics.md
 	@mkdir -p bin
