@@ -86,7 +86,8 @@ func TestKillAtEveryStep(t *testing.T) {
 				if len(steps) < 5 {
 					t.Fatalf("the %s has only the steps %q", victim, steps)
 				}
-				every, kills := 1, 0
+				// A move has a few steps more or less each time, and many more on a busy machine: writes of the pod, and of the trash.
+				every, kills, fewest := 1, 0, len(steps)
 				if testing.Short() {
 					every = 1 + len(steps)/3
 				}
@@ -94,19 +95,20 @@ func TestKillAtEveryStep(t *testing.T) {
 					w.begin()
 					w.trap.Arm(n)
 					w.move()
-					if _, killed := w.trap.Disarm(); killed {
+					if all, killed := w.trap.Disarm(); killed {
 						kills++
+					} else {
+						fewest = min(fewest, len(all))
 					}
 					w.end()
 					if t.Failed() {
 						t.Fatalf("after a kill before step %d of %d, %s", n, len(steps), steps[n-1])
 					}
 				}
-				// A move has a few steps more or less each time: writes of the pod, and of the trash.
-				if kills*every*2 < len(steps) {
-					t.Errorf("%d kills in %d steps", kills, len(steps))
+				if kills*every*2 < fewest {
+					t.Errorf("%d kills in %d steps", kills, fewest)
 				}
-				t.Logf("%d kills in %d steps", kills, len(steps))
+				t.Logf("%d kills in %d to %d steps", kills, fewest, len(steps))
 			})
 		}
 	}

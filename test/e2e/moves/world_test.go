@@ -124,7 +124,9 @@ func (w *world) makeCerts() {
 func (w *world) begin() {
 	w.Helper()
 	w.count++
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	// The port is free until the target listens. Of this address no other process is given one.
+	pid := os.Getpid()
+	listener, err := net.Listen("tcp", net.JoinHostPort(net.IPv4(127, 1, byte(pid>>8), byte(pid)).String(), "0"))
 	must.Succeed(w, err)
 	w.address = listener.Addr().String()
 	must.Succeed(w, listener.Close())
