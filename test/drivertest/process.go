@@ -138,7 +138,7 @@ func (p *Process) command() (*exec.Cmd, error) {
 func (p *Process) connect(ctx context.Context) error {
 	conn, err := grpc.NewClient(p.Endpoint(), append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithChainUnaryInterceptor(p.patiently),
+		grpc.WithChainUnaryInterceptor(p.calling),
 		// The first attempts come before the socket is there. Look again soon.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: 50 * time.Millisecond},
@@ -197,16 +197,24 @@ func exitReason(err error) error {
 // Hanging says that from now on a disk gives no answer on purpose: what calls on its pool are answered is for the test.
 func (p *Process) Hanging() { p.hanging.Store(true) }
 
-// patiently makes a call again that a pool refused because its disk gave no answer in time, as kubelet and the sidecars do: on a
+// calling is the interceptor of all calls on the driver.
+func (p *Process) calling(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	if p.hanging.Load() {
+		return invoke(ctx, method, request, answer, conn, options...)
+	}
+	return Patiently(ctx, method, request, answer, conn, invoke, options...)
+}
+
+// Patiently makes a call again that a pool refused because its disk gave no answer in time, as kubelet and the sidecars do: on a
 // machine that is busy enough, a disk in order is slower than that. What such a call goes on with meanwhile has the next ones be ABORTED.
-func (p *Process) patiently(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+func Patiently(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	within := time.After(Patience)
 	for slow := false; ; {
 		err := invoke(ctx, method, request, answer, conn, options...)
 		slow = slow || gaveNoAnswer(err)
-		if p.hanging.Load() || !slow || !gaveNoAnswer(err) && status.Code(err) != codes.Aborted {
+		if !slow || !gaveNoAnswer(err) && status.Code(err) != codes.Aborted {
 			return err
 		}
 		select {

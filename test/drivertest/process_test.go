@@ -65,7 +65,7 @@ func TestCallsOnSlowDisk(t *testing.T) {
 			if test.hanging {
 				p.Hanging()
 			}
-			err := p.patiently(t.Context(), "", nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			err := p.calling(t.Context(), "", nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
 				calls++
 				return test.answers[calls-1]
 			})
