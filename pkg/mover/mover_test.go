@@ -750,10 +750,7 @@ func TestUnusableIdentity(t *testing.T) {
 func TestDialUntilTargetListens(t *testing.T) {
 	a := newAuthority(t)
 	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	address := free.Addr().String()
-	must.Succeed(t, free.Close())
+	address := testenv.FreeAddress(t)
 	dial, err := mover.Dialer(address, source)
 	must.Succeed(t, err)
 	dialed := make(chan error, 1)

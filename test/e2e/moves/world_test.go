@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/mover"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
@@ -124,18 +124,14 @@ func (w *world) makeCerts() {
 func (w *world) begin() {
 	w.Helper()
 	w.count++
-	// The port is free until the target listens. Of this address no other process is given one.
-	pid := os.Getpid()
-	listener, err := net.Listen("tcp", net.JoinHostPort(net.IPv4(127, 1, byte(pid>>8), byte(pid)).String(), "0"))
-	must.Succeed(w, err)
-	w.address = listener.Addr().String()
-	must.Succeed(w, listener.Close())
+	w.address = testenv.FreeAddress(w)
 	for _, n := range []*node{w.from, w.to} {
 		must.Succeed(w, n.pool.Settle())
+		var err error
 		n.free, err = n.Capacity(w.Context(), "")
 		must.Succeed(w, err)
 	}
-	_, err = w.from.Create(w.Context(), w.volume)
+	_, err := w.from.Create(w.Context(), w.volume)
 	must.Succeed(w, err)
 	must.Succeed(w, w.from.Publish(w.Context(), w.volume, "pod"))
 	if !w.volume.Block {
