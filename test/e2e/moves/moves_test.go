@@ -126,7 +126,8 @@ func TestUndo(t *testing.T) {
 			w.wantRefused(w.from)
 			w.wantRefused(w.to)
 			for _, n := range []*node{w.from, w.to} {
-				n.WantCode("delete a volume that moves", n.Delete(t.Context(), w.volume.ID), codes.FailedPrecondition)
+				err := drivertest.Repeat(t.Context(), func() error { return n.Delete(t.Context(), w.volume.ID) })
+				n.WantCode("delete a volume that moves", err, codes.FailedPrecondition)
 			}
 			out.kill()
 			in.kill()
@@ -186,10 +187,11 @@ func TestTwoMovesOfOneVolume(t *testing.T) {
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")
-	_, err := w.from.moves.Call(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
+	// Movers ask their drivers meanwhile.
+	_, err := w.from.moves.Repeat(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
 	w.from.WantCode("fence for another move", err, codes.FailedPrecondition)
 	for n, call := range map[*node]string{w.from: moves.Unfence, w.to: moves.AbortTarget} {
-		_, err := n.moves.Call(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
+		_, err := n.moves.Repeat(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
 		n.WantCode(call+" by another move", err, codes.FailedPrecondition)
 	}
 	out.kill()
@@ -225,7 +227,7 @@ func TestConfirmTooEarly(t *testing.T) {
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")
-	state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+	state, err := w.from.moves.Repeat(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
 	w.from.Must(err)
 	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
 		t.Errorf("a copy that is not whole is confirmed: %+v", last)

@@ -327,10 +327,10 @@ func (w *world) unpublish(n *node, pod string) {
 	}
 }
 
-// wantRefused expects a node not to publish the volume.
+// wantRefused expects a node not to publish the volume. Its mover may be asking for it at that moment.
 func (w *world) wantRefused(n *node) {
 	w.Helper()
-	err := n.Publish(w.Context(), w.volume, "refused")
+	err := drivertest.Repeat(w.Context(), func() error { return n.Publish(w.Context(), w.volume, "refused") })
 	n.WantCode("publish a volume that moves", err, codes.FailedPrecondition)
 	if err != nil && !strings.Contains(err.Error(), n.peer) {
 		w.Errorf("%v does not say which the other node is", err)
