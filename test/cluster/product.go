@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -35,10 +37,11 @@ func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization s
 func (c *Cluster) Established(ctx context.Context, definitions ...string) error {
 	args := append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)
 	return c.Log.Until(ctx, time.Minute, "the API server to serve "+strings.Join(definitions, " "), func(ctx context.Context) (string, error) {
-		if _, err := c.Kubectl(ctx, args...); err != nil {
+		_, err := c.Kubectl(ctx, args...)
+		if refused := new(exec.ExitError); errors.As(err, &refused) {
 			return err.Error(), nil
 		}
-		return "", nil
+		return "", err
 	})
 }
 

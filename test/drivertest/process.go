@@ -64,8 +64,6 @@ type Config struct {
 	Flags []string
 	// Log, if set, gets the driver's standard error as it comes.
 	Log io.Writer
-	// Dial is for connections to the driver.
-	Dial []grpc.DialOption
 }
 
 // A Process is a driver that runs, or that can run again on the same pools and
@@ -136,7 +134,7 @@ func (p *Process) command() (*exec.Cmd, error) {
 // connect dials the driver and waits for its first answers, until it is ready or
 // has ended.
 func (p *Process) connect(ctx context.Context) error {
-	conn, err := grpc.NewClient(p.Endpoint(), append([]grpc.DialOption{
+	conn, err := grpc.NewClient(p.Endpoint(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithChainUnaryInterceptor(p.calling),
 		// The first attempts come before the socket is there. Look again soon.
@@ -144,8 +142,7 @@ func (p *Process) connect(ctx context.Context) error {
 			Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: 50 * time.Millisecond},
 			// Zero would mean that a busy machine has only the delay to connect in.
 			MinConnectTimeout: startBound,
-		}),
-	}, p.config.Dial...)...)
+		}))
 	if err != nil {
 		return err
 	}
