@@ -76,7 +76,7 @@ func (c *Cluster) InstallRestores(ctx context.Context, kustomization string) err
 
 // DriverReady waits until the driver runs on every node and kubelet knows of it.
 func (c *Cluster) DriverReady(ctx context.Context) error {
-	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", c.driverReady)
+	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", Patient(c.driverReady))
 }
 
 func (c *Cluster) driverReady(ctx context.Context) (string, error) {
@@ -153,7 +153,7 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 	if _, err := c.Kubectl(ctx, "delete", "-k", kustomization, "--timeout=2m"); err != nil {
 		return err
 	}
-	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", func(ctx context.Context) (string, error) {
+	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", Patient(func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
@@ -163,5 +163,5 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 			there = append(there, pod.Name)
 		}
 		return strings.Join(there, ", "), nil
-	})
+	}))
 }
