@@ -32,17 +32,33 @@ func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization s
 		"volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "volumesnapshotclasses.snapshot.storage.k8s.io")
 }
 
-// Established waits until the definitions that the arguments name for kubectl wait are served. One that was made a moment ago has
-// no list of conditions, which kubectl wait takes for an error.
+// Established waits until the API server answers for the definitions that the arguments name for kubectl. One that was made a moment
+// ago has no list of conditions, which kubectl wait takes for an error, and is said to be established before it is served.
 func (c *Cluster) Established(ctx context.Context, definitions ...string) error {
-	args := append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)
 	return c.Log.Until(ctx, time.Minute, "the API server to serve "+strings.Join(definitions, " "), func(ctx context.Context) (string, error) {
-		_, err := c.Kubectl(ctx, args...)
+		err := c.established(ctx, definitions)
 		if refused := new(exec.ExitError); errors.As(err, &refused) {
 			return err.Error(), nil
 		}
 		return "", err
 	})
+}
+
+func (c *Cluster) established(ctx context.Context, definitions []string) error {
+	if _, err := c.Kubectl(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)...); err != nil {
+		return err
+	}
+	names, err := c.Kubectl(ctx, append([]string{"get", "-o", "name"}, definitions...)...)
+	if err != nil {
+		return err
+	}
+	for _, name := range strings.Fields(names) {
+		_, kind, _ := strings.Cut(name, "/")
+		if _, err := c.Kubectl(ctx, "get", "--all-namespaces", kind); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Install applies a kustomization of the product, and waits until it is ready.

@@ -37,16 +37,7 @@ func (s *scene) withAPI(file string) dynamic.ResourceInterface {
 	must.Succeed(s, c.Established(s.Context(), "-f", file))
 	client, err := dynamic.NewForConfig(c.Config)
 	must.Succeed(s, err)
-	all := client.Resource(provisioners)
-	// The API server serves a kind in a moment, and says so before.
-	s.until("HostPathProvisioners to be served", func(ctx context.Context) (string, error) {
-		_, err := all.List(ctx, metav1.ListOptions{})
-		if apierrors.IsNotFound(err) {
-			return err.Error(), nil
-		}
-		return "", err
-	})
-	return all
+	return client.Resource(provisioners)
 }
 
 // provisioner is an object with a spec in YAML.
