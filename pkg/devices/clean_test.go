@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
@@ -675,6 +676,30 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 			if p := w.Refused(devices.OfOthers); !strings.Contains(p.Detail, "by-hand") {
 				t.Errorf("the problem is %+v, want it to name the volume", p)
 			}
+		})
+	}
+}
+
+// The agent's container has only /dev of the node. The static provisioner of sig-storage wants links to disks in /mnt.
+func TestDeviceOfForeignVolumeByAPathThatOnlyTheNodeHas_isRefused(t *testing.T) {
+	for name, released := range map[string]bool{"new": false, "released": true} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Blank("disk", 32*mib)
+			d.Untouched()
+			w.Root = t.TempDir()
+			w.Restart()
+			var st unix.Stat_t
+			must.Succeed(t, unix.Stat(d.Node, &st))
+			must.Succeed(t, os.MkdirAll(filepath.Join(w.Root, "mnt/disks of this test"), 0o755))
+			must.Succeed(t, unix.Mknod(filepath.Join(w.Root, "mnt/node"), unix.S_IFBLK|0o600, int(st.Rdev)))
+			must.Succeed(t, os.Symlink("/mnt/node", filepath.Join(w.Root, "mnt/disks of this test/a")))
+			if released {
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			}
+			foreign := devices.Volume{Name: "static", Path: "/mnt/disks of this test/a", Foreign: true}
+			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
+			w.Refused(devices.OfOthers)
 		})
 	}
 }

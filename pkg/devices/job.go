@@ -355,7 +355,7 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	case v.Elsewhere:
 		return nil
 	}
-	number, err := blockdev.At(v.Path)
+	number, err := a.View.At(v.Path)
 	same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
 	switch {
 	case err == nil && (same || overlaps) && v.Foreign:

@@ -43,6 +43,8 @@ type World struct {
 	API func() ([]devices.Volume, error)
 	// Reserved are the nodes that have reserved disks, which other worlds may share.
 	Reserved *sync.Map
+	// Root is its root directory, if it is not that of this machine.
+	Root string
 	// Hostname is its name.
 	Hostname string
 	// Taken are names of volumes of other nodes.
@@ -80,8 +82,10 @@ func (w *World) Open(dir string) {
 
 // Start starts an agent, as after a restart.
 func (w *World) Start() {
+	view := View()
+	view.Root = w.Root
 	w.Agent = devices.NewAgent(devices.Options{
-		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: View(),
+		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: view,
 		Changed: func() {
 			select {
 			case w.changed <- struct{}{}:
