@@ -850,6 +850,7 @@ func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
 	}
 	w.Pass()
 	w.Refused(devices.OtherDevice)
+	w.Agent.Close() // the cleaning of the disk that the path led to may have a step to do
 	d.WantZero(0, mib)
 }
 
