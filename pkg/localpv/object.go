@@ -97,7 +97,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
-		v.Used = !v.Released
+		v.Used, v.Bound = !v.Released, pv.Status.Phase == corev1.VolumeBound
 	}
 	return v, true
 }

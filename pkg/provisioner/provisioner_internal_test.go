@@ -401,6 +401,16 @@ func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testi
 	}
 }
 
+// Both were restored from a backup: the PersistentVolume names the claim by the uid that it had.
+func TestDeleteKeepsTheDirectoryThatAClaimNamesAnew(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "restored"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name},
+	})
+	if err := r.Delete(t.Context(), own(t, r.config.Path)); err == nil || len(r.directories()) != 1 {
+		t.Errorf("%v, and left are %v", err, r.directories())
+	}
+}
+
 func TestDeleteRemovesItsOwn(t *testing.T) {
 	rename := func(directory string) func(*corev1.PersistentVolume) {
 		return func(pv *corev1.PersistentVolume) {
