@@ -84,6 +84,13 @@ bench: driver ## Measure the driver against what it is built on, as ratios with 
 	@go build -o bin/bench ./test/cmd/bench
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench $(BENCH_FLAGS)
 
+# Small, unless BENCH_FLAGS='--move-mib 10240 --mover-files 1000000'.
+.PHONY: bench-move
+bench-move: driver ## Measure moves against copies over the same connection, and what movers take, in a few minutes
+	@test/tools/install-deps bench-move
+	@go build -o bin/bench ./test/cmd/bench
+	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench --only moves --rounds 3 $(BENCH_FLAGS)
+
 .PHONY: docs
 docs: ## Write what of docs/ is made from the code: docs/metrics.md
 	@mkdir -p bin
@@ -212,6 +219,8 @@ KERNEL_TESTS := ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
 # it uses no filesystem of the guest, and takes an emulated processor minutes.
 KERNEL_FLAGS ?= -test.short
+# Of these faults limits change nothing, and make test has them on the host. make test-kernel KERNEL_FLAGS= has all.
+KERNEL_SHORT_faults := -test.skip Hanging|Failing|Unreadable|NFS|LongLine|Clock
 # The second is the shorter one, so that a test which hangs reports where.
 KERNEL_TIMEOUT ?= 30m
 KERNEL_TEST_TIMEOUT ?= 25m
@@ -227,7 +236,7 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 	bin/kernel/kernel --env CI --timeout $(KERNEL_TIMEOUT) --memory 3072 \
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
 		--add bin/kernel/pool-mounter:/usr/bin/pool-mounter --env POOL_MOUNTER=/usr/bin/pool-mounter \
-		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
+		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS) $(if $(KERNEL_FLAGS),$(KERNEL_SHORT_$(notdir $(package))))')
 
 # What a machine lacks for a cluster is said before anything is built.
 .PHONY: cluster-check

@@ -18,6 +18,8 @@ import (
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 // suiteVariable holds, as JSON, what a child of this test binary has to test.
@@ -87,7 +89,7 @@ func runSuite(encoded string) int {
 	config.TestVolumeSize = s.Size
 	config.TestVolumeExpandSize = s.Grown
 	config.TestVolumeParameters = s.Parameters
-	config.DialOptions = append(config.DialOptions, grpc.WithUnaryInterceptor(sized))
+	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(drivertest.Patiently, sized))
 	var outcome outcome
 	sanity.Test(&outcome, config)
 	return int(outcome)

@@ -147,6 +147,9 @@ const (
 	Failed Phase = "Failed"
 )
 
+// Phases are all of them.
+var Phases = []Phase{Pending, Copying, Fenced, Switching, Removing, Succeeded, Undoing, Failed}
+
 // VolumeMoveStatus says how far a move is.
 type VolumeMoveStatus struct {
 	// ObservedGeneration is the generation of the spec that the status is about.
@@ -191,6 +194,12 @@ type VolumeMoveStatus struct {
 	// Standstill is the time in which no pod could use the volume.
 	// +optional
 	Standstill *Standstill `json:"standstill,omitempty"`
+	// FencedTime is when the fence was seen to be up: no pod can start with the volume until the phase is Removing, or the move is undone.
+	// +optional
+	FencedTime *metav1.Time `json:"fencedTime,omitempty"`
+	// LastProgressTime is when the move last got further, to about a minute.
+	// +optional
+	LastProgressTime *metav1.Time `json:"lastProgressTime,omitempty"`
 	// Conditions has Complete.
 	// +optional
 	// +listType=map

@@ -122,6 +122,14 @@ func (in *VolumeMoveStatus) DeepCopyInto(out *VolumeMoveStatus) {
 		*out = new(Standstill)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.FencedTime != nil {
+		in, out := &in.FencedTime, &out.FencedTime
+		*out = (*in).DeepCopy()
+	}
+	if in.LastProgressTime != nil {
+		in, out := &in.LastProgressTime, &out.LastProgressTime
+		*out = (*in).DeepCopy()
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))

@@ -130,6 +130,7 @@ func run(s settings, config render.Config) error {
 	}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),
+		metrics.Registry.Register(move.Metrics(m.GetClient(), m.Elected(), time.Now)),
 		r.Add(m),
 		addMoves(m, config.Namespace),
 		m.AddHealthzCheck("ping", healthz.Ping),

@@ -23,8 +23,8 @@ type Volume struct {
 	Path  string
 	Bytes int64
 	// Released says that a claim had it and has been deleted, so that the data may go. Used says that a claim has it,
-	// or is about to.
-	Released, Used bool
+	// or is about to, and Bound that it has.
+	Released, Used, Bound bool
 	// ClaimUID and Claim are of the claim that has or had it.
 	ClaimUID, Claim string
 	// Wipe is how it is cleaned at least, and empty if any way will do.
@@ -387,6 +387,10 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	}
 	if facts.Identity != v.Identity || facts.SizeBytes != v.Bytes {
 		p.report.Known = append(p.report.Known, Known{v.Name, facts.Identity, facts.SizeBytes})
+	}
+	// One that is restored from a backup names a claim that may be gone, and is released as soon as that is known.
+	if v.Used && !v.Bound {
+		return nil
 	}
 	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Offered,
 		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}

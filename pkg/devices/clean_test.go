@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
@@ -75,7 +76,7 @@ func TestDeviceLifecycle(t *testing.T) {
 	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 || d.Sum() != sum {
 		t.Fatalf("a bound volume: %+v", r)
 	}
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume(o.Name))}
+	w.PVs = []devices.Volume{w.Released(d.Volume(o.Name))}
 	if r := w.Pass(); len(r.Cleaned) != 1 || r.Cleaned[0] != o.Name {
 		t.Fatalf("a released volume: %+v, want it cleaned", r)
 	}
@@ -173,7 +174,7 @@ func TestInterruptedCleaningByMoreResumes(t *testing.T) {
 	w := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
 	d := w.Disk("disk", 64*mib)
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 	w.Pass()
 	w.PVs = nil
 	w.Config.Wipe = devices.WipeZero
@@ -228,7 +229,7 @@ func TestVolumeIsCleanedAsPromised(t *testing.T) {
 			t.Cleanup(devices.UseSmallSteps())
 			w.Config.Wipe = c.configured
 			d := w.Disk("disk", 8*mib)
-			v := devicestest.Released(d.Volume("pv"))
+			v := w.Released(d.Volume("pv"))
 			v.Wipe = c.promised
 			w.PVs = []devices.Volume{v}
 			if r := w.Pass(); len(r.Cleaned) != 1 {
@@ -253,7 +254,7 @@ func TestFrozenNode(t *testing.T) {
 	w.Config.Wipe = devices.WipeZero
 	used, released, gone := w.Disk("disk-used", 8*mib), w.Disk("disk-released", 8*mib), w.Disk("disk-gone", 4*mib)
 	fresh := w.Disk("disk-new", 8*mib)
-	w.PVs = []devices.Volume{devicestest.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
+	w.PVs = []devices.Volume{w.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
 	must.Succeed(t, os.Remove(gone.Path))
 	frozen := w.Request()
 	frozen.Frozen, frozen.Retry = true, true
@@ -313,7 +314,7 @@ func TestErasedDeviceHasNoOtherRecord(t *testing.T) {
 	w.Config.ExistingData = devices.Erase
 	o := w.Offered()
 	w.Config.ExistingData = devices.Keep
-	released := devicestest.Released(d.Volume(o.Name))
+	released := w.Released(d.Volume(o.Name))
 	released.ClaimUID = "uid-2"
 	w.PVs = []devices.Volume{released}
 	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
@@ -357,7 +358,7 @@ func TestDeletedVolumeGivesUpItsOwnDeviceOnly(t *testing.T) {
 			w.Pass()
 			w.PVs = nil
 			d.Untouched()
-			deleted := devicestest.Released(d.Volume("pv"))
+			deleted := w.Released(d.Volume("pv"))
 			change(&deleted)
 			must.Succeed(t, w.Agent.Deleted(deleted))
 			w.Refused(devices.WasBound)
@@ -372,7 +373,7 @@ func TestDeviceUsedAfterItsVolumeWasDeletedIsKept(t *testing.T) {
 	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 	w.Pass()
 	w.PVs = nil
-	must.Succeed(t, w.Agent.Deleted(devicestest.Released(d.Volume("pv"))))
+	must.Succeed(t, w.Agent.Deleted(w.Released(d.Volume("pv"))))
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 	d.Untouched()
 	user, err := blockdev.Hold(d.Node)
@@ -404,12 +405,11 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		"another volume, by another path": {func(r *devices.Record, _ *devicestest.Disk) {
 			r.Path, r.Volume, r.ClaimUID = "/dev/other", "pv-2", "uid-2"
 		}, false},
-		"the same volume, by another path": {func(r *devices.Record, _ *devicestest.Disk) { r.Path = "/dev/other" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
 			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			record := bound
 			record.Path, record.Bytes, record.Identity = d.Path, d.Bytes(), "backing_file="+d.Image
 			c.change(&record, d)
@@ -514,9 +514,7 @@ func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 			v.Identity = ""
 			w.PVs = []devices.Volume{v}
 			d.Untouched()
-			if p := w.Refused(devices.NotIdentified); !strings.Contains(p.Detail, d.Identity()) {
-				t.Errorf("the problem is %q, want it to name what the disk is known by", p.Detail)
-			}
+			w.Refused(devices.NotIdentified)
 		})
 	}
 }
@@ -526,10 +524,12 @@ func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	t.Run("by its identity", func(t *testing.T) {
 		w := devicestest.New(t)
 		d := w.Disk("disk", 8*mib)
-		v := devicestest.Released(d.Volume("pv"))
-		v.Identity = ""
-		w.PVs = []devices.Volume{v}
-		w.Refused(devices.NotIdentified)
+		v := d.Volume("pv")
+		v.Identity = "" // when it was recorded
+		w.PVs = []devices.Volume{w.Released(v)}
+		if p := w.Refused(devices.NotIdentified); !strings.Contains(p.Detail, d.Identity()) {
+			t.Errorf("the problem is %q, want it to name what the disk is known by", p.Detail)
+		}
 		w.PVs[0].Identity = d.Identity()
 		if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 			t.Errorf("found %+v, want it cleaned", r)
@@ -537,11 +537,8 @@ func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	})
 	t.Run("by deleting the volume", func(t *testing.T) {
 		w := devicestest.New(t)
-		t.Cleanup(devices.Identify(func(string) string { return "" }))
 		d := w.Disk("disk", 8*mib)
-		v := devicestest.Released(d.Volume("pv"))
-		v.Identity = ""
-		w.PVs = []devices.Volume{v}
+		w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 		w.Refused(devices.NotIdentified)
 		w.PVs = nil
 		w.Refused(devices.HasData)
@@ -550,15 +547,47 @@ func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	})
 }
 
+// A PersistentVolume that is restored from a backup names the claim that it had, which is there anew, or will be. Until that is bound
+// Kubernetes calls the volume released.
+func TestRestoredVolumeIsNotCleaned(t *testing.T) {
+	for name, c := range map[string]struct {
+		recorded bool
+		want     devices.Reason
+	}{
+		"records are there": {true, devices.Contradiction},
+		"records are lost":  {false, devices.NotIdentified},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 8*mib)
+			d.Untouched()
+			v := devicestest.Bound(d.Volume("pv"))
+			if c.recorded {
+				w.PVs = []devices.Volume{v}
+				w.Pass()
+			}
+			v.UID, v.Bound = "uid of the restored one", false
+			w.PVs = []devices.Volume{v}
+			w.Pass()
+			w.PVs[0] = devicestest.Released(v)
+			w.Refused(c.want)
+			w.PVs[0] = devicestest.Bound(v) // its claim has it again
+			if r := w.Pass(); len(r.Problems) > 0 {
+				t.Errorf("problems %v", r.Problems)
+			}
+		})
+	}
+}
+
 // Its annotation says which disk it is of, whatever its user has made there, and whether a pod has ever mounted it or not: it was clean
 // when it was offered.
-func TestReleasedVolumeWithoutRecordIsKnownByItsIdentity(t *testing.T) {
+func TestReleasedVolumeIsKnownByItsIdentity(t *testing.T) {
 	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
 			d := w.Disk("disk", 32*mib)
 			devicestest.Run(t, "mkswap", d.Node)
-			v := devicestest.Released(d.Volume("pv"))
+			v := w.Released(d.Volume("pv"))
 			w.PVs = []devices.Volume{v}
 			if other {
 				w.PVs[0].Identity = "wwid=naa.5000"
@@ -604,6 +633,7 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 			d.Untouched()
 			if c.cache != nil {
 				w.PVs = c.cache(d)
+				w.Released(w.PVs[0]) // has a record
 			}
 			w.API = func() (volumes []devices.Volume, err error) {
 				if c.api != nil {
@@ -639,13 +669,37 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 			d := w.Blank("disk", 32*mib)
 			foreign := devices.Volume{Name: "by-hand", UID: "uid of by-hand", Path: c.path(t, d), Foreign: true}
 			if c.released {
-				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			}
 			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
 			d.Untouched()
 			if p := w.Refused(devices.OfOthers); !strings.Contains(p.Detail, "by-hand") {
 				t.Errorf("the problem is %+v, want it to name the volume", p)
 			}
+		})
+	}
+}
+
+// The agent's container has only /dev of the node. The static provisioner of sig-storage wants links to disks in /mnt.
+func TestDeviceOfForeignVolumeByAPathThatOnlyTheNodeHas_isRefused(t *testing.T) {
+	for name, released := range map[string]bool{"new": false, "released": true} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Blank("disk", 32*mib)
+			d.Untouched()
+			w.Root = t.TempDir()
+			w.Restart()
+			var st unix.Stat_t
+			must.Succeed(t, unix.Stat(d.Node, &st))
+			must.Succeed(t, os.MkdirAll(filepath.Join(w.Root, "mnt/disks of this test"), 0o755))
+			must.Succeed(t, unix.Mknod(filepath.Join(w.Root, "mnt/node"), unix.S_IFBLK|0o600, int(st.Rdev)))
+			must.Succeed(t, os.Symlink("/mnt/node", filepath.Join(w.Root, "mnt/disks of this test/a")))
+			if released {
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			}
+			foreign := devices.Volume{Name: "static", Path: "/mnt/disks of this test/a", Foreign: true}
+			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
+			w.Refused(devices.OfOthers)
 		})
 	}
 }
@@ -692,7 +746,8 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 	if err != nil {
 		return err
 	}
-	api := list{devicestest.Released(devices.Volume{Name: "pv", Path: disk, Bytes: facts.SizeBytes, Identity: facts.Identity})}
+	v := devices.Volume{Name: "pv", Path: disk, Bytes: facts.SizeBytes, Identity: facts.Identity}
+	api := list{devicestest.Released(v)}
 	input := bufio.NewReader(os.Stdin)
 	step := func(int64) {
 		fmt.Println("step")
@@ -702,6 +757,7 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 	}
 	changed := make(chan struct{}, 100)
 	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), View: devicestest.View(), Changed: func() { changed <- struct{}{} }, Wiped: step})
+	a.Pass(devices.Request{Volumes: list{devicestest.Bound(v)}})
 	for {
 		r := a.Pass(devices.Request{Volumes: api, Wipe: wipe})
 		if len(r.Cleaned)+len(r.Problems) > 0 {
@@ -731,7 +787,7 @@ func TestKilledWipeResumes(t *testing.T) {
 				killAfter(t, killed, d, wipe, records)
 				w.Open(records)
 				w.Restart()
-				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 				if r := w.Pass(); len(r.Cleaned) != 1 {
 					t.Fatalf("found %+v, want it cleaned", r)
 				}
@@ -785,7 +841,7 @@ func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
 	w.Config.Wipe = devices.WipeZero
 	d, other := w.Disk("disk", 8*mib), w.Disk("other", 8*mib)
 	other.Untouched()
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 	w.Step = func() {
 		w.Step = nil
 		if err := errors.Join(os.Remove(d.Path), os.Symlink(other.Node, d.Path)); err != nil {
@@ -794,6 +850,7 @@ func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
 	}
 	w.Pass()
 	w.Refused(devices.OtherDevice)
+	w.Agent.Close() // the cleaning of the disk that the path led to may have a step to do
 	d.WantZero(0, mib)
 }
 
@@ -805,7 +862,7 @@ func TestDeviceLosesItsSizeWhileItIsCleaned(t *testing.T) {
 			w := devicestest.New(t)
 			w.Config.Wipe = devices.WipeZero
 			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			w.Step = func() { // after the only one
 				w.Step = nil
 				if err := d.Resize(left); err != nil {
@@ -838,7 +895,7 @@ func TestFailingDeviceKeepsVolume(t *testing.T) {
 				w := devicestest.New(t)
 				ill, d := ill(w, "disk", 32*mib)
 				if hasVolume {
-					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 				}
 				ill.Fail(operation)
 				w.Refused(devices.Failed)
@@ -855,7 +912,7 @@ func TestHungDeviceDelaysNoOther(t *testing.T) {
 	hung, slow := ill(w, "disk-slow", 32*mib)
 	w.Blank("disk-a", 32*mib)
 	w.Config.Wipe = devices.WipeZero
-	w.PVs = []devices.Volume{devicestest.Released(slow.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(slow.Volume("pv"))}
 	hung.Hang()
 	t.Cleanup(hung.Heal)
 	pass := func(what string, is func(devices.Report) bool) {

@@ -70,7 +70,6 @@ func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 	before, err := os.ReadFile(d.Node)
 	must.Succeed(t, err)
 	w.Disk("other", bytes).Untouched()
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 	tr := newTrapped(w, d)
 	clean := func(killAt int) (steps []trap.Step) {
 		t.Helper()
@@ -80,6 +79,7 @@ func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 		for _, record := range records {
 			must.Succeed(t, os.RemoveAll(record))
 		}
+		w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 		tr.Arm(killAt)
 		output, steps, killed := tr.clean()
 		if killed != (killAt > 0) {
@@ -111,7 +111,7 @@ func TestSecureEraseIsFollowedByZeroes(t *testing.T) {
 	w.Config.Wipe = devices.WipeDiscard
 	_, d := ill(w, "disk", 4*mib)
 	d.Fill()
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 	const erase, zero = "ioctl 0x127d ", "ioctl 0x127f " // linux/fs.h
 	tr := newTrapped(w, d)
 	tr.ArmToFail(trap.Failure{Fails: func(_ int, s trap.Step) bool { return strings.HasPrefix(string(s), erase) }})

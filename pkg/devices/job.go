@@ -238,7 +238,7 @@ func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
 		return false, record.contradiction(j.volume)
 	}
 	if known, err := j.volume.surely(held.Facts, record); err != nil || !known {
-		return false, cmp.Or(err, j.volume.notIdentified(held.Facts))
+		return false, cmp.Or(err, j.volume.notIdentified(held.Facts, record))
 	}
 	done := !record.unknown() && record.ClaimUID == j.volume.ClaimUID && record.State == Clean && record.Bytes == held.Facts.SizeBytes
 	return !done || !record.Wipe.covers(j.wipe), nil
@@ -256,19 +256,26 @@ func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
 	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s has %d bytes, and the PersistentVolume has %d", v.Path, facts.SizeBytes, v.Bytes)}
 }
 
-// surely says whether a device is known to be that of a volume: by its identity, or for one without any since the node was booted.
+// surely says whether a device is known to be that of a volume: by its identity, or for one without any since the node was booted. A
+// volume without a record may be of a backup, whose claim is made anew, and has its data.
 func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
+	if record.Volume != v.Name {
+		return false, nil
+	}
 	if facts.Identity != "" {
-		return v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity, nil
+		return v.Identity == facts.Identity || record.Identity == facts.Identity, nil
 	}
 	instance, err := facts.Instance()
-	return record.Volume == v.Name && record.Instance != "" && record.Instance == instance, err
+	return record.Instance != "" && record.Instance == instance, err
 }
 
 // notIdentified is the problem of a released volume whose device was never recorded, or cannot be told from others: another disk may be
 // at its path. An administrator says that it is the one, or gives the volume up.
-func (v Volume) notIdentified(facts blockdev.Facts) error {
+func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 	letGo := "delete the PersistentVolume, and erase the device by hand if its data may go"
+	if record.Volume != v.Name {
+		return Problem{v.Name, v.Path, NotIdentified, "the node has no record that a claim had it, as when it was restored from a backup: " + letGo}
+	}
 	if facts.Identity != "" {
 		letGo = fmt.Sprintf("if it is, \"kubectl annotate pv %s '%s=%s'\" says so; otherwise %s", v.Name, IdentityAnnotation, facts.Identity, letGo)
 	}
@@ -348,7 +355,7 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	case v.Elsewhere:
 		return nil
 	}
-	number, err := blockdev.At(v.Path)
+	number, err := a.View.At(v.Path)
 	same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
 	switch {
 	case err == nil && (same || overlaps) && v.Foreign:

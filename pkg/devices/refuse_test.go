@@ -68,7 +68,7 @@ func TestDeviceInUseIsRefused(t *testing.T) {
 				w.Config.ExistingData = devices.Erase
 				d := w.Disk("disk", 32*mib)
 				if hasVolume {
-					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 				}
 				c.use(t, w, d)
 				d.Untouched()
@@ -252,7 +252,7 @@ func TestDeviceOfTwoVolumesIsNotCleaned(t *testing.T) {
 	second := devicestest.Bound(d.Volume("pv-b"))
 	second.Path = filepath.Join(w.Dir, "disk-b")
 	must.Succeed(t, os.Symlink(d.Node, second.Path))
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv-a")), second}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv-a")), second}
 	d.Untouched()
 	r := w.Pass()
 	if len(r.Problems) != 2 || r.Problems[0].Reason != devices.Twice || len(r.Cleaned) > 0 || len(r.Wiping) > 0 {
@@ -323,7 +323,7 @@ func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 	d := w.Disk("disk", 32*mib)
 	partitionTable(t, d.Node, "gpt")
 	addPartition(t, d.Node)
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
@@ -343,7 +343,7 @@ func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 			user := d.Node
 			if ofPartition {
 				user = partition
-				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			} else {
 				must.Succeed(t, errors.Join(os.Remove(d.Path), os.Symlink(partition, d.Path)))
 				must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity() + "#1", State: devices.Clean}))
@@ -370,7 +370,7 @@ func TestLoopDeviceOnSameFileIsUser(t *testing.T) {
 			} else {
 				w.Attach("other", other)
 			}
-			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			if apart {
 				if r := w.Pass(); len(r.Cleaned) != 1 {
 					t.Errorf("found %+v, want it cleaned", r)
@@ -393,7 +393,7 @@ func TestPartitionMappedForPodKeepsDisk(t *testing.T) {
 	must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
 	must.Succeed(t, unix.Mount(partition, mapped, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(mapped, 0)) })
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 	w.Refused(devices.Mounted)
 }
 
@@ -469,7 +469,7 @@ func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 					}
 					w.PVs = []devices.Volume{devicestest.Bound(v)}
 					w.Pass()
-					w.PVs = []devices.Volume{devicestest.Released(v)}
+					w.PVs = []devices.Volume{w.Released(v)}
 				}
 				other := w.Attach("other", whole.Image)
 				if name == "of another part" {
@@ -569,7 +569,7 @@ func TestReplacedDiskIsNotCleaned(t *testing.T) {
 			must.Succeed(t, os.Rename(other.Path, d.Path))
 			other.Untouched()
 			w.Refused(devices.OtherDevice)
-			w.PVs = []devices.Volume{devicestest.Released(w.PVs[0])}
+			w.PVs = []devices.Volume{w.Released(w.PVs[0])}
 			w.Refused(devices.OtherDevice)
 		})
 	}

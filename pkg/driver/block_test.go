@@ -10,7 +10,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 // createBlock makes a block volume of 4 MiB.
@@ -33,29 +32,6 @@ func (r *rig) attached(t *testing.T, want int) []loop.Device {
 		t.Fatalf("devices %+v, want %d", devices, want)
 	}
 	return devices
-}
-
-func TestBlockVolumeLifecycle(t *testing.T) {
-	r := newRig(t, setup{})
-	created := r.createBlock(t, "vol")
-	wantEqual(t, "the size", created.GetCapacityBytes(), int64(4*mib))
-	wantEqual(t, "the answer of the repeated call", r.createBlock(t, "vol"), created)
-
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("one"), asBlock))
-	must.Succeed(t, err)
-	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("one")})
-	must.Succeed(t, err)
-	wantEqual(t, "the usage", stats.GetUsage(), []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: 4 * mib}})
-	wantEqual(t, "the condition", oldcsi.Condition(stats).GetAbnormal(), false)
-
-	grown, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol", VolumePath: r.target("one"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib}, VolumeCapability: block(),
-	})
-	must.Succeed(t, err)
-	wantEqual(t, "the new size", grown.GetCapacityBytes(), int64(8*mib))
-	r.unpublish(t, "vol", r.target("one"))
-	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must.Succeed(t, err)
 }
 
 // A publication attaches the device before it mounts it: meanwhile it looks unused.

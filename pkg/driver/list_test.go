@@ -38,31 +38,6 @@ func TestListVolumesPageLimit(t *testing.T) {
 	}
 }
 
-func TestListVolumesWhileVolumesChange(t *testing.T) {
-	r := newRig(t, setup{})
-	for _, id := range []string{"a", "b", "c", "d", "e"} {
-		r.create(t, id, "")
-	}
-	first := r.page(t, "", 2)
-	wantEqual(t, "the first page", idsOf(first), []string{"a", "b"})
-
-	// The last of the first page goes, and others come on both sides of it.
-	for _, id := range []string{"b", "c"} {
-		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must.Succeed(t, err)
-	}
-	r.create(t, "aa", "")
-	r.create(t, "bb", "")
-	second := r.page(t, first.GetNextToken(), 2)
-	wantEqual(t, "the second page", idsOf(second), []string{"bb", "d"})
-
-	// Nothing is left behind the token.
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "e"})
-	must.Succeed(t, err)
-	wantEqual(t, "the third page", r.page(t, second.GetNextToken(), 2), &csi.ListVolumesResponse{})
-	wantEqual(t, "the second page again", idsOf(r.page(t, first.GetNextToken(), 2)), []string{"bb", "d"})
-}
-
 // What the index has, and the disk has no more, was deleted since the page was begun.
 func TestListVolumesPageOfDeletedVolumesIsFilled(t *testing.T) {
 	r := newRig(t, setup{})

@@ -150,7 +150,7 @@ func (h hungQuota) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 func TestVolumeHealthWhileDiskHangs(t *testing.T) {
 	hangs, until := make(chan struct{}), atomic.Pointer[chan struct{}]{}
 	r := newRig(t, setup{options: func(o *pool.Options) {
-		o.HangAfter, o.CheckEvery, o.SyncEvery = time.Second, time.Hour, time.Hour
+		o.HangAfter, o.CheckEvery, o.SyncEvery = 5*time.Second, time.Hour, time.Hour
 		o.DetectQuota = func(*dir.Dir) (quota.Facility, error) { return hungQuota{&quotatest.Fake{}, &until}, nil }
 	}})
 	r.create(t, "pvc-1", "")

@@ -276,7 +276,7 @@ func TestChangedConfigMapWaitsForVolumes(t *testing.T) {
 	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 0)
 }
 
-// A volume that somebody has made by hand has no label of ours.
+// A volume that an administrator has made by hand has no label of ours.
 func TestDeviceOfVolumeMadeByHandIsNotOffered(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d := c.Blank("disk", 8*mib)

@@ -97,7 +97,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
-		v.Used = !v.Released
+		v.Used, v.Bound = !v.Released, pv.Status.Phase == corev1.VolumeBound
 	}
 	return v, true
 }
@@ -108,7 +108,7 @@ func released(pv *corev1.PersistentVolume) bool {
 	return pv.Status.Phase == corev1.VolumeReleased && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != ""
 }
 
-// volumeFor is a volume of the node, one that somebody else has made and that may be on it, or one of another node whose disk
+// volumeFor is a volume of the node, one that another program has made and that may be on it, or one of another node whose disk
 // is known; false for any other one.
 func volumeFor(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	v, ok := volumeOf(pv)

@@ -100,8 +100,10 @@ func TestVolumeOf(t *testing.T) {
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
 	want.Claim, want.ClaimUID, want.Used = "default/data", "claim", true
 	check(want) // whatever its phase is still
+	pv.Status.Phase, want.Bound = corev1.VolumeBound, true
+	check(want)
 	pv.Status.Phase = corev1.VolumeReleased
-	want.Used, want.Released = false, true
+	want.Used, want.Bound, want.Released = false, false, true
 	check(want)
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{}
 	if _, ok := volumeOf(pv); ok {

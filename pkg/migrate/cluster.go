@@ -104,7 +104,11 @@ func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) 
 	case o.pv != nil && claim.Spec.VolumeName == o.pv.Name && (o.pv.Spec.ClaimRef.UID == "" || o.pv.Spec.ClaimRef.UID == claim.UID):
 		o.claim = o.volume
 	default:
-		return fmt.Errorf("claim %s is %w: another client created it meanwhile; delete it", name, errForeign)
+		advice := "it is bound to no volume yet: delete it"
+		if claim.Spec.VolumeName != "" {
+			advice = fmt.Sprintf("it is for the PersistentVolume %s, which may have data: delete it only if that can go", claim.Spec.VolumeName)
+		}
+		return fmt.Errorf("claim %s is %w: another client created it meanwhile; %s", name, errForeign, advice)
 	}
 	if o.pv != nil && o.pv.Spec.ClaimRef.UID == claim.UID {
 		o.stale = false

@@ -829,6 +829,36 @@ func TestClaimOfAnotherClientStopsMigration(t *testing.T) {
 	r.wantCSI()
 }
 
+// Its volume, which has data, would go with it.
+func TestClaimOfAnotherClientThatHasAVolume_isNotSaidToBeDeleted(t *testing.T) {
+	r := newRig(t, "old")
+	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
+	_, claim := pair(r.config.From[0])
+	claim.Spec.VolumeName = "pvc-other"
+	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "the PersistentVolume pvc-other, which may have data: delete it only if that can go") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+}
+
+// A VolumeMove gives the volume another node, and leaves its names.
+func TestUndoOfAVolumeThatIsOnAnotherNode_deletesNothing(t *testing.T) {
+	for _, directory := range []string{"pool", "old"} {
+		t.Run(directory, func(t *testing.T) {
+			r := newRig(t, directory)
+			must.Succeed(t, r.run(apply))
+			here, moved := filepath.Join(r.config.Pools[0].Path, pvName), filepath.Join(t.TempDir(), pvName)
+			must.Succeed(t, os.Rename(here, moved))
+			if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "move it back first") {
+				t.Errorf("%v\n%s", err, r.output.String())
+			}
+			must.Succeed(t, os.Rename(moved, here))
+			r.wantCSI()
+		})
+	}
+}
+
 func TestAVolumeThatWasDeletedAfterItsMigration(t *testing.T) {
 	r := newRig(t, "old")
 	must.Succeed(t, r.run(apply))

@@ -111,6 +111,8 @@ func next(want form, s seen) (step, error) {
 		return nothing, nil
 	case len(s.users) > 0 && (s.volume == other && !s.safe || s.claim == other && !s.claimGoing):
 		return nothing, fmt.Errorf("%w by pod %s: end it first", errInUse, strings.Join(s.users, ", "))
+	case s.directory == absent && (s.volume == other || s.claim == other):
+		return nothing, fmt.Errorf("%w: it is neither there nor in the pool, and no object of it is deleted; if it was moved to another node, move it back first", errMoved)
 	case !s.saved:
 		return save, nil
 	case s.finished && want == plain:

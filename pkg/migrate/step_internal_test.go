@@ -33,6 +33,7 @@ func TestPlan(t *testing.T) {
 		"undo":                       {plain, with(migrated, func(s *seen) { s.recorded = false }), []step{reopen, retain, deleteClaim, awaitClaimGone, deleteVolume, awaitVolumeGone, move, record, createVolume, createClaim, awaitBound, restorePolicy, finish}, nil},
 		"undo in use":                {plain, with(migrated, func(s *seen) { s.users = []string{"pod"} }), nil, errInUse},
 		"undo of what was not begun": {plain, before, nil, nil},
+		"its directory is elsewhere": {plain, with(migrated, func(s *seen) { s.directory, s.finished = absent, false }), nil, errMoved},
 		"the directory is lost":      {csi, seen{saved: true}, nil, errMoved},
 		"the directory was moved":    {csi, with(migrated, func(s *seen) { s.directory, s.finished = plain, false }), nil, errMoved},
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // noteFile is next to the mount point while a blank device is formatted. It names the device as it is in
-// this boot. What a mkfs that was killed has left on it is not blank and not a filesystem, and with the
-// note is formatted again, as the device was not used since.
+// this boot. An XFS on it that is marked as being made is then what a mkfs has left that was killed, and is made again. Nothing
+// else is: the device may have been used for other data since. The note goes with the mount, and with the clean-up of the pool.
 const noteFile = ".pool-mounter.formatting"
 
 const noteBytes = 4096
@@ -36,7 +36,7 @@ func noted(state *dir.Dir, device blockdev.Device) (bool, error) {
 	return string(content) == instance, err
 }
 
-// forget removes the note once the filesystem is mounted.
+// forget removes the note.
 func forget(state *dir.Dir) error {
 	return removeFile(state, noteFile)
 }

@@ -66,12 +66,9 @@ func parse(device, output string) (content, error) {
 	return found, nil
 }
 
-// unfinished reports whether what was found can be what a killed mkfs leaves: nothing that has a name, or an
-// XFS that is marked as being made.
+// unfinished reports whether what was found is what a killed mkfs leaves on a blank device that is not blank any more: an XFS that is marked
+// as being made. The others write what has a name last, and the first bytes not before.
 func (c content) unfinished(device blockdev.Device) bool {
-	if c.nothing() {
-		return true
-	}
 	if c.filesystem != "xfs" {
 		return false
 	}

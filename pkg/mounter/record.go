@@ -88,7 +88,7 @@ func recorded(place mounts.Place) (*record, error) {
 	return r, nil
 }
 
-// forgetMount removes the record once nothing of it is mounted.
+// forgetMount removes the record once nothing of it is mounted, and a note: the claim may serve others from now on.
 func forgetMount(place mounts.Place) error {
-	return removeFile(place.Parent, recordFile)
+	return errors.Join(removeFile(place.Parent, recordFile), forget(place.Parent))
 }

@@ -56,8 +56,9 @@ type side struct {
 func newSide(t *testing.T, name string) *side {
 	t.Helper()
 	s := &side{Node: pooltest.New(t, t.TempDir())}
-	configs := s.Configs(local)
-	s.Set = s.Start(configs, s.Options(name))
+	configs, options := s.Configs(local), s.Options(name)
+	options.HangAfter = time.Minute // the disk of a busy machine is slower than one that counts as hanging
+	s.Set = s.Start(configs, options)
 	must.Succeed(t, s.Wait(t.Context()))
 	s.pools = mover.Pools{Configs: configs, Mounts: s.Mounts}
 	socket := filepath.Join(testenv.SocketDir(t), "s")
@@ -752,10 +753,7 @@ func TestUnusableIdentity(t *testing.T) {
 func TestDialUntilTargetListens(t *testing.T) {
 	a := newAuthority(t)
 	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	address := free.Addr().String()
-	must.Succeed(t, free.Close())
+	address := testenv.FreeAddress(t)
 	dial, err := mover.Dialer(address, source)
 	must.Succeed(t, err)
 	dialed := make(chan error, 1)

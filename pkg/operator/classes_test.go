@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// What matters of a StorageClass cannot change. One that is there stays, whoever made it, and the rest of the object does not suffer.
+// What matters of a StorageClass cannot change. One that is there stays, also that of an administrator, and the rest of the object does not suffer.
 func TestStorageClassThatIsThereStays(t *testing.T) {
 	immediate, deleted := storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete
 	for name, tt := range map[string]struct {

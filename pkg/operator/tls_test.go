@@ -73,7 +73,7 @@ func TestTLSProfileThatChangesIsRolledOut(t *testing.T) {
 	policy.set(apiServer(map[string]any{"type": "Modern"}))
 	policy.set(apiServer(map[string]any{"type": "Old"}))
 	if !changed() || changed() {
-		t.Error("two changes that nobody has seen are not one event")
+		t.Error("two changes that no reconciler has seen are not one event")
 	}
 }
 

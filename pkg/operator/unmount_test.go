@@ -404,7 +404,7 @@ func TestCleanUpIsNotDoneBesidePodOfDeletedMounter(t *testing.T) {
 	}
 }
 
-// Labels and annotations are written by whoever may make a Deployment or a Job in the namespace. What they name is unmounted only where the
+// Labels and annotations are written by any user who may make a Deployment or a Job in the namespace. What they name is unmounted only where the
 // object has, or had, that pool, and under the name that a mounter has there.
 func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {
 	planted := func(change func(*appsv1.Deployment)) client.Object {

@@ -101,15 +101,17 @@ func (s *Set) elsewhere(id volume.ID, chosen *serve.Pool) error {
 
 // has reports whether the pool holds a volume, as far as it can be seen.
 func (s *Set) has(p *serve.Pool, id volume.ID) bool {
+	lacks, err := s.lacks(p, id)
+	return err == nil && !lacks || err != nil && p.Ledger.Known(id).Exists()
+}
+
+// lacks reports whether the pool does not hold a volume.
+func (s *Set) lacks(p *serve.Pool, id volume.ID) (bool, error) {
 	v, err := s.findAt(p, id)
-	if err != nil {
-		return p.Ledger.Known(id).Exists()
+	if v != nil {
+		v.close()
 	}
-	if v == nil {
-		return false
-	}
-	v.close()
-	return true
+	return v == nil, err
 }
 
 func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {

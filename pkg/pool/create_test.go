@@ -13,7 +13,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestCreateMode(t *testing.T) {
@@ -90,53 +89,6 @@ func TestConcurrentCreatesDoNotOversell(t *testing.T) {
 func length(m *sync.Map) (n int) {
 	m.Range(func(any, any) bool { n++; return true })
 	return n
-}
-
-func TestCapacityCountsForeignUse(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 256*mib)
-	must.Succeed(t, os.WriteFile(root+"/foreign", make([]byte, 100*mib), 0o644))
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(`[{"name":"local","path":"pool"}]`)
-		b.create("pvc-1", 100*mib)
-		// 256 less 100 foreign and 100 promised; the volume is still empty.
-		if got := b.capacity(); got > 56*mib || got < 54*mib {
-			t.Errorf("capacity %d, want about 56 MiB", got)
-		}
-		// That is known after a restart, too.
-		b.restart(`[{"name":"local","path":"pool"}]`)
-		if got := b.capacity(); got > 56*mib || got < 54*mib {
-			t.Errorf("capacity %d after a restart, want about 56 MiB", got)
-		}
-	})
-}
-
-func TestReserveAndOverprovision(t *testing.T) {
-	testenv.NeedRoot(t)
-	for options, want := range map[string]int64{
-		`"reserve":"56Mi"`:                        200 * mib,
-		`"reserve":"25%"`:                         192 * mib,
-		`"reserve":67108864`:                      192 * mib,
-		`"overprovision":0.5`:                     128 * mib,
-		`"overprovision":2.0`:                     256 * mib, // no single volume can be larger than what is free
-		`"overprovision":2.0,"reserve":"56Mi"`:    200 * mib,
-		`"enforcement":"none","relabel":"none"`:   256 * mib,
-		`"enforcement":"required"`:                0, // nothing here can keep it
-		`"requireMount":true`:                     0,
-		`"shared":true,"snapshotPath":"pool/csi"`: 256 * mib,
-	} {
-		t.Run(options, func(t *testing.T) {
-			root := testenv.Tmpfs(t, 256*mib)
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, root)
-				b.start(`[{"name":"local","path":"pool",` + options + `}]`)
-				if got := b.capacity(); got > want || got < want-2*mib {
-					t.Errorf("capacity %d, want about %d", got, want)
-				}
-			})
-		})
-	}
 }
 
 func TestCreateDoesNotReplaceLostVolume(t *testing.T) {

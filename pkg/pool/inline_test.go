@@ -2,8 +2,11 @@ package pool_test
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -117,4 +120,42 @@ func (b *bench) wantLeftBehind(when, datadir string, want int) {
 	if counted != want || reported != want || seen != want {
 		b.t.Errorf("%s: %d volumes are counted as left behind, %d answered and %d inspected, want %d", when, counted, reported, seen, want)
 	}
+}
+
+// Pods of a node that was booted publish their volumes again while the pool is opened. If that fails the volumes stay: they were not made
+// by those calls.
+func TestFailedPublicationWhilePoolOpensKeepsInlineVolume(t *testing.T) {
+	b := newBench(t, t.TempDir())
+	b.begin("node-1", local)
+	must.Succeed(t, b.Wait(t.Context()))
+	var all []pool.Publication
+	for i := range 16 {
+		name := fmt.Sprintf("csi-%d", i)
+		all = append(all, pool.Publication{ID: id(t, name), Target: b.Target(name)})
+		must.Succeed(t, b.publishInline(all[i]), b.Mounts.Unpublish(all[i].Target, nil))
+		must.Succeed(t, os.WriteFile(b.Path("pods", name), nil, 0o600)) // in the way
+	}
+	for range 20 {
+		must.Succeed(t, b.Close(t.Context()))
+		b.begin("node-1", local)
+		var calls sync.WaitGroup
+		for _, p := range all {
+			calls.Go(func() {
+				err := b.publishInline(p)
+				for errors.Is(err, volume.ErrUnavailable) {
+					err = b.publishInline(p)
+				}
+				wantError(t, err, volume.ErrExists)
+			})
+		}
+		calls.Wait()
+		for _, p := range all {
+			_, err := b.Volume(t.Context(), p.ID)
+			must.Succeed(t, err)
+		}
+	}
+}
+
+func (b *bench) publishInline(p pool.Publication) error {
+	return b.PublishInline(b.t.Context(), pool.Request{ID: p.ID, Range: volume.Range{Required: mib}}, p)
 }

@@ -363,9 +363,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	release := testenv.Hang(t, hung)
 
 	n := pooltest.New(t, root)
-	options := n.Options("node-1")
-	options.HangAfter = time.Second
-	set := n.Start(n.Configs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`), options)
+	set := n.Start(n.Configs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`), n.Options("node-1"))
 	must.Succeed(t, set.Wait(t.Context()))
 
 	name, err := volume.ParsePoolName("hung")

@@ -243,13 +243,16 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	if err != nil {
 		return err
 	}
-	was := s.has(p, create.ID)
+	lacked, err := s.lacks(p, create.ID)
+	if err != nil {
+		return err
+	}
 	if _, err := s.Create(ctx, create); err != nil {
 		return err
 	}
 	r.Pool, r.Inline = p.Config.Name, true
 	err = s.publish(ctx, r)
-	if err != nil && !was {
+	if err != nil && lacked {
 		// No caller knows of the volume yet, and no other call would remove it: also where the
 		// call's time is over.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)

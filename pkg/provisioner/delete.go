@@ -79,7 +79,8 @@ func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume)
 	if err != nil {
 		return false, fmt.Errorf("read the claim of the PersistentVolume: %w", err)
 	}
-	return claim.UID != ref.UID, nil
+	// A claim that was restored from a backup has another uid, and names the volume that it had.
+	return claim.UID != ref.UID && claim.Spec.VolumeName != pv.Name, nil
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.

@@ -401,6 +401,16 @@ func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testi
 	}
 }
 
+// Both were restored from a backup: the PersistentVolume names the claim by the uid that it had.
+func TestDeleteKeepsTheDirectoryThatAClaimNamesAnew(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "restored"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name},
+	})
+	if err := r.Delete(t.Context(), own(t, r.config.Path)); err == nil || len(r.directories()) != 1 {
+		t.Errorf("%v, and left are %v", err, r.directories())
+	}
+}
+
 func TestDeleteRemovesItsOwn(t *testing.T) {
 	rename := func(directory string) func(*corev1.PersistentVolume) {
 		return func(pv *corev1.PersistentVolume) {
@@ -447,16 +457,16 @@ func TestDeleteLeavesWhatIsNotItsOwn(t *testing.T) {
 			terms := &pv.Spec.NodeAffinity.Required.NodeSelectorTerms
 			*terms = append(*terms, onHost("host-b").Required.NodeSelectorTerms...)
 		},
-		"another node's affinity":    func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") },
-		"no source":                  func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil },
-		"a name that somebody chose": func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" },
-		"another one's directory":    func(pv *corev1.PersistentVolume, _ string) { pv.Name = "pvc-99999999-2222-3333-4444-555555555555" },
-		"the pool itself":            at("POOL"),
-		"the pool's parent":          at("PARENT"),
-		"a path that leads back in":  at("POOL/../BASE/NAME"),
-		"a relative path":            at("NAME"),
-		"inside a volume":            at("POOL/NAME/sub"),
-		"the pool of the driver":     at("POOL/" + CSIDirectory),
+		"another node's affinity":   func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") },
+		"no source":                 func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil },
+		"a name that a user chose":  func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" },
+		"another one's directory":   func(pv *corev1.PersistentVolume, _ string) { pv.Name = "pvc-99999999-2222-3333-4444-555555555555" },
+		"the pool itself":           at("POOL"),
+		"the pool's parent":         at("PARENT"),
+		"a path that leads back in": at("POOL/../BASE/NAME"),
+		"a relative path":           at("NAME"),
+		"inside a volume":           at("POOL/NAME/sub"),
+		"the pool of the driver":    at("POOL/" + CSIDirectory),
 	}
 	for title, change := range tests {
 		t.Run(title, func(t *testing.T) {
@@ -536,7 +546,7 @@ func TestDeleteOnSingleNode(t *testing.T) {
 		"of the earlier provisioner":          {Config{Mode: SingleNode}, "node-a", true},
 		"of another node":                     {Config{Mode: SingleNode}, "node-b", false},
 		"of another node, in a shared PV_DIR": {Config{Mode: SingleNode, Shared: true}, "node-b", true},
-		"of nobody, in a shared PV_DIR":       {Config{Mode: SingleNode, Shared: true}, "", false},
+		"of no node, in a shared PV_DIR":      {Config{Mode: SingleNode, Shared: true}, "", false},
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
@@ -599,7 +609,7 @@ func TestShouldDelete(t *testing.T) {
 	pv = own(t, r.config.Path)
 	delete(pv.Annotations, origin.Identity)
 	if r.ShouldDelete(t.Context(), pv) {
-		t.Error("a volume of nobody is deleted")
+		t.Error("a volume of no provisioner is deleted")
 	}
 	if events := r.events(); !slices.ContainsFunc(events, func(e string) bool {
 		return strings.Contains(e, "VolumeFailedDelete") && strings.Contains(e, origin.Identity+" is missing")
@@ -620,7 +630,7 @@ func TestStraysAreReportedOnce(t *testing.T) {
 		c.Spec.StorageClassName = &class
 		return c
 	}
-	// Nobody has annotated it, because there is no pod yet.
+	// The scheduler has not annotated it, because there is no pod yet.
 	early, late := claim("early", map[string]string{origin.ProvisionOnNode: "node-y"}), storagev1.VolumeBindingWaitForFirstConsumer
 	delete(early.Annotations, StorageProvisioner)
 	*early.Spec.StorageClassName = "late"
@@ -734,7 +744,7 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 	}
 }
 
-// The scheduler is asked only when there is a pod, and nobody asks it for a claim without one.
+// The scheduler is asked only when there is a pod, and not for a claim without one.
 func TestClaimThatNamesItsNode_isProvisionedWithoutAPod(t *testing.T) {
 	late := storagev1.VolumeBindingWaitForFirstConsumer
 	claim := func(name string, change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {

@@ -96,7 +96,7 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if err := c.startNodes(ctx); err != nil {
 		return c, err
 	}
-	return c, c.Log.Until(ctx, 2*time.Minute, "nodes to be ready", c.nodesReady)
+	return c, c.Log.Until(ctx, 2*time.Minute, "nodes to be ready", Patient(c.nodesReady))
 }
 
 func (c *Cluster) startControl(ctx context.Context) error {

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -30,16 +32,33 @@ func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization s
 		"volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "volumesnapshotclasses.snapshot.storage.k8s.io")
 }
 
-// Established waits until the definitions that the arguments name for kubectl wait are served. One that was made a moment ago has
-// no list of conditions, which kubectl wait takes for an error.
+// Established waits until the API server answers for the definitions that the arguments name for kubectl. One that was made a moment
+// ago has no list of conditions, which kubectl wait takes for an error, and is said to be established before it is served.
 func (c *Cluster) Established(ctx context.Context, definitions ...string) error {
-	args := append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)
 	return c.Log.Until(ctx, time.Minute, "the API server to serve "+strings.Join(definitions, " "), func(ctx context.Context) (string, error) {
-		if _, err := c.Kubectl(ctx, args...); err != nil {
+		err := c.established(ctx, definitions)
+		if refused := new(exec.ExitError); errors.As(err, &refused) {
 			return err.Error(), nil
 		}
-		return "", nil
+		return "", err
 	})
+}
+
+func (c *Cluster) established(ctx context.Context, definitions []string) error {
+	if _, err := c.Kubectl(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=30s"}, definitions...)...); err != nil {
+		return err
+	}
+	names, err := c.Kubectl(ctx, append([]string{"get", "-o", "name"}, definitions...)...)
+	if err != nil {
+		return err
+	}
+	for _, name := range strings.Fields(names) {
+		_, kind, _ := strings.Cut(name, "/")
+		if _, err := c.Kubectl(ctx, "get", "--all-namespaces", kind); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Install applies a kustomization of the product, and waits until it is ready.
@@ -73,7 +92,7 @@ func (c *Cluster) InstallRestores(ctx context.Context, kustomization string) err
 
 // DriverReady waits until the driver runs on every node and kubelet knows of it.
 func (c *Cluster) DriverReady(ctx context.Context) error {
-	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", c.driverReady)
+	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", Patient(c.driverReady))
 }
 
 func (c *Cluster) driverReady(ctx context.Context) (string, error) {
@@ -150,7 +169,7 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 	if _, err := c.Kubectl(ctx, "delete", "-k", kustomization, "--timeout=2m"); err != nil {
 		return err
 	}
-	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", func(ctx context.Context) (string, error) {
+	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", Patient(func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
@@ -160,5 +179,5 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 			there = append(there, pod.Name)
 		}
 		return strings.Join(there, ", "), nil
-	})
+	}))
 }

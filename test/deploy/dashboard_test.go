@@ -15,7 +15,7 @@ import (
 )
 
 // asked are the names of our metrics in an expression.
-var asked = regexp.MustCompile(`\b(?:hostpath|local_pv_provisioner)_\w+`)
+var asked = regexp.MustCompile(`\b(?:hostpath|kubevirt_hpp|local_pv_provisioner)_\w+`)
 
 // wantDocumented expects our metrics in an expression to be in the tables of a document, which tests of its generator and of pkg/localpv
 // keep to what is served. A case of the cluster sees that Prometheus has all of them.

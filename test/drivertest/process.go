@@ -9,13 +9,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 )
 
 const (
@@ -59,8 +64,6 @@ type Config struct {
 	Flags []string
 	// Log, if set, gets the driver's standard error as it comes.
 	Log io.Writer
-	// Dial is for connections to the driver.
-	Dial []grpc.DialOption
 }
 
 // A Process is a driver that runs, or that can run again on the same pools and
@@ -73,6 +76,7 @@ type Process struct {
 	// conn is that to the last start, connected while it is not closed.
 	conn      atomic.Pointer[grpc.ClientConn]
 	connected bool
+	hanging   atomic.Bool
 }
 
 // StartProcess runs the driver and waits until it is ready. If it does not become so,
@@ -130,15 +134,15 @@ func (p *Process) command() (*exec.Cmd, error) {
 // connect dials the driver and waits for its first answers, until it is ready or
 // has ended.
 func (p *Process) connect(ctx context.Context) error {
-	conn, err := grpc.NewClient(p.Endpoint(), append([]grpc.DialOption{
+	conn, err := grpc.NewClient(p.Endpoint(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithChainUnaryInterceptor(p.calling),
 		// The first attempts come before the socket is there. Look again soon.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: 50 * time.Millisecond},
 			// Zero would mean that a busy machine has only the delay to connect in.
 			MinConnectTimeout: startBound,
-		}),
-	}, p.config.Dial...)...)
+		}))
 	if err != nil {
 		return err
 	}
@@ -185,6 +189,48 @@ func exitReason(err error) error {
 		return errors.New("exit status 0")
 	}
 	return err
+}
+
+// Hanging says that from now on a disk gives no answer on purpose: what calls on its pool are answered is for the test.
+func (p *Process) Hanging() { p.hanging.Store(true) }
+
+// calling is the interceptor of all calls on the driver.
+func (p *Process) calling(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	if p.hanging.Load() {
+		return invoke(ctx, method, request, answer, conn, options...)
+	}
+	return Patiently(ctx, method, request, answer, conn, invoke, options...)
+}
+
+// Patiently makes a call again that a pool refused because its disk gave no answer in time, as kubelet and the sidecars do: on a
+// machine that is busy enough, a disk in order is slower than that. What such a call goes on with meanwhile has the next ones be ABORTED.
+func Patiently(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	within := time.After(Patience)
+	for slow := false; ; {
+		err := invoke(ctx, method, request, answer, conn, options...)
+		slow = slow || gaveNoAnswer(err)
+		if !slow || !gaveNoAnswer(err) && status.Code(err) != codes.Aborted {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return err
+		case <-within:
+			return err
+		}
+	}
+}
+
+// hangs is what the driver says of a pool whose disk was not quick enough.
+var hangs = strings.TrimPrefix(hang.Stuck(0).Error(), hang.ErrTimeout.Error()+" for 0s")
+
+// gaveNoAnswer reports whether a call was refused for a disk that was not quick enough.
+func gaveNoAnswer(err error) bool {
+	code := status.Code(err)
+	return (code == codes.Unavailable || code == codes.ResourceExhausted) && strings.Contains(err.Error(), hangs)
 }
 
 // Endpoint is the address of the driver's socket, as gRPC and --endpoint have it.

@@ -7,6 +7,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -189,6 +190,20 @@ func SocketDir(t testing.TB) string {
 		}
 	})
 	return dir
+}
+
+// FreeAddress is one of TCP for what listens later. No other process is given its port meanwhile, because the address is of this process.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	pid := os.Getpid()
+	listener, err := net.Listen("tcp", net.JoinHostPort(net.IPv4(127, 1, byte(pid>>8), byte(pid)).String(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return listener.Addr().String()
 }
 
 // IsLoopOfOthers reports whether a loop device is on a file that is neither of the tests of this package nor a device: tests of other

@@ -43,6 +43,8 @@ type World struct {
 	API func() ([]devices.Volume, error)
 	// Reserved are the nodes that have reserved disks, which other worlds may share.
 	Reserved *sync.Map
+	// Root is its root directory, if it is not that of this machine.
+	Root string
 	// Hostname is its name.
 	Hostname string
 	// Taken are names of volumes of other nodes.
@@ -80,8 +82,10 @@ func (w *World) Open(dir string) {
 
 // Start starts an agent, as after a restart.
 func (w *World) Start() {
+	view := View()
+	view.Root = w.Root
 	w.Agent = devices.NewAgent(devices.Options{
-		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: View(),
+		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: view,
 		Changed: func() {
 			select {
 			case w.changed <- struct{}{}:
@@ -406,15 +410,28 @@ func (d *Disk) WantNoSignature() {
 
 // Bound is a volume that a claim has.
 func Bound(v devices.Volume) devices.Volume {
-	v.Used, v.ClaimUID, v.Claim = true, "uid-1", "default/data"
+	v.Used, v.Bound, v.ClaimUID, v.Claim = true, true, "uid-1", "default/data"
 	return v
 }
 
 // Released is a volume whose claim was deleted.
 func Released(v devices.Volume) devices.Volume {
 	v = Bound(v)
-	v.Used, v.Released = false, true
+	v.Used, v.Bound, v.Released = false, false, true
 	return v
+}
+
+// Released is a volume whose claim was deleted, of which the node has a record.
+func (w *World) Released(v devices.Volume) devices.Volume {
+	w.Helper()
+	released := Released(v)
+	record, err := w.Records.Get(v.Path)
+	must.Succeed(w, err)
+	if record.State == "" {
+		must.Succeed(w, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Bound,
+			Volume: v.Name, VolumeUID: v.UID, ClaimUID: released.ClaimUID, Claim: released.Claim}))
+	}
+	return released
 }
 
 // Run runs a program, which has to succeed.

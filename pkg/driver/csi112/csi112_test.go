@@ -9,8 +9,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver/csi112"
 )
 
-// The bytes are those that protoc's encoder makes of the messages of CSI v1.12; test/csi112 decodes
-// them with its generated types.
+// The bytes are those that protoc's encoder makes of the messages of CSI v1.12.
 func TestAddCondition(t *testing.T) {
 	for name, c := range map[string]struct {
 		abnormal bool

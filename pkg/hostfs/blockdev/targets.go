@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,7 +24,7 @@ func (s *search) searchTargets() error {
 		return fmt.Errorf("%w: %w", ErrHidden, err)
 	}
 	defer func() { _ = unix.Close(config) }()
-	return s.targets(fmt.Sprintf("/proc/self/fd/%d", config), "/proc/1/root")
+	return s.targets(fmt.Sprintf("/proc/self/fd/%d", config), s.root())
 }
 
 // openConfig is the root of configfs, wherever it is mounted, in whatever namespace: it is one for all (fsmount(2)).
@@ -87,14 +88,25 @@ func (s *search) targets(config, host string) error {
 	return nil
 }
 
-// served says whether a path leads to one of the devices for who configured a target: the host, or what has its paths. What it does
-// not lead to cannot be known, but on a nested node, which does not see the host's. One without an answer is on a server: it is no
-// device but by the kernel's name of that.
-func (s *search) served(host, path string) (bool, error) {
-	if path == "" {
-		return false, nil
+// root is that of the host, or of the container that a nested node is.
+func (v View) root() string { return cmp.Or(v.Root, "/proc/1/root") }
+
+// At is the number of the device at a path, also where this program does not have the path and the host has. One on a server that does
+// not answer leads nowhere.
+func (v View) At(path string) (Number, error) {
+	number, err := At(path)
+	if err == nil {
+		return number, nil
 	}
-	f, err := servers.ask("target "+path, func() (file, error) {
+	f, hostErr := onHost("paths in "+filepath.Dir(path), v.root(), path)
+	if hostErr == nil && f.kind == unix.S_IFBLK {
+		return f.device, nil
+	}
+	return number, err
+}
+
+func onHost(server, host, path string) (file, error) {
+	return servers.ask(server, func() (file, error) {
 		root, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return file{}, err
@@ -102,6 +114,16 @@ func (s *search) served(host, path string) (bool, error) {
 		defer func() { _ = unix.Close(root) }()
 		return statBelow(root, path, unix.RESOLVE_IN_ROOT) // links are followed as the host does
 	})
+}
+
+// served says whether a path leads to one of the devices for who configured a target: the host, or what has its paths. What it does
+// not lead to cannot be known, but on a nested node, which does not see the host's. One without an answer is on a server: it is no
+// device but by the kernel's name of that.
+func (s *search) served(host, path string) (bool, error) {
+	if path == "" {
+		return false, nil
+	}
+	f, err := onHost("target "+path, host, path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && s.Nested:
 		return false, nil

@@ -36,6 +36,8 @@ type View struct {
 	Nested bool
 	// Unseen are processes that are known to use no device, so that they need not be looked at; nil for none.
 	Unseen func(pid int) bool
+	// Root is the root directory of the node, and empty for that of its first process.
+	Root string
 	// UnseenLoop is the same for loop devices.
 	UnseenLoop func(name string) bool
 }

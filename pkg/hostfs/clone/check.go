@@ -186,9 +186,12 @@ func (c *changes) count(st *unix.Stat_t) {
 	}
 }
 
+// Mount is an error, as for a copier.
+func (c *changes) Mount(in *dir.Dir, name string) error { return Mounted(in, name) }
+
 // File counts an entry. One that is gone shows by its directory.
 func (c *changes) File(in *dir.Dir, name string) error {
-	st, err := stat(in, name)
+	st, err := StatSource(in, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.entries++
 		return nil

@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -144,18 +143,6 @@ func TestTree(t *testing.T) {
 		if each := (after.TotalAlloc - before.TotalAlloc) / levels; each > 64<<10 {
 			t.Errorf("%d bytes for each of %d levels: as paths from the root take", each, levels)
 		}
-	})
-
-	t.Run("what is mounted inside is not copied", func(t *testing.T) {
-		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
-			must.Succeed(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
-			defer func() { must.Succeed(t, syscall.Unmount(filepath.Join(src, "mounted"), 0)) }()
-			write(t, filepath.Join(src, "mounted", "secret"), "of another filesystem")
-			tree(t, src, dst, clone.Options{Method: method})
-			if _, err := os.Stat(filepath.Join(dst, "mounted", "secret")); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the content of a mount was copied: %v", err)
-			}
-		})
 	})
 
 	t.Run("sharing is refused where the filesystem cannot", func(t *testing.T) {

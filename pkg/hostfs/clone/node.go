@@ -19,6 +19,9 @@ var ErrGone = errors.New("gone meanwhile")
 // gives that up.
 var ErrLeased = errors.New("a process has a write lease of the file")
 
+// ErrMounted reports that something is mounted in the source, so that what is below cannot be seen.
+var ErrMounted = errors.New("something is mounted in the source")
+
 // attempts are how often an entry is copied that changes each time meanwhile.
 const attempts = 8
 
@@ -48,6 +51,21 @@ func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
 	}
 	return st, nil
 }
+
+// StatSource looks at an entry of a source. It returns ErrMounted for what something is mounted on.
+func StatSource(in *dir.Dir, name string) (*unix.Stat_t, error) {
+	var is unix.Statx_t
+	if err := unix.Statx(in.Fd(), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &is); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: in.String() + "/" + name, Err: err}
+	}
+	if is.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return nil, Mounted(in, name)
+	}
+	return stat(in, name)
+}
+
+// Mounted is the ErrMounted of an entry.
+func Mounted(in *dir.Dir, name string) error { return fmt.Errorf("%w: %s/%s", ErrMounted, in, name) }
 
 func statSelf(d *dir.Dir) (*unix.Stat_t, error) {
 	st := new(unix.Stat_t)

@@ -54,8 +54,8 @@ type Result struct {
 const Inodes = 2
 
 // Tree copies all that lies below src into dst, an empty directory to which no other process
-// writes, and then the attributes of src itself. No link is followed and nothing that is
-// mounted below src is entered. It holds a bounded number of descriptors and, but for
+// writes, and then the attributes of src itself. No link is followed. If something is mounted
+// below src, Tree returns ErrMounted. It holds a bounded number of descriptors and, but for
 // them, a bounded amount of memory. Nothing is synced: see [Sync].
 //
 // With Options.Rounds it checks afterwards whether the copy is that of one moment. That
@@ -330,12 +330,15 @@ func (c *copier) next() error {
 	return c.ctx.Err()
 }
 
+// Mount is an error: a copy without what is below the mount would be none.
+func (c *copier) Mount(in *dir.Dir, name string) error { return Mounted(in, name) }
+
 // File copies an entry that is no directory.
 func (c *copier) File(in *dir.Dir, name string) error {
 	if err := c.next(); err != nil {
 		return err
 	}
-	st, err := stat(in, name)
+	st, err := StatSource(in, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

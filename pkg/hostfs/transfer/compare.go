@@ -135,11 +135,11 @@ func (c *comparison) Leave(*dir.Dir) error {
 }
 
 // Mount is an error: nothing is known of what is below.
-func (c *comparison) Mount(in *dir.Dir, name string) error { return mounted(in, name) }
+func (c *comparison) Mount(in *dir.Dir, name string) error { return clone.Mounted(in, name) }
 
 // File has any other entry compared.
 func (c *comparison) File(in *dir.Dir, name string) error {
-	st, err := statSource(in, name)
+	st, err := clone.StatSource(in, name)
 	if err = errors.Join(c.ctx.Err(), checkStill(true, c.began, st, err)); err != nil {
 		return changedAt(in, name, err)
 	}

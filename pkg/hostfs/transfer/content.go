@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash"
 	"io/fs"
 	"iter"
@@ -237,20 +236,6 @@ func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
 	}
 	return st, nil
 }
-
-// statSource is stat for an entry of the source. It returns ErrMounted for what something is mounted on.
-func statSource(in *dir.Dir, name string) (*unix.Stat_t, error) {
-	var is unix.Statx_t
-	if err := unix.Statx(in.Fd(), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &is); err != nil {
-		return nil, pathError("stat", in, name, err)
-	}
-	if is.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
-		return nil, mounted(in, name)
-	}
-	return stat(in, name)
-}
-
-func mounted(in *dir.Dir, name string) error { return fmt.Errorf("%w: %s/%s", ErrMounted, in, name) }
 
 func statSelf(d *dir.Dir) (*unix.Stat_t, error) {
 	st := new(unix.Stat_t)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -48,7 +49,7 @@ func TestMountsInTheSource(t *testing.T) {
 				t.Errorf("%s was sent", found)
 			}
 			_, err := c.Pass(t.Context(), open(t, src), whole)
-			must.ErrorIs(t, err, transfer.ErrMounted)
+			must.ErrorIs(t, err, clone.ErrMounted)
 			must.Succeed(t, unix.Unmount(at, unix.MNT_DETACH))
 			c.pass(src, whole)
 			c.finish()

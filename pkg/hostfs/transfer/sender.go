@@ -162,7 +162,7 @@ func use[T any](ctx context.Context, s *Sender, call func(context.Context) (T, e
 	if err == nil {
 		result, err = call(ctx)
 	}
-	if err == nil || errors.Is(err, ErrChanged) || errors.Is(err, ErrMounted) || errors.Is(err, ErrDiffers) || errors.Is(err, ErrNoRoom) {
+	if err == nil || errors.Is(err, ErrChanged) || errors.Is(err, clone.ErrMounted) || errors.Is(err, ErrDiffers) || errors.Is(err, ErrNoRoom) {
 		return result, err
 	}
 	err = s.explain(ctx, err)

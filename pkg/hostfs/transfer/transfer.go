@@ -23,8 +23,6 @@ import (
 var (
 	// ErrChanged reports a source that changed although Pass.Still says that nothing writes to it.
 	ErrChanged = errors.New("the source changed although nothing should write to it")
-	// ErrMounted reports that something is mounted in the source, so that what is below cannot be seen.
-	ErrMounted = errors.New("something is mounted in the source")
 	// ErrDiffers reports that the comparison after a pass found differences: see [DifferencesError].
 	ErrDiffers = errors.New("the trees differ")
 	// ErrNoRoom reports a target whose filesystem or quota is full. What fits is there.

@@ -248,8 +248,8 @@ func (w *walk) File(in *dir.Dir, name string) error {
 	if err := w.step(); err != nil {
 		return err
 	}
-	st, err := w.look(statSource(in, name))
-	if errors.Is(err, ErrMounted) {
+	st, err := w.look(clone.StatSource(in, name))
+	if errors.Is(err, clone.ErrMounted) {
 		return w.Mount(in, name)
 	}
 	if w.isGone(err) {
@@ -279,7 +279,7 @@ func (w *walk) File(in *dir.Dir, name string) error {
 // Mount leaves to the next pass what something is mounted on: nothing would be known of what is below. The last pass is an error.
 func (w *walk) Mount(in *dir.Dir, name string) error {
 	if w.still {
-		return mounted(in, name)
+		return clone.Mounted(in, name)
 	}
 	w.result.Missed++
 	return nil

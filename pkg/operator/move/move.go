@@ -45,6 +45,8 @@ type Reconciler struct {
 	DriverNamespace string
 	// Now is the time; nil for the real one.
 	Now func() time.Time
+
+	heard map[client.ObjectKey]string // when the mover of the source reported last, by its own clock
 }
 
 func (r *Reconciler) now() time.Time {
@@ -80,6 +82,7 @@ type moving struct {
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &v1alpha1.VolumeMove{}
 	if err := r.APIReader.Get(ctx, request.NamespacedName, object); err != nil {
+		delete(r.heard, request.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	m := moving{r, object}
@@ -92,6 +95,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{RequeueAfter: said.after}, nil
 	}
 	m.say(said)
+	m.noteProgress(before.Status)
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
 		// What was read is what is replaced: a deletion since then is seen first.
 		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
@@ -278,6 +282,9 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 		}
 		if done, said, err := m.node(ctx, step); !done || err != nil {
 			return says("Undoing", "%s on node %s: %s", step.words(), m.nodeOf(step), said), err
+		}
+		if step == roleUndo {
+			m.Status.FencedTime = nil
 		}
 	}
 	_, why, err := m.stillBound(ctx)

@@ -155,6 +155,8 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 		return says("Copying", "read what the mover on node %s reports: %v", m.Status.SourceNode, err), nil
 	}
 	report.show(&m.Status)
+	m.noteFence(report)
+	m.hear(report, source, target)
 	if source.Status.Phase == corev1.PodSucceeded {
 		if report.fence == "" { // the log is lost: it hands the volume over again
 			return says("Copying", "ask the mover on node %s again", m.Status.SourceNode), m.delete(ctx, source)

@@ -39,6 +39,7 @@ const (
 )
 
 type event struct {
+	Time  string `json:"time"`
 	Event string `json:"event"`
 	Pass  int32  `json:"pass"`
 	Last  bool   `json:"last"`
@@ -54,6 +55,7 @@ type progress struct {
 	difference     *int64 // bytes of the last pass
 	fenced, unused bool
 	fence          string // of a source that is handed over
+	at             string // when the last event was, by the clock of the node
 }
 
 // parseReport reads events. Lines that are none are of the logs of the same container.
@@ -63,6 +65,7 @@ func parseReport(text string) (p progress) {
 		if json.Unmarshal([]byte(line), &e) != nil {
 			continue
 		}
+		p.at = e.Time
 		switch e.Event {
 		case eventPassing:
 			p.passing = &e.Bytes

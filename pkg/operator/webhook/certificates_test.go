@@ -196,7 +196,7 @@ func TestCertificatesAreNotRewritten(t *testing.T) {
 	}
 }
 
-// What somebody damages or deletes is made anew.
+// What a user damages or deletes is made anew.
 func TestDamagedCertificatesAreMadeAnew(t *testing.T) {
 	for name, damage := range map[string]func(w *world) error{
 		"the Secret is gone": func(w *world) error {

@@ -165,7 +165,7 @@ func wantPlaced(t *testing.T, answer admission.Response, node string, first bool
 	}
 }
 
-// What is no claim, and an API server that does not answer, keep nobody from making a claim.
+// What is no claim, and an API server that does not answer, keep no user from making a claim.
 func TestRestoreWebhookFailsOpen(t *testing.T) {
 	unknown := &Restores{Reader: fake.NewClientBuilder().WithScheme(runtime.NewScheme()).Build()}
 	wantPlaced(t, unknown.Handle(t.Context(), requestOf(t, asked("local", fromSnapshot))), "", true)

@@ -75,6 +75,8 @@ func refused(err error) error {
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrLeased):
 		return fmt.Errorf("%w: %w: have the process end its lease, or the pod", volume.ErrPrecondition, err)
+	case errors.Is(err, clone.ErrMounted):
+		return fmt.Errorf("%w: %w: unmount it, or the copy would lack what is below", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFuture):
 		return fmt.Errorf("%w: %w, so that no change of it would be found out before that: unpublish the volume, or have the file take the ctime of now (touch -c -h -a)", volume.ErrPrecondition, err)
 	case errors.Is(err, syscall.EDQUOT): // no other node could do better

@@ -26,7 +26,7 @@ func besideProvisioner(t *testing.T, s *scene) {
 		claims = append(claims, made, driven)
 		s.claim(made, "16Mi", ofClass("hostpath-provisioner-immediate"), madeOn(nodeA))
 		s.claim(driven, "16Mi", ofClass(operatorClass), func(claim *corev1.PersistentVolumeClaim) {
-			claim.Annotations = map[string]string{"volume.kubernetes.io/selected-node": nodeA}
+			claim.Annotations = map[string]string{selectedNode: nodeA}
 		})
 	}
 	volumes := make(map[string]string) // by PersistentVolume, the directory

@@ -65,11 +65,10 @@ func TestVolumeMoves(t *testing.T) {
 		}
 		s.wantFile(filepath.Join(s.disk(after), "link"), "hello\n")
 		s.wantGone(directory)
-		for _, kind := range []string{"pods", "secrets", "networkpolicies"} {
-			if left := s.kubectl("get", kind, "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name"); left != "" {
-				t.Errorf("of move %d is left: %s", i, left)
-			}
-		}
+		// The operator removes it when the move has ended.
+		s.until(fmt.Sprintf("nothing to be left of move %d", i), func(ctx context.Context) (string, error) {
+			return c.Kubectl(ctx, "get", "pods,secrets,networkpolicies", "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name")
+		})
 	}
 	s.removeSet("writer")
 	s.kubectl("delete", "pvc", "-n", s.namespace, claim)

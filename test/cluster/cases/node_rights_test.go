@@ -2,7 +2,6 @@ package cases_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -137,28 +136,30 @@ func (s *scene) secretsOfVolumes(client kubernetes.Interface, pv *corev1.Persist
 func (s *scene) capacityOfNodes(client kubernetes.Interface) {
 	s.Helper()
 	api := client.StorageV1().CSIStorageCapacities(cluster.Namespace)
-	var all []storagev1.CSIStorageCapacity
-	s.until("a capacity of "+nodeB, func(ctx context.Context) (string, error) {
+	var of storagev1.CSIStorageCapacity
+	var refusal error
+	s.until("the change of a capacity of "+nodeB+" to be answered", func(ctx context.Context) (string, error) {
 		list, err := api.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
 		}
-		all = slices.DeleteFunc(list.Items, func(o storagev1.CSIStorageCapacity) bool {
-			return o.NodeTopology == nil || o.NodeTopology.MatchLabels["topology.hostpath.csi/node"] != nodeB
+		i := slices.IndexFunc(list.Items, func(o storagev1.CSIStorageCapacity) bool {
+			return o.NodeTopology != nil && o.NodeTopology.MatchLabels["topology.hostpath.csi/node"] == nodeB
 		})
-		if len(all) == 0 {
+		if i < 0 {
 			return fmt.Sprintf("none of %d", len(list.Items)), nil
+		}
+		of = list.Items[i]
+		more := of.DeepCopy()
+		more.Capacity = resource.NewQuantity(1<<50, resource.BinarySI)
+		// The API server compares the versions before it asks who changes it: the node's own program may have changed it meanwhile.
+		if _, refusal = api.Update(ctx, more, metav1.UpdateOptions{}); apierrors.IsConflict(refusal) || apierrors.IsNotFound(refusal) {
+			return refusal.Error(), nil
 		}
 		return "", nil
 	})
-	more := all[0].DeepCopy()
-	more.Capacity = resource.NewQuantity(1<<50, resource.BinarySI)
-	_, err := api.Update(s.Context(), more, metav1.UpdateOptions{})
-	if apierrors.IsConflict(err) {
-		err = errors.New("the object changed meanwhile")
-	}
-	s.wantForbidden("change the capacity of another node", err)
-	s.wantForbidden("delete the capacity of another node", api.Delete(s.Context(), more.Name, metav1.DeleteOptions{}))
+	s.wantForbidden("change the capacity of another node", refusal)
+	s.wantForbidden("delete the capacity of another node", api.Delete(s.Context(), of.Name, metav1.DeleteOptions{}))
 }
 
 // leasesOfNodes tries to take a disk that another node has reserved, and to give it up.

@@ -18,6 +18,12 @@ import (
 // claim makes a claim of the class hostpath-csi, or of what changes make of it.
 func (s *scene) claim(name, size string, changes ...func(*corev1.PersistentVolumeClaim)) {
 	s.Helper()
+	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.Context(), newClaim(name, size, changes...), metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func newClaim(name, size string, changes ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       claimSpec("hostpath-csi", size),
@@ -25,9 +31,7 @@ func (s *scene) claim(name, size string, changes ...func(*corev1.PersistentVolum
 	for _, change := range changes {
 		change(claim)
 	}
-	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.Context(), claim, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	return claim
 }
 
 func claimSpec(class, size string) corev1.PersistentVolumeClaimSpec {

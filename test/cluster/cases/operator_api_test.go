@@ -153,9 +153,14 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	client := s.withAPI("testdata/upstream-crd.yaml")
 	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}, {name: socket, path: /csi}]")
 	object.SetFinalizers([]string{"finalizer.delete.hostpath-provisioner"})
-	if _, err := client.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	s.until("the object to be made", func(ctx context.Context) (string, error) {
+		// The definition is taken up in a moment, and until then the rules of that before it hold.
+		_, err := client.Create(ctx, object, metav1.CreateOptions{})
+		if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+			return err.Error(), nil
+		}
+		return "", err
+	})
 	t.Cleanup(func() {
 		// Also after a failure: no operator removes the finalizer.
 		_, _ = client.Patch(context.Background(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})

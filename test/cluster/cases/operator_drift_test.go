@@ -142,7 +142,7 @@ func (a *applied) comesBack(what string, disturb func(context.Context) bool) tim
 	a.object = before
 	deleted := disturb(ctx)
 	began := time.Now()
-	if err := c.Log.Until(ctx, long, what+" to come back", patient(func(ctx context.Context) (string, error) {
+	if err := c.Log.Until(ctx, long, what+" to come back", cluster.Patient(func(ctx context.Context) (string, error) {
 		now, err := a.client.Get(ctx, before.GetName(), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

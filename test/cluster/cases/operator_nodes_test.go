@@ -254,7 +254,8 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	s.runPrinted(s.deletedNode(client, name, "persistentVolumes:0", "volumeSnapshotContents:1", content))
 	s.wantSnapshotGone("data")
 
-	s.kubectl("delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0")
+	// The controller of pods deletes those of a node that is gone for 40 s, too.
+	s.kubectl("delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0", "--ignore-not-found")
 	must.Succeed(s, n.StartKubelet(ctx))
 	stopped = false
 	s.usableOn(client, name, 2)

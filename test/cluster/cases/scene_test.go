@@ -17,10 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 
+	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -97,7 +97,7 @@ func (s *scene) clear(what string, done func(context.Context) (string, error)) {
 		s.Error(err)
 		return
 	}
-	if err := c.Log.Until(ctx, long, what, patient(done)); err != nil {
+	if err := c.Log.Until(ctx, long, what, cluster.Patient(done)); err != nil {
 		s.Error(err)
 	}
 }
@@ -163,22 +163,7 @@ func onDisks() (string, error) {
 // accept.
 func (s *scene) until(what string, check func(context.Context) (string, error)) {
 	s.Helper()
-	must.Succeed(s, c.Log.Until(s.Context(), long, what, patient(check)))
-}
-
-// patient is a check of something that may be unable to answer for the moment: kubelet has
-// no statistics in its first seconds, the API server waits for its disk, a connection ends
-// with the process on its other side.
-func patient(check func(context.Context) (string, error)) func(context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) {
-		state, err := check(ctx)
-		if apierrors.IsInternalError(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) ||
-			apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) ||
-			utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err) {
-			return err.Error(), nil
-		}
-		return state, err
-	}
+	must.Succeed(s, c.Log.Until(s.Context(), long, what, cluster.Patient(check)))
 }
 
 // text is what an error says, and empty without one: what until waits for where an error is a state that passes.

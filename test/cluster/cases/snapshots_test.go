@@ -24,6 +24,7 @@ const (
 	restoresDir   = operatorDir + "/restores"
 	snapshotGroup = "snapshot.storage.k8s.io"
 	managedBy     = "snapshot.storage.kubernetes.io/managed-by"
+	selectedNode  = "volume.kubernetes.io/selected-node"
 )
 
 // A volumeSnapshot has the fields of a VolumeSnapshot that cases read.
@@ -391,7 +392,7 @@ func operatorRestores(s *scene) {
 		return "the claim is for the node " + strconv.Quote(node), nil
 	})
 	for name, source := range map[string]func(*corev1.PersistentVolumeClaim){"restored": fromSnapshot("operated"), "cloned": fromClaim("source")} {
-		s.claim(name, "64Mi", class, source)
+		s.claimFor(nodeA, name, class, source)
 		s.pod(name, with(name, "/volume"), preferring(nodeB))
 	}
 	for _, name := range []string{"restored", "cloned"} {
@@ -427,7 +428,24 @@ func (s *scene) selectedNode(ctx context.Context, changes ...func(*corev1.Persis
 	if err != nil {
 		return "", err
 	}
-	return made.Annotations["volume.kubernetes.io/selected-node"], nil
+	return made.Annotations[selectedNode], nil
+}
+
+// claimFor makes a claim that the webhook sends to a node. The API server waits 2 s for the webhook, and then makes the claim as it
+// is: on a busy machine it is made again.
+func (s *scene) claimFor(node, name string, changes ...func(*corev1.PersistentVolumeClaim)) {
+	s.Helper()
+	claims := c.Client.CoreV1().PersistentVolumeClaims(s.namespace)
+	s.until(fmt.Sprintf("claim %s to be made for %s", name, node), func(ctx context.Context) (string, error) {
+		made, err := claims.Create(ctx, newClaim(name, "64Mi", changes...), metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return "the one before is being deleted", nil
+		}
+		if err != nil || made.Annotations[selectedNode] == node {
+			return "", err
+		}
+		return fmt.Sprintf("it is for %q", made.Annotations[selectedNode]), claims.Delete(ctx, name, metav1.DeleteOptions{})
+	})
 }
 
 // wantNoEvent says that there is no event for a reason about an object.

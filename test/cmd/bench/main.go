@@ -44,7 +44,10 @@ type order struct {
 	files   int      // in the volume that is deleted with all it has
 	volumes int      // in the largest pool
 	disk    int64    // the size of the block volume, in bytes
-	binary  string
+	moved   int64    // the size of the file that is moved, in bytes
+	// moverFiles are in the volume that the programs move.
+	moverFiles int
+	binary     string
 	// io does IO to a path for a second, and returns how many bytes it was.
 	io func(ctx context.Context, l load, path string, bytes int64) float64
 }
@@ -55,27 +58,34 @@ var groups = []struct {
 	rows func(s *scene) []row
 }{
 	{"mounts", mountRows}, {"calls", callRows}, {"creation", creationRows}, {"removal", removalRows}, {"snapshots", snapshotRows},
-	{"parallel", parallelRows}, {"scale", scaleRows}, {"size", sizeRows}, {"blocks", blockRows},
+	{"parallel", parallelRows}, {"scale", scaleRows}, {"size", sizeRows}, {"blocks", blockRows}, {moveGroup, moveRows},
 }
+
+// moveGroup is only measured when it is named: make bench-move does.
+const moveGroup = "moves"
 
 func parse(args []string) (order, error) {
 	var names []string
 	for _, g := range groups {
 		names = append(names, g.name)
 	}
+	usual := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == moveGroup })
 	o := order{disk: 512 << 20, io: fio}
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")
-	only := flags.String("only", strings.Join(names, ","), "measure only these `groups`, with commas between them")
+	only := flags.String("only", strings.Join(usual, ","), "measure only these `groups`, with commas between them; there is "+moveGroup+" too")
 	flags.StringVar(&o.kind, "filesystem", "", "make this `kind` for the pools, xfs, ext4 or btrfs, in a loop file; without it the pools are on what --dir is on")
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "the `directory` to work in, which should be on a disk")
 	flags.IntVar(&o.files, "files", 100_000, "how many files are in the volume that is deleted with all it has")
 	flags.IntVar(&o.volumes, "volumes", 10_000, "how many volumes are in the largest pool")
+	moved := flags.Int64("move-mib", 256, "how large the file is that is moved, in `MiB`")
+	flags.IntVar(&o.moverFiles, "mover-files", 100_000, "how many files are in the volume that is moved for the memory of movers")
 	_ = flags.Parse(args) // it exits
+	o.moved = *moved << 20
 	o.only = strings.Split(*only, ",")
-	if o.rounds < 1 || o.samples < 1 || o.files < inEach || o.volumes < 10*pageEntries {
-		return o, fmt.Errorf("less than one round or sample, %d files or %d volumes", inEach, 10*pageEntries)
+	if o.rounds < 1 || o.samples < 1 || o.files < inEach || o.moverFiles < 1 || o.moved < 1 || o.volumes < 10*pageEntries {
+		return o, fmt.Errorf("less than one round or sample, %d files, one file or MiB to move, or %d volumes", inEach, 10*pageEntries)
 	}
 	for _, name := range o.only {
 		if !slices.Contains(names, name) {

@@ -280,16 +280,22 @@ func (a *actor) readRecords() {
 	}
 }
 
-// memory is the most that the driver had since its start (proc_pid_status(5)), after what is done to it all day:
+// memory is the most MiB that the driver had since its start, after what is done to it all day:
 // external-health-monitor asks for all volumes, in pages as large as the driver likes, and Prometheus for the metrics.
 func (a *actor) memory() float64 {
 	got(a.List(a.s.ctx, 0))
 	for range scrapes {
 		got(a.Metrics(a.s.ctx))
 	}
-	_, most, _ := strings.Cut(string(got(os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process.Pid())))), "VmHWM:")
+	return peakOf(a.Process.Pid())
+}
+
+// peakOf is the most MiB that a process had so far (proc_pid_status(5)), and 0 of one that has ended.
+func peakOf(pid int) float64 {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // empty
+	_, most, _ := strings.Cut(string(status), "VmHWM:")
 	var kib float64
-	got(fmt.Sscanf(most, "%f kB", &kib))
+	_, _ = fmt.Sscanf(most, "%f kB", &kib) // 0 without it
 	return kib / 1024
 }
 

@@ -30,7 +30,7 @@ import (
 const (
 	nodeName = "bench-node"
 	poolName = "local"
-	// filesystemBytes is the size of a filesystem that is made, sparse.
+	// filesystemBytes is the size of a filesystem that is made, sparse; of one that much is moved on, more.
 	filesystemBytes = 16 << 30
 	// volumeBytes is the size of a volume that is not meant to be filled, and of which many have to fit.
 	volumeBytes = 64 << 10
@@ -63,7 +63,7 @@ func (s *scene) path(name string) string { return filepath.Join(s.at, name) }
 
 func (s *scene) makeFilesystem(name, kind string) {
 	check(os.Mkdir(s.path(name), 0o750))
-	check(loopfs.Mount(s.ctx, s.path(name), kind, filesystemBytes))
+	check(loopfs.Mount(s.ctx, s.path(name), kind, max(filesystemBytes, 3*s.moved+4*int64(s.moverFiles)*perFile)))
 	if kind == "btrfs" {
 		check(loopfs.SwitchQuotasOn(s.ctx, s.path(name)))
 	}

@@ -1,4 +1,4 @@
-// Command metricsdoc prints docs/metrics.md: what the driver shows to Prometheus, as it is
+// Command metricsdoc prints docs/metrics.md: what the driver, and of moves the operator, shows to Prometheus, as it is
 // registered. `make docs` writes the file, and a test here fails when it is out of date.
 package main
 
@@ -12,11 +12,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/move/measure"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -56,11 +58,12 @@ var sections = []section{
 	{"hostpath_abandoned_", "What hangs", ""},
 	{"hostpath_tracing_", "Tracing", ""},
 	{"hostpath_build_", "The program", ""},
-	{"kubevirt_", "Of the upstream driver", ""},
+	{"kubevirt_hpp_pool_", "Of the upstream driver", ""},
+	{"kubevirt_hpp_volume_", "Moves of volumes", "Of the operator, with those [of its own](operator.md#metrics). `node` is where the volume is. A series goes with its VolumeMove."},
 }
 
 func write(w io.Writer) error {
-	families, err := example().Gatherer().Gather()
+	families, err := examples().Gather()
 	if err != nil {
 		return err
 	}
@@ -82,7 +85,16 @@ func write(w io.Writer) error {
 	return nil
 }
 
-// example are metrics of which none is absent.
+// examples are metrics of the two programs, of which none is absent.
+func examples() prometheus.Gatherers {
+	operator := prometheus.NewRegistry()
+	operator.MustRegister(measure.New([]string{"Fenced"}, func() ([]measure.Move, error) {
+		return []measure.Move{{Running: true, Remaining: new(int64), Fenced: new(time.Duration), Idle: new(time.Duration)}}, nil
+	}))
+	return prometheus.Gatherers{example().Gatherer(), operator}
+}
+
+// example are those of the driver.
 func example() *metrics.Metrics {
 	now := time.Now()
 	m := metrics.New(metrics.Options{

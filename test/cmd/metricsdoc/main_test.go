@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -25,7 +24,7 @@ func TestDocumentIsCurrent(t *testing.T) {
 }
 
 func TestEachMetricIsInOneSection(t *testing.T) {
-	families, err := example().Gatherer().Gather()
+	families, err := examples().Gather()
 	must.Succeed(t, err)
 	var document strings.Builder
 	must.Succeed(t, write(&document))
@@ -51,7 +50,7 @@ func TestEachMetricIsInOneSection(t *testing.T) {
 func TestExampleHasAllMetrics(t *testing.T) {
 	var document strings.Builder
 	must.Succeed(t, write(&document))
-	for _, name := range registered(t, example()) {
+	for _, name := range registered(t, examples()) {
 		if !strings.Contains(document.String(), "| `"+name+"` |") && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
 			t.Errorf("%s is registered and not described", name)
 		}
@@ -59,12 +58,14 @@ func TestExampleHasAllMetrics(t *testing.T) {
 }
 
 // registered are the names of all descriptors, also of those that have no value.
-func registered(t *testing.T, m *metrics.Metrics) (names []string) {
+func registered(t *testing.T, all prometheus.Gatherers) (names []string) {
 	t.Helper()
 	described := make(chan *prometheus.Desc)
 	go func() {
 		defer close(described)
-		m.Gatherer().(prometheus.Collector).Describe(described)
+		for _, one := range all {
+			one.(prometheus.Collector).Describe(described)
+		}
 	}()
 	name := regexp.MustCompile(`fqName: "([^"]+)"`)
 	for desc := range described {

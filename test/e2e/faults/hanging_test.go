@@ -39,6 +39,7 @@ func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
 	m, d := newFaultyMount(t, fs)
 	w := newWorld(t, driver, m)
 	others := w.others()
+	w.Process.Hanging()
 	d.Hang()
 	hanging := w.begin(late)
 	d.AwaitHanging()
@@ -68,6 +69,7 @@ func TestRetriesOnHangingDisk(t *testing.T) {
 	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
 	w := newWorld(t, driver, m)
+	w.Process.Hanging()
 	d.Hang()
 	hanging := w.inBackground(func(ctx context.Context) error {
 		v := tree
@@ -125,6 +127,7 @@ func TestStopWithHangingDisk(t *testing.T) {
 	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
 	w := newWorld(t, driver, m)
+	w.Process.Hanging()
 	d.Hang()
 	hanging := w.begin(late)
 	d.AwaitHanging()
@@ -162,6 +165,7 @@ func TestHangingFilesystem(t *testing.T) {
 	hanging := filepath.Join(t.TempDir(), "hanging")
 	testenv.Hang(t, hanging)
 	others := w.others()
+	w.Process.Hanging()
 	w.Must(unix.Mount(hanging, m.at, "", unix.MS_BIND, ""))
 	for _, v := range others {
 		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })

@@ -224,8 +224,8 @@ func (w *world) resolve(h history) {
 		}
 		w.acknowledged = append(w.acknowledged, drivertest.Kept{Volume: h.Volume})
 		w.Must(w.create(h.Volume)) // is there
-	default:
-		w.Must(w.delete(h.Volume))
+	default: // what an attempt has left may be in its way
+		w.Must(drivertest.Repeat(w.Context(), func() error { return w.delete(h.Volume) }))
 	}
 }
 

@@ -57,33 +57,6 @@ func (c *client) createTogether(ctx context.Context) error {
 	return c.same(first.GetVolume(), v)
 }
 
-func (c *client) createOther(ctx context.Context) error {
-	v := c.pick(there)
-	if v == nil {
-		return nil
-	}
-	other := v.Volume
-	switch c.random.IntN(3) {
-	case 0:
-		other.Bytes += unit
-	case 1:
-		other.Block = !other.Block
-	case 2:
-		other.Pool = c.elsewhere(v.Pool)
-	}
-	err := drivertest.Repeat(ctx, func() error { _, err := c.Create(ctx, other); return err })
-	return want(fmt.Sprintf("create %+v as %+v", v.Volume, other), err, codes.AlreadyExists)
-}
-
-// elsewhere is another pool.
-func (c *client) elsewhere(in string) string {
-	for {
-		if p := c.places[c.random.IntN(len(c.places))]; p.Name != in {
-			return p.Name
-		}
-	}
-}
-
 // remove deletes a volume, which is refused while it is in use.
 func (c *client) remove(ctx context.Context) error {
 	v := c.pick(there)
@@ -134,33 +107,6 @@ func (c *client) publishAgain(ctx context.Context) error {
 	return c.attach(ctx, v, pod, v.pods[pod])
 }
 
-// publishOtherwise asks for what contradicts what is there.
-func (c *client) publishOtherwise(ctx context.Context) error {
-	if v := c.pick(absent); v != nil && c.flip() {
-		err := drivertest.Repeat(ctx, func() error { return c.Publish(ctx, v.Volume, c.newPod()) })
-		return want("publish "+v.ID+", which is not there", err, codes.NotFound)
-	}
-	v := c.pick(inUse)
-	if v == nil {
-		return nil
-	}
-	pod := c.pod(v)
-	switch other := c.pick(unused); {
-	case other != nil && other.Block == v.Block && c.flip():
-		err := drivertest.Repeat(ctx, func() error { return c.Publish(ctx, other.Volume, pod) })
-		return want("publish "+other.ID+" where "+v.ID+" is", err, codes.AlreadyExists)
-	case c.flip():
-		err := drivertest.Repeat(ctx, func() error { return c.mount(ctx, v.Volume, pod, !v.pods[pod]) })
-		return want(fmt.Sprintf("publish %s again, read-only %v", v.ID, !v.pods[pod]), err, codes.AlreadyExists)
-	}
-	request := &csi.NodePublishVolumeRequest{
-		VolumeId: v.ID, TargetPath: c.Target(pod) + "-other", VolumeCapability: v.Capability(), VolumeContext: v.Parameters(),
-	}
-	request.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-	err := drivertest.Repeat(ctx, func() error { _, err := c.Kubelet().NodePublishVolume(ctx, request); return err })
-	return want("publish "+v.ID+" at a second target for one writer", err, codes.FailedPrecondition)
-}
-
 func (c *client) unpublish(ctx context.Context) error {
 	v := c.pick(inUse)
 	if v == nil {
@@ -173,18 +119,6 @@ func (c *client) unpublish(ctx context.Context) error {
 		}
 	}
 	return c.detach(ctx, v, pod)
-}
-
-func (c *client) unpublishAgain(ctx context.Context) error {
-	v, used := c.pick(whichever), c.pick(inUse)
-	if err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, c.newPod()) }); err != nil {
-		return fmt.Errorf("unpublish %s from where it is not: %w", v.ID, err)
-	}
-	if used == nil || used == v {
-		return nil
-	}
-	err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, c.pod(used)) })
-	return want("unpublish "+v.ID+" where "+used.ID+" is", err, codes.FailedPrecondition)
 }
 
 func (c *client) stats(ctx context.Context) error {
@@ -280,22 +214,6 @@ func (c *client) listPage(ctx context.Context) error {
 	c.token, c.after = page.GetNextToken(), last
 	if c.token == "" {
 		c.after = ""
-	}
-	return nil
-}
-
-func (c *client) capacity(ctx context.Context) error {
-	in := c.places[c.random.IntN(len(c.places))]
-	got, err := c.Controller().GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"storagePool": in.Name}})
-	if err != nil {
-		return err
-	}
-	space, err := in.root.Space()
-	if err != nil {
-		return err
-	}
-	if bytes := got.GetAvailableCapacity(); bytes <= 0 || bytes > space.SizeBytes || got.GetMaximumVolumeSize().GetValue() != bytes {
-		return fmt.Errorf("the capacity of %s is %v, of %d bytes", in.Name, got, space.SizeBytes)
 	}
 	return nil
 }

@@ -84,20 +84,15 @@ var actions = []struct {
 }{
 	{"create", 10, (*client).create},
 	{"create several times at once", 3, (*client).createTogether},
-	{"create what differs", 2, (*client).createOther},
 	{"delete", 10, (*client).remove},
 	{"publish", 12, (*client).publish},
 	{"publish again", 3, (*client).publishAgain},
-	{"publish otherwise", 2, (*client).publishOtherwise},
 	{"unpublish", 10, (*client).unpublish},
-	{"unpublish what is not there", 2, (*client).unpublishAgain},
 	{"stats", 15, (*client).stats},
 	{"expand", 4, (*client).expand},
 	{"get", 10, (*client).get},
 	{"list", 2, (*client).listPage},
-	{"capacity", 4, (*client).capacity},
 	{"inline", 2, (*client).inline},
-	{"what is wrong", 4, (*client).wrong},
 	{"what others use too", 10, (*client).collide},
 }
 
@@ -149,7 +144,6 @@ func (c *client) pick(wanted func(v *volume) bool) *volume {
 func whichever(*volume) bool { return true }
 func there(v *volume) bool   { return v.there }
 func absent(v *volume) bool  { return !v.there }
-func unused(v *volume) bool  { return v.there && len(v.pods) == 0 }
 func inUse(v *volume) bool   { return len(v.pods) > 0 }
 
 // pod is one of those that have a volume.

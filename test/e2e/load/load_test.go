@@ -66,5 +66,4 @@ func TestLoad(t *testing.T) {
 	w.wantNothingLeft()
 	w.Must(w.Process.Stop())
 	w.wantNoRace()
-	t.Logf("all calls:\n%s", w.calls.table())
 }

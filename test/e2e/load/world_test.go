@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -36,7 +34,6 @@ type world struct {
 	places  []*place
 	clients []*client
 	common  []drivertest.Volume // that all clients use
-	calls   *recorder
 	// scraper keeps its connection, which would come and go in what is measured else.
 	scraper *http.Transport
 }
@@ -45,7 +42,7 @@ type world struct {
 // directories and one for several nodes among them.
 func newWorld(t *testing.T, program string, e extent) *world {
 	t.Helper()
-	w := &world{extent: e, calls: newRecorder(), scraper: drivertest.Scraper()}
+	w := &world{extent: e, scraper: drivertest.Scraper()}
 	t.Cleanup(w.scraper.CloseIdleConnections)
 	const size = 16 << 30
 	enforcement := ""
@@ -67,7 +64,6 @@ func newWorld(t *testing.T, program string, e extent) *world {
 		Binary: program,
 		Pools:  pools,
 		Flags:  []string{drivertest.ServeMetrics},
-		Dial:   []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.calls.intercept)},
 	})
 	for _, p := range pools {
 		root, err := dir.Open(p.Path)
@@ -130,7 +126,6 @@ func (w *world) all(do func(c *client, ctx context.Context) error) func() {
 // load has the clients make all calls for some time.
 func (w *world) load(duration time.Duration) {
 	w.Helper()
-	before, cpu := w.calls.count(), w.scrape()["process_cpu_seconds_total"]
 	end := time.Now().Add(duration)
 	w.lap("all calls", w.all(func(c *client, ctx context.Context) error {
 		for ctx.Err() == nil && time.Now().Before(end) {
@@ -140,9 +135,6 @@ func (w *world) load(duration time.Duration) {
 		}
 		return ctx.Err()
 	}))
-	made := w.calls.count() - before
-	cpu = w.scrape()["process_cpu_seconds_total"] - cpu
-	w.Logf("%d calls, %.0f a second, %.2f ms of the processor for each", made, float64(made)/duration.Seconds(), 1000*cpu/float64(made))
 }
 
 // quiet brings the world to a state that the load can begin with: all volumes of the

@@ -60,11 +60,41 @@ exit $status`, step, strings.TrimSpace(mkfs))
 	h.wantMounted(kind)
 	must.Succeed(t, os.WriteFile(filepath.Join(h.Target, "file"), nil, 0o600))
 	second.stop(syscall.SIGTERM)
+	h.wantNoNote()
+	return true
+}
+
+// A device that mkfs was killed on, and that was used without a filesystem since, is not formatted: neither for the same pool nor after its clean-up.
+func TestDataOfUnknownKindAfterKilledMkfs(t *testing.T) {
+	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			h := newHost(t)
+			d := newDisk(t, 310*mib)
+			flags := []string{"mount", "--device", d.Path, "--fs-type", kind, "--patience", "0"}
+			h.start(with(t, "mkfs."+kind, "kill -9 $PPID"), flags...).wait()
+			d.write(0, "a database of its own")
+			before := d.sum()
+			if second := h.start("", flags...); second.saysOrEnds(keeping) {
+				t.Error("it was formatted")
+				second.stop(syscall.SIGTERM)
+			}
+			if d.sum() != before {
+				t.Error("the device was written to")
+			}
+			if status, said := h.run("", "unmount", "--device", d.Path); status != 0 {
+				t.Errorf("status %d, %s", status, said)
+			}
+			h.wantNoNote()
+		})
+	}
+}
+
+func (h *host) wantNoNote() {
+	h.t.Helper()
 	notes, err := filepath.Glob(filepath.Join(h.Path, ".pool-mounter.formatting*"))
 	if err != nil || len(notes) != 0 {
-		t.Errorf("step %d left %v, %v", step, notes, err)
+		h.t.Errorf("left are %v, %v", notes, err)
 	}
-	return true
 }
 
 // steps are the system calls by which a mounter, or a program that it runs, changes anything or begins to.

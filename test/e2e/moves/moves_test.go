@@ -91,7 +91,8 @@ func TestKillAtEveryStep(t *testing.T) {
 				if len(steps) < 5 {
 					t.Fatalf("the %s has only the steps %q", victim, steps)
 				}
-				every, kills := 1, 0
+				// A move has a few steps more or less each time, and many more on a busy machine: writes of the pod, and of the trash.
+				every, kills, fewest := 1, 0, len(steps)
 				if testing.Short() {
 					every = 1 + len(steps)/3
 				}
@@ -99,19 +100,20 @@ func TestKillAtEveryStep(t *testing.T) {
 					w.begin()
 					w.trap.Arm(n)
 					w.move()
-					if _, killed := w.trap.Disarm(); killed {
+					if all, killed := w.trap.Disarm(); killed {
 						kills++
+					} else {
+						fewest = min(fewest, len(all))
 					}
 					w.end()
 					if t.Failed() {
 						t.Fatalf("after a kill before step %d of %d, %s", n, len(steps), steps[n-1])
 					}
 				}
-				// A move has a few steps more or less each time: writes of the pod, and of the trash.
-				if kills*every*2 < len(steps) {
-					t.Errorf("%d kills in %d steps", kills, len(steps))
+				if kills*every*2 < fewest {
+					t.Errorf("%d kills in %d steps", kills, fewest)
 				}
-				t.Logf("%d kills in %d steps", kills, len(steps))
+				t.Logf("%d kills in %d to %d steps", kills, fewest, len(steps))
 			})
 		}
 	}
@@ -129,7 +131,8 @@ func TestUndo(t *testing.T) {
 			w.wantRefused(w.from)
 			w.wantRefused(w.to)
 			for _, n := range []*node{w.from, w.to} {
-				n.WantCode("delete a volume that moves", n.Delete(t.Context(), w.volume.ID), codes.FailedPrecondition)
+				err := drivertest.Repeat(t.Context(), func() error { return n.Delete(t.Context(), w.volume.ID) })
+				n.WantCode("delete a volume that moves", err, codes.FailedPrecondition)
 			}
 			out.kill()
 			in.kill()
@@ -189,10 +192,11 @@ func TestTwoMovesOfOneVolume(t *testing.T) {
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")
-	_, err := w.from.moves.Call(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
+	// Movers ask their drivers meanwhile.
+	_, err := w.from.moves.Repeat(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
 	w.from.WantCode("fence for another move", err, codes.FailedPrecondition)
 	for n, call := range map[*node]string{w.from: moves.Unfence, w.to: moves.AbortTarget} {
-		_, err := n.moves.Call(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
+		_, err := n.moves.Repeat(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
 		n.WantCode(call+" by another move", err, codes.FailedPrecondition)
 	}
 	out.kill()
@@ -228,7 +232,7 @@ func TestConfirmTooEarly(t *testing.T) {
 	w.begin()
 	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
 	out.await("waiting")
-	state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
+	state, err := w.from.moves.Repeat(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
 	w.from.Must(err)
 	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
 		t.Errorf("a copy that is not whole is confirmed: %+v", last)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/mover"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
@@ -126,16 +126,14 @@ func (w *world) makeCerts() {
 func (w *world) begin() {
 	w.Helper()
 	w.count++
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(w, err)
-	w.address = listener.Addr().String()
-	must.Succeed(w, listener.Close())
+	w.address = testenv.FreeAddress(w)
 	for _, n := range []*node{w.from, w.to} {
 		must.Succeed(w, n.pool.Settle())
+		var err error
 		n.free, err = n.Capacity(w.Context(), "")
 		must.Succeed(w, err)
 	}
-	_, err = w.from.Create(w.Context(), w.volume)
+	_, err := w.from.Create(w.Context(), w.volume)
 	must.Succeed(w, err)
 	must.Succeed(w, w.from.Publish(w.Context(), w.volume, "pod"))
 	if !w.volume.Block {
@@ -332,10 +330,10 @@ func (w *world) unpublish(n *node, pod string) {
 	}
 }
 
-// wantRefused expects a node not to publish the volume.
+// wantRefused expects a node not to publish the volume. Its mover may be asking for it at that moment.
 func (w *world) wantRefused(n *node) {
 	w.Helper()
-	err := n.Publish(w.Context(), w.volume, "refused")
+	err := drivertest.Repeat(w.Context(), func() error { return n.Publish(w.Context(), w.volume, "refused") })
 	n.WantCode("publish a volume that moves", err, codes.FailedPrecondition)
 	if err != nil && !strings.Contains(err.Error(), n.peer) {
 		w.Errorf("%v does not say which the other node is", err)

@@ -72,13 +72,18 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 				}
 				p := startPod(b, hierarchy, 20, 0)
 				startFreezer(b, driver, p)
-				alone := p.standstill(rounds)
-				stop := writeAsNeighbour(t, config.Path)
-				beside := p.standstill(rounds)
-				stop()
-				t.Logf("frozen for %s alone, for %s beside a neighbour that writes", alone, beside)
+				var alone, beside time.Duration
 				// Less than the second that one write waits behind those of the neighbour, and more than a busy machine adds.
-				if beside > max(2*alone, 200*time.Millisecond) {
+				tooLong := func() bool { return beside > max(2*alone, 200*time.Millisecond) }
+				// What else the machine does makes some times longer, and none shorter.
+				for try := 0; try == 0 || try < 3 && tooLong(); try++ {
+					alone = p.standstill(rounds)
+					stop := writeAsNeighbour(t, config.Path)
+					beside = p.standstill(rounds)
+					stop()
+					t.Logf("frozen for %s alone, for %s beside a neighbour that writes", alone, beside)
+				}
+				if tooLong() {
 					t.Errorf("pods stand still for %s beside a neighbour that writes, %s without", beside, alone)
 				}
 			}
