@@ -42,7 +42,7 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		moves.Unfence:       func() error { return m.pools.Unfence(ctx, move, r.TargetAborted) },
 		moves.HandOver:      func() error { return m.pools.HandOver(ctx, move, r.Fence) },
 		moves.RemoveSource:  func() error { return m.pools.RemoveSource(ctx, move) },
-		moves.Based:         func() error { return m.pools.Based(ctx, move, r.Base) },
+		moves.Based:         func() error { return m.pools.Based(ctx, move, r.Was, r.Base) },
 		moves.Received:      func() error { return m.pools.Received(ctx, move, r.Fence) },
 		moves.ConfirmTarget: func() error { return m.pools.ConfirmTarget(ctx, move, r.Fence) },
 		moves.AbortTarget:   func() error { return m.pools.AbortTarget(ctx, move) },

@@ -2,9 +2,11 @@ package mover
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
@@ -121,11 +123,12 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
 	}
 	into, reply, err := i.answer(ctx, says)
+	var filling string
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
-		release, base, claimErr := i.claim(ctx, into)
+		var release func()
+		release, reply.Base, filling, err = i.claim(ctx, into, says.Base != "")
 		defer release()
-		reply.Base, err = base, errors.Join(err, claimErr)
 	}
 	if err != nil {
 		reply.Error = err.Error()
@@ -139,7 +142,7 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 			if says.Base == "" {
 				return nil
 			}
-			return i.based(ctx, says.Base)
+			return i.based(ctx, filling, says.Base)
 		})
 	case sessionReceived:
 		i.Report(Event{Event: Received})
@@ -175,25 +178,35 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 }
 
 // claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
-// a session, and would change what pods have. From then on it is not known of the copy what it equals: base is what that was.
-func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), base string, err error) {
+// a session, and would change what pods have. From then on it is not known of the copy what it equals: base is what that was. If it is
+// to equal a reference, filling is recorded instead, which no other session has: only in its place may this one record the reference.
+func (i *In) claim(ctx context.Context, into *dir.Dir, toBeBased bool) (release func(), base, filling string, err error) {
 	if release, err = into.TryLockDir(); err != nil {
-		return func() {}, "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+		return func() {}, "", "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+	}
+	if toBeBased {
+		filling = beingFilled + rand.Text()
 	}
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
 	if err == nil && (v.Move != i.Move || v.Role != string(store.MoveTarget)) {
 		err = fmt.Errorf("the copy of volume %s was confirmed in between", i.Volume)
 	}
-	if err == nil && v.Base != "" {
-		err = i.based(ctx, "")
+	if err == nil && v.Base != filling {
+		err = i.based(ctx, v.Base, filling)
 	}
-	return release, v.Base, err
+	if base = v.Base; strings.HasPrefix(base, beingFilled) {
+		base = ""
+	}
+	return release, base, filling, err
 }
 
-// based records what reference of the source the copy equals.
-func (i *In) based(ctx context.Context, token string) error {
+// beingFilled begins what is recorded of a copy that a session fills. No token of a reference has a hyphen.
+const beingFilled = "filling-"
+
+// based records what reference of the source the copy equals, in the place of what was recorded.
+func (i *In) based(ctx context.Context, was, token string) error {
 	r := i.request("")
-	r.Base = token
+	r.Was, r.Base = was, token
 	_, err := i.Driver.Repeat(ctx, moves.Based, r)
 	return err
 }

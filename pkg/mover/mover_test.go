@@ -588,18 +588,50 @@ func TestTwoTargets(t *testing.T) {
 	r.wantMoved(fence, "first")
 }
 
+// What a session has filled says nothing of a copy that was made anew meanwhile: its next pass would take what is missing for there.
+func TestBaseOfCopyThatWasAborted(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	session := r.session("first")
+	defer session.Close()
+	request := moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1"}
+	_, err := r.to.Call(t.Context(), moves.AbortTarget, request)
+	must.Succeed(t, err)
+	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	must.Succeed(t, err)
+	request.Shape = state.Shape
+	_, err = r.to.Call(t.Context(), moves.PrepareTarget, request)
+	must.Succeed(t, err)
+	_, err = session.Write([]byte{0}) // all was sent
+	must.Succeed(t, err)
+	if _, err := io.Copy(io.Discard, session); err != nil { // until the target has ended
+		t.Log(err)
+	}
+	if state, err = r.to.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Base != "" {
+		t.Errorf("an empty copy is said to equal %q (%v)", state.Base, err)
+	}
+}
+
 // silent is a session of a source that says no more.
-func (r *rig) silent() net.Conn {
+func (r *rig) silent() net.Conn { return r.session("") }
+
+// session is one at whose end the copy equals a reference, if that is not empty.
+func (r *rig) session(base string) net.Conn {
 	t := r.t
 	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
 	silent, err := r.out.Dial(t.Context())
 	must.Succeed(t, err)
-	hello, err := json.Marshal(map[string]any{"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10)})
+	hello, err := json.Marshal(map[string]any{
+		"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10), "base": base,
+	})
 	must.Succeed(t, err)
 	_, err = silent.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello))), hello...))
 	must.Succeed(t, err)
-	_, err = io.ReadFull(silent, make([]byte, 4)) // of the answer: the copy is there, and a pass is awaited
+	length := make([]byte, 4)
+	_, err = io.ReadFull(silent, length)
+	must.Succeed(t, err)
+	_, err = io.ReadFull(silent, make([]byte, binary.BigEndian.Uint32(length))) // the copy is there, and a pass is awaited
 	must.Succeed(t, err)
 	return silent
 }

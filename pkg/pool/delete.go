@@ -21,18 +21,23 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteO
 // DeleteOnly is Delete for a volume that is abnormal for a reason, and returns ErrPrecondition for
 // any other. That is judged under the lock that the deletion has. An empty reason is for any volume.
 func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
-	if err := s.dropReferences(ctx, id); err != nil {
-		return err
-	}
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
+		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
+			if err := s.dropReferences(ctx, id); err != nil {
+				return err
+			}
+		}
 		return s.unlessOutOfUse(id, err)
 	}
 	defer in.close()
 	if err := s.pins.Free(id); err != nil {
 		return err
 	}
-	return in.deleteOnly(ctx, only)
+	if err := in.deleteOnly(ctx, only); err != nil {
+		return err
+	}
+	return s.dropReferences(ctx, id)
 }
 
 // unlessOutOfUse is the error of a search for what is to be deleted: what no pool has may be in one that was taken out of

@@ -95,14 +95,22 @@ func (s *Set) Reference(ctx context.Context, id volume.ID, token, kept string) e
 	if err != nil {
 		return err
 	}
-	unlock, err := s.Lock(reference)
+	unlock, err := s.lockReferences(id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := s.dropReferences(ctx, id, token, kept); err != nil {
+	if err := s.unmoved(ctx, id); err != nil { // before what a last pass may need is removed
 		return err
 	}
+	if err := s.dropOthers(ctx, id, token, kept); err != nil {
+		return err
+	}
+	unlock, err = s.Lock(reference)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	_, err = s.Snapshot(ctx, SnapshotRequest{ID: reference, Source: id, Way: CopyWay{WhenWritten: volume.Accept, MaxStall: mostStall, Shared: true}})
 	return err
 }
@@ -110,8 +118,40 @@ func (s *Set) Reference(ctx context.Context, id volume.ID, token, kept string) e
 // mostStall is for how long pods may wait while the blocks of one file are shared.
 const mostStall = time.Second
 
-// dropReferences removes the references of a volume but for those that are kept.
-func (s *Set) dropReferences(ctx context.Context, id volume.ID, kept ...string) error {
+// lockReferences has no other call make or remove references of a volume, or returns ErrBusy: one that is being made would be there
+// after all were removed.
+func (s *Set) lockReferences(id volume.ID) (unlock func(), err error) {
+	all, err := id.Reference("0") // which is none
+	if err != nil {
+		return nil, err
+	}
+	return s.Lock(all)
+}
+
+func (s *Set) unmoved(ctx context.Context, id volume.ID) error {
+	v, err := s.findToMove(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	return v.movable()
+}
+
+// dropReferences removes the references of a volume.
+func (s *Set) dropReferences(ctx context.Context, id volume.ID) error {
+	unlock, err := s.lockReferences(id)
+	if errors.Is(err, volume.ErrInvalid) { // its id is too long for one
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.dropOthers(ctx, id)
+}
+
+// dropOthers removes the references of a volume but for those that are kept. The caller has lockReferences.
+func (s *Set) dropOthers(ctx context.Context, id volume.ID, kept ...string) error {
 	var all []volume.ID
 	for _, p := range s.Pools {
 		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Card.Exists) {
@@ -446,12 +486,13 @@ func (s *Set) Received(ctx context.Context, m Move, fence string) error {
 	return nil
 }
 
-// Based records that the copy equals a reference of its source, durably, or none where the token is empty. Who fills the copy has it
-// locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move,
-// ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) Based(ctx context.Context, m Move, token string) error {
+// Based records what the copy equals, durably: the token of a reference of its source, none where that is empty, or what no reference
+// has while it is filled. That takes the place of what was recorded; if something else is, the copy is another one, or another session
+// fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition
+// also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s *Set) Based(ctx context.Context, m Move, was, token string) error {
 	if token != "" {
-		if _, err := m.Volume.Reference(token); err != nil {
+		if _, err := volume.ParseID(token); err != nil {
 			return err
 		}
 	}
@@ -461,6 +502,13 @@ func (s *Set) Based(ctx context.Context, m Move, token string) error {
 	}
 	defer v.close()
 	rec := *v.entry.Record
+	switch rec.Move.Base {
+	case token:
+		return v.durable()
+	case was:
+	default:
+		return fmt.Errorf("note what the copy of volume %s equals: %w: it was made anew, or another session fills it", m.Volume, volume.ErrPrecondition)
+	}
 	rec.Move.Base = token
 	if err := v.write(ctx, &rec); err != nil {
 		return fmt.Errorf("note what the copy of volume %s equals: %w", m.Volume, err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -66,9 +67,13 @@ func testReference(t *testing.T, root string) {
 	if err := b.Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a reference of a fenced volume: %v", err)
 	}
+	if err := b.Delete(ctx, of); !errors.Is(err, volume.ErrPrecondition) {
+		t.Errorf("a volume is deleted in the fence: %v", err)
+	}
+	want("after a deletion that was refused", "~_b.pvc-1", "~_c.pvc-1")
 	must.Succeed(t, b.Close(ctx))
 	b.start(local)
-	want("after a restart in the fence", "~_c.pvc-1")
+	want("after a restart in the fence", "~_b.pvc-1", "~_c.pvc-1")
 	for range 2 {
 		must.Succeed(t, b.Unfence(ctx, m, false))
 	}
@@ -95,5 +100,65 @@ func TestReferenceWithoutSharedBlocks(t *testing.T) {
 		if err := b.Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("%v, want a precondition that fails", err)
 		}
+	})
+}
+
+// A reference that is being made is not there yet, and would be left if the others were removed meanwhile.
+func TestReferenceIsBeingMade(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		all, err := m.out.Volume.Reference("0")
+		must.Succeed(t, err)
+		made, err := m.from.Lock(all) // as Reference does
+		must.Succeed(t, err)
+		for what, err := range map[string]error{
+			"another is made":    m.from.Reference(t.Context(), m.out.Volume, "a", ""),
+			"the move is undone": m.from.Unfence(t.Context(), m.out, false),
+		} {
+			if !errors.Is(err, volume.ErrBusy) {
+				t.Errorf("%s meanwhile: %v", what, err)
+			}
+		}
+		made()
+		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+	})
+}
+
+// A volume whose id is too long for a reference is undone and deleted without one.
+func TestReferenceOfLongID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(local)
+		name := strings.Repeat("a", volume.MaxID)
+		b.create(name, mib)
+		if err := b.Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
+			t.Errorf("a reference with a longer id: %v", err)
+		}
+		must.Succeed(t, b.Delete(t.Context(), id(t, name)))
+	})
+}
+
+// Only the session that fills a copy says what it equals: not one whose copy is gone, and not one that another has replaced.
+func TestBased(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		ctx := t.Context()
+		m.prepare()
+		must.Succeed(t, m.to.Based(ctx, m.in, "", "filling-1"))
+		for range 2 {
+			must.Succeed(t, m.to.Based(ctx, m.in, "filling-1", "one"))
+		}
+		must.Succeed(t, m.to.Based(ctx, m.in, "one", "filling-2"))
+		late := func(when, was string) {
+			t.Helper()
+			if err := m.to.Based(ctx, m.in, was, "two"); !errors.Is(err, volume.ErrPrecondition) {
+				t.Errorf("%s: %v", when, err)
+			}
+			if state, err := m.to.MoveState(ctx, m.in.Volume); err != nil || state.Base == "two" {
+				t.Errorf("%s the copy equals %q (%v)", when, state.Base, err)
+			}
+		}
+		late("after another session has begun", "filling-1")
+		must.Succeed(t, m.to.AbortTarget(ctx, m.in))
+		m.prepare()
+		late("after the copy was made anew", "filling-2")
 	})
 }

@@ -49,6 +49,8 @@ type Request struct {
 	// Reference is the token of the one that Reference makes, and Base that of the one which it keeps, or which the copy equals.
 	Reference string `json:"reference,omitempty"`
 	Base      string `json:"base,omitempty"`
+	// Was is the base that Based takes the place of.
+	Was string `json:"was,omitempty"`
 	// LeaveSnapshots has Fence leave the snapshots of the volume behind.
 	LeaveSnapshots bool `json:"leaveSnapshots,omitempty"`
 	// TargetAborted tells Unfence that the copy on the other node is gone.

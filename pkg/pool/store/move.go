@@ -27,7 +27,8 @@ type Move struct {
 	// Fence is what a source has drawn when it was fenced, and what a target has a whole copy as of; empty for a target that has
 	// none. A source that was published in between has another, so that no copy from before is taken for one that is whole.
 	Fence string `json:"fence,omitempty"`
-	// Base is the reference of the source that a target equals; empty while a pass changes it, and where none is known.
+	// Base is the reference of the source that a target equals, or what no reference has, by which a session that fills the target
+	// knows that it is still the one which does; empty where neither is known.
 	Base string `json:"base,omitempty"`
 	// HandedOver says that the target may have been confirmed, so that the source stays fenced.
 	HandedOver bool `json:"handedOver,omitempty"`
