@@ -171,7 +171,7 @@ func frame(kind byte, payload ...[]byte) []byte {
 
 func text(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
 
-func hello(kind byte) []byte { return frame(kind, text("hostpath transfer"), []byte{0, 0, 0, 1}) }
+func hello(kind byte) []byte { return frame(kind, text("hostpath transfer"), []byte{0, 0, 0, 2}) }
 
 func TestVersionsAndOthers(t *testing.T) {
 	src, dst := onXFS(t)
@@ -179,7 +179,7 @@ func TestVersionsAndOthers(t *testing.T) {
 		says []byte
 		want error
 	}{
-		"another version": {frame(101, text("hostpath transfer"), []byte{0, 0, 0, 2}), transfer.ErrVersion},
+		"another version": {frame(101, text("hostpath transfer"), []byte{0, 0, 0, 1}), transfer.ErrVersion},
 		"something else":  {[]byte("HTTP/1.1 400 Bad Request\r\n"), transfer.ErrProtocol},
 		"an error":        {frame(110, text("no")), transfer.ErrPeer},
 		"nothing":         {nil, io.EOF},

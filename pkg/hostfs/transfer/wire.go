@@ -51,11 +51,11 @@ const (
 	kindSkip                          // id: of a file for which there is no room
 	kindWantHole                      // id, offset, length: a section of the file that is a hole here
 	kindWant                          // id, offset, length, digests: a section of the file
-	kindWantBase                      // id, offset, length: what of the file differs from the base
 	kindRound                         // number of entries for which there was no room, the first
 	kindDifferences                   // count, bytes compared, the first
 	kindFinished
-	kindFailure // message
+	kindFailure  // message: the same in all versions, for what refuses another
+	kindWantBase // id, offset, length: what of the file differs from the base
 )
 
 const (
