@@ -210,9 +210,7 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 	var all []volume.ID
 	for _, p := range s.Pools {
 		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
-			if _, _, is := id.Referenced(); !is {
-				all = append(all, id)
-			}
+			all = append(all, id)
 		}
 		for _, id := range upstreamSnapshots(p) {
 			if id.Compare(after) > 0 {
@@ -221,7 +219,7 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 		}
 	}
 	slices.SortFunc(all, volume.ID.Compare)
-	for _, id := range slices.Compact(all) {
+	for _, id := range slices.DeleteFunc(slices.Compact(all), volume.ID.IsReference) {
 		found, err := s.FindSnapshot(ctx, id)
 		if err != nil {
 			found, err = s.FindUpstream(ctx, id)

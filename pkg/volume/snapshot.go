@@ -50,6 +50,9 @@ func (id ID) Referenced() (of ID, token string, is bool) {
 	return ID{name: name}, token, true
 }
 
+// IsReference reports whether it is the id of a reference.
+func (id ID) IsReference() bool { return strings.HasPrefix(id.name, referencePrefix) }
+
 // BeforeReferences comes before all references, and after all snapshots that come before them.
 func BeforeReferences() ID { return ID{name: referencePrefix} }
 

@@ -59,11 +59,18 @@ func (w *walk) abort(id uint64, o *offer) error {
 	return w.s.wire.sendEmpty(w.ctx, kindAbort)
 }
 
+// mayWant reports whether an answer is of a length that there is, and of a base that was offered.
+func (o *offer) mayWant(a answer) bool {
+	if a.kind == kindWantBase {
+		return o.base != nil && a.length == o.st.Size
+	}
+	return a.length > 0 || o.st.Size == 0
+}
+
 // section sends what the receiver does not have of a part of a file. After the last part the file is complete.
 func (w *walk) section(a answer, o *offer) error {
 	size := o.st.Size // that the receiver was told
-	if a.offset != o.next || a.offset+a.length > size || a.length == 0 && size > 0 ||
-		a.kind == kindWantBase && (o.base == nil || a.length != size) {
+	if a.offset != o.next || a.offset+a.length > size || !o.mayWant(a) {
 		return fmt.Errorf("%w: it wants another part of a file", ErrProtocol)
 	}
 	o.next += a.length

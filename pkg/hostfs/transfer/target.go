@@ -166,10 +166,8 @@ func (r *receiver) prepare(t *target, in *dir.Dir, name string, flags byte, link
 		}
 		return true, err
 	}
-	if flags&flagBase != 0 && t.want.Size > 0 && is != nil {
-		if t.based, err = r.isAsBefore(is, usable); err != nil {
-			return false, err
-		}
+	if t.based, err = r.isAsBefore(is, t.want, flags, usable); err != nil {
+		return false, err
 	}
 	if err := r.openTarget(t, in, name, is, usable); err != nil {
 		return false, err
@@ -230,8 +228,12 @@ func (r *receiver) isUsable(is, want *unix.Stat_t, linked bool) (bool, error) {
 	return !taken, err
 }
 
-// isAsBefore says that an entry has not been made another one in this round, by a name that it had in common with it.
-func (r *receiver) isAsBefore(is *unix.Stat_t, usable bool) (bool, error) {
+// isAsBefore says that a file is in the base, and that this one has not been made another in this round, by a name that it had in common
+// with it.
+func (r *receiver) isAsBefore(is, want *unix.Stat_t, flags byte, usable bool) (bool, error) {
+	if flags&flagBase == 0 || want.Size == 0 || is == nil {
+		return false, nil
+	}
 	if usable || format(is) != unix.S_IFREG {
 		return usable, nil
 	}
