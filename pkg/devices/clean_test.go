@@ -394,7 +394,7 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		cleaned bool
 	}{
 		"the same":                        {func(*devices.Record, *devicestest.Disk) {}, true},
-		"no claim had it, as is known": {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID, r.Claim = devices.Offered, "", "" }, true},
+		"no claim had it, as is known":    {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID, r.Claim = devices.Offered, "", "" }, true},
 		"another claim":                   {func(r *devices.Record, _ *devicestest.Disk) { r.ClaimUID, r.Claim = "uid-2", "default/data" }, false},
 		"another volume":                  {func(r *devices.Record, _ *devicestest.Disk) { r.Volume = "pv-2" }, false},
 		"another volume of that name":     {func(r *devices.Record, _ *devicestest.Disk) { r.VolumeUID = "uid of a later one" }, false},
