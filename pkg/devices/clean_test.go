@@ -151,7 +151,7 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 	}
 }
 
-// A new device was empty: what is on it after its cleaning was interrupted is somebody's, also where nothing was cleaned yet.
+// A new device was empty: what is on it after its cleaning was interrupted may be wanted, also where nothing was cleaned yet.
 func TestDataWrittenAfterCleaningOfEmptyDeviceWasInterruptedIsKept(t *testing.T) {
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeZero} {
 		for _, steps := range []int{0, 3} {
@@ -169,7 +169,7 @@ func TestDataWrittenAfterCleaningOfEmptyDeviceWasInterruptedIsKept(t *testing.T)
 	}
 }
 
-// What a claim left between the parts that were cleaned is nobody's any more, however often the cleaning by more is interrupted.
+// What a claim left between the parts that were cleaned is wanted no more, however often the cleaning by more is interrupted.
 func TestInterruptedCleaningByMoreResumes(t *testing.T) {
 	w := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
@@ -366,7 +366,7 @@ func TestDeletedVolumeGivesUpItsOwnDeviceOnly(t *testing.T) {
 	}
 }
 
-// A disk that somebody takes into use after its volume was deleted has his data, and not that of the claim, from then on.
+// A disk that is taken into use after its volume was deleted has new data, and not that of the claim, from then on.
 func TestDeviceUsedAfterItsVolumeWasDeletedIsKept(t *testing.T) {
 	w := devicestest.New(t)
 	d := w.Disk("disk", 32*mib)
@@ -394,7 +394,7 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		cleaned bool
 	}{
 		"the same":                        {func(*devices.Record, *devicestest.Disk) {}, true},
-		"nobody has used it, as is known": {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID, r.Claim = devices.Offered, "", "" }, true},
+		"no claim had it, as is known":    {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID, r.Claim = devices.Offered, "", "" }, true},
 		"another claim":                   {func(r *devices.Record, _ *devicestest.Disk) { r.ClaimUID, r.Claim = "uid-2", "default/data" }, false},
 		"another volume":                  {func(r *devices.Record, _ *devicestest.Disk) { r.Volume = "pv-2" }, false},
 		"another volume of that name":     {func(r *devices.Record, _ *devicestest.Disk) { r.VolumeUID = "uid of a later one" }, false},
@@ -476,7 +476,7 @@ func TestRecordIsKeptAgainstVolumeThatItContradicts(t *testing.T) {
 	}
 }
 
-// Whoever makes a volume available by hand keeps what is on it: the record still has the claim whose data it is.
+// An administrator who makes a volume available by hand keeps what is on it: the record still has the claim whose data it is.
 func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 	w := devicestest.New(t)
 	d := w.Disk("disk", 8*mib)
@@ -704,7 +704,7 @@ func TestDeviceOfForeignVolumeByAPathThatOnlyTheNodeHas_isRefused(t *testing.T) 
 	}
 }
 
-// A device that need not be cleaned is offered only if nobody has it either.
+// A device that need not be cleaned is offered only if no process has it either.
 func TestCleanDeviceOfForeignVolumeIsRefused(t *testing.T) {
 	w := devicestest.New(t)
 	d := w.Blank("disk", 8*mib)

@@ -35,7 +35,7 @@ func bindTo(t *testing.T, node, to string) {
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(to, 0)) })
 }
 
-// Whoever does not hold a device exclusively is not kept away by the agent's doing so.
+// A process that does not hold a device exclusively is not kept away by the agent's doing so.
 func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		use  func(t *testing.T, d *devicestest.Disk)
@@ -344,7 +344,7 @@ func TestAPIIsNotAskedAgainBeforeCacheHasChanged(t *testing.T) {
 	}
 }
 
-// Whoever takes the claim from a volume makes it available, with what is left of its data.
+// An administrator who takes the claim from a volume makes it available, with what is left of its data.
 func TestHalfCleanVolumeIsNeverAvailable(t *testing.T) {
 	w := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())

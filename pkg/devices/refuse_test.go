@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// A device that somebody uses is neither offered nor cleaned, whether it has a volume that was released, or none, and
+// A device in use is neither offered nor cleaned, whether it has a volume that was released, or none, and
 // also where data of others may be wiped.
 func TestDeviceInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -332,7 +332,7 @@ func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 	w.Offered()
 }
 
-// A loop device on another part of the disk is opened by nobody exclusively.
+// A loop device on another part of the disk is opened by no process exclusively.
 func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 	for name, ofPartition := range map[string]bool{"on a partition of the released disk": true, "on the disk of the new partition": false} {
 		t.Run(name, func(t *testing.T) {
@@ -397,7 +397,7 @@ func TestPartitionMappedForPodKeepsDisk(t *testing.T) {
 	w.Refused(devices.Mounted)
 }
 
-// Two paths to one disk that nobody has put together are as two disks to the kernel: neither an exclusive open nor a mount of
+// Two paths to one disk that no multipath device joins are as two disks to the kernel: neither an exclusive open nor a mount of
 // one is seen on the other.
 func TestPathsToOneDiskAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -533,7 +533,7 @@ func TestDeviceIsHeldByNumber(t *testing.T) {
 	must.Succeed(t, free.Close())
 }
 
-// Whoever begins to use a device between the check and the exclusive open is seen by the check that follows.
+// A process that begins to use a device between the check and the exclusive open is seen by the check that follows.
 func TestCheckIsRepeatedWithDeviceHeld(t *testing.T) {
 	w := devicestest.New(t)
 	d := w.Disk("disk", mib)

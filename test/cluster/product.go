@@ -32,7 +32,7 @@ func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization s
 		"volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "volumesnapshotclasses.snapshot.storage.k8s.io")
 }
 
-// Established waits until the API server answers for the definitions that the arguments name for kubectl. One that was made a moment
+// Established waits until the API server answers for the definitions that the arguments name for kubectl get. One that was made a moment
 // ago has no list of conditions, which kubectl wait takes for an error, and is said to be established before it is served.
 func (c *Cluster) Established(ctx context.Context, definitions ...string) error {
 	return c.Log.Until(ctx, time.Minute, "the API server to serve "+strings.Join(definitions, " "), func(ctx context.Context) (string, error) {

@@ -56,7 +56,7 @@ func (s *scene) installKinds() {
 	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", file) })
 	// One of them is too large for the annotation of a client-side apply.
 	s.kubectl("apply", "--server-side", "-f", file)
-	must.Succeed(s, c.Established(s.Context(), "crd", "--all"))
+	must.Succeed(s, c.Established(s.Context(), "-f", file))
 }
 
 // installOperator installs the Prometheus operator, whose image is made here. At the end of the test all of it is gone.
