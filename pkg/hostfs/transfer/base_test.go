@@ -34,7 +34,7 @@ func TestPassesFromReferences(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			root, other := testenv.LoopFS(t, kind, 2048*mib), testenv.LoopFS(t, "ext4", 1024*mib)
-			for seed := range uint64(6) {
+			for seed := range seeds(6) {
 				t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 					src, dst := filepath.Join(root, "src"), filepath.Join([]string{root, other}[seed%2], "dst")
 					must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
