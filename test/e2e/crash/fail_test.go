@@ -30,7 +30,7 @@ func TestFinalErrorLeavesNoVolume(t *testing.T) {
 	for i, p := range places() {
 		errnos := []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EIO}
 		if testing.Short() && (i != 1 || testenv.Guest()) {
-			errnos = errnos[:1] // what an error becomes is the same everywhere, the host among that, and the steps differ
+			errnos = errnos[:1] // what an error becomes is the same everywhere, and the steps differ
 		}
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
