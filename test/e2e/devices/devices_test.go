@@ -113,7 +113,7 @@ func TestDiskOfOtherDeviceIsRefused(t *testing.T) {
 				d := w.Disk("disk", 8*mib)
 				holder := hold(t, d)
 				if hasVolume {
-					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 				}
 				d.Untouched()
 				if p := w.Refused(devices.HasHolders); !strings.Contains(p.Detail, holder) {
@@ -165,7 +165,7 @@ func TestDiskWithBadSectorsKeepsVolume(t *testing.T) {
 			good := linear(disk.Node, 0, 8*mib)
 			node := mapped(t, good)
 			d := w.Link("disk", node)
-			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			failing := []string{fmt.Sprintf("%d %d error", bad/sector, mib/sector)}
 			if bad > 0 {
 				failing = append([]string{linear(disk.Node, 0, bad)}, failing...)
@@ -259,7 +259,7 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 			w.Config.Wipe = devices.WipeZero
 			d := scsiDisk(t, w)
 			d.Fill()
-			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			during(w, func() {
 				if err := os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Node), "device/delete"), []byte("1"), 0); err != nil {
 					t.Error(err)

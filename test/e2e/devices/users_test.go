@@ -60,7 +60,7 @@ func TestDiskServedByKernelIsRefused(t *testing.T) {
 			w.Config.ExistingData = devices.Erase
 			d := w.Disk("disk", 8*mib)
 			if hasVolume {
-				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			}
 			export(t, d.Path)
 			d.Untouched()
