@@ -19,8 +19,8 @@ type Pools struct {
 	Mounts  reconcile.Mounts
 }
 
-// Open is an Open for volumes of the pools, and references of them, whose names are never given again. What is on the disk has to be what the driver has described: the pool that this process
-// sees may be another.
+// Open is an Open for volumes of the pools, and for their references, whose names are never given again. What is on the disk has to
+// be what the driver has described: the pool that this process sees may be another.
 func (p Pools) Open(_ context.Context, name string, v moves.Volume) (*dir.Dir, error) {
 	id, err := volume.ParseEntry(name)
 	if err != nil {

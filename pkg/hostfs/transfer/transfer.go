@@ -86,7 +86,7 @@ type Pass struct {
 	Verify Verify
 	// Base is a tree on the filesystem of the source that the target is known to equal, and that nothing changes; nil if there is
 	// none. It needs Still, and stands for Since. Blocks that a file shares with that of the same name in Base are not read, and of
-	// content only what differs from Base is compared: whoever says that the target equals it has had that compared.
+	// content only what differs from Base is compared: the pass that made the target equal it compares the rest.
 	Base *dir.Dir
 }
 
