@@ -169,7 +169,7 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 	$(GO_TEST) $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
-	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes' CASES_FLAGS=
+	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes|DrainOfTwentyPods' CASES_FLAGS=
 	@$(MAKE) test-cluster CASES='OperatorWithPoolOnClaims|MonitoringWithPrometheusOperator' CASES_FLAGS= QUIET=1h CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES=ProvisionerOnSingleNode NODES=node-a
 	@$(MAKE) test-cluster-lifecycle image
@@ -219,7 +219,8 @@ KERNEL_TESTS := ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
 # it uses no filesystem of the guest, and takes an emulated processor minutes.
 KERNEL_FLAGS ?= -test.short
-# Of these faults limits change nothing, and make test has them on the host. make test-kernel KERNEL_FLAGS= has all.
+# Limits change nothing of these, and make test has them on the host. make test-kernel KERNEL_FLAGS= has all.
+KERNEL_SHORT_crash := -test.skip OnFullDisk|LeavesNoCopy|Upstream
 KERNEL_SHORT_faults := -test.skip Hanging|Failing|Unreadable|NFS|LongLine|Clock
 # The second is the shorter one, so that a test which hangs reports where.
 KERNEL_TIMEOUT ?= 30m

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -96,27 +97,112 @@ func (s *scene) moveVolume(name, claim string) {
 	})
 }
 
-// drain has kubectl hostpath move what the claim has from a node, once it says that it would.
-func (s *scene) drain(node, claim string) {
+// drain has kubectl hostpath move what the claims have from a node, once it says that it would.
+func (s *scene) drain(node string, claims ...string) {
 	s.Helper()
 	type row struct{ Namespace, Claim, From, To, Phase, Problem string }
 	var plan, moved []row
 	s.plugin(&plan, "drain", node, "--dry-run")
 	s.Cleanup(func() { s.kubectl("uncordon", node) })
 	s.plugin(&moved, "drain", node)
-	other := nodeA
-	if node == nodeA {
-		other = nodeB
-	}
-	if want := (row{Namespace: s.namespace, Claim: claim, From: node, To: other}); !slices.Contains(plan, want) {
-		s.Errorf("the plan is %+v, want it to have %+v", plan, want)
-	}
-	if want := (row{Namespace: s.namespace, Claim: claim, From: node, To: other, Phase: "Succeeded"}); !slices.Contains(moved, want) {
-		s.Fatalf("what was moved is %+v, want it to have %+v", moved, want)
+	for _, claim := range claims {
+		want := row{Namespace: s.namespace, Claim: claim, From: node, To: otherNode(node)}
+		if !slices.Contains(plan, want) {
+			s.Errorf("the plan is %+v, want it to have %+v", plan, want)
+		}
+		want.Phase = "Succeeded"
+		if !slices.Contains(moved, want) {
+			s.Fatalf("what was moved is %+v, want it to have %+v", moved, want)
+		}
 	}
 	if got := s.kubectl("get", "node", node, "--output=jsonpath={.spec.unschedulable}"); got != "true" {
 		s.Errorf("whether the node is unschedulable is %q", got)
 	}
+}
+
+func otherNode(node string) string {
+	if node == nodeA {
+		return nodeB
+	}
+	return nodeA
+}
+
+// checking writes files that are named for their checksums and lists them in order, and keeps the newest 32. Before, it checks what is
+// there: each file has the content that was written, the list has no gap, and the file that was written last is there.
+const checking = `trap exit TERM
+mkdir -p /data/files && cd /data/files && touch ../list || exit 1
+for file in *; do [ ! -e "$file" ] || [ "$(sha256sum <"$file")" = "$file  -" ] || echo "content of $file" >>../broken; done
+awk '$1 != NR { exit 1 }' ../list || echo "gap in the list" >>../broken
+read -r i sum <<END
+$(tail -n 1 ../list)
+END
+[ -z "$sum" ] || [ -e "$sum" ] || echo "the last file is not there" >>../broken
+while i=$((i+1)); do
+	dd if=/dev/urandom of=../new bs=16k count=1 2>/dev/null && sum=$(sha256sum <../new) && sum=${sum%% *} && mv ../new "$sum" && echo "$i $sum" >>../list || exit 1
+	[ "$i" -le 32 ] || rm "$(sed -n "$((i-32))s/.* //p" ../list)"
+	sleep 0.3 & wait
+done`
+
+// Twenty pods of a StatefulSet, with a disruption budget, go on writing on one node and check what they wrote when they start on the
+// other: the first node is drained, and then the other.
+func TestDrainOfTwentyPods(t *testing.T) {
+	needTime(t)
+	const name, pods = "drained", 20
+	s := begin(t)
+	client := s.withOperator()
+	if _, err := client.Create(t.Context(), provisioner(t, name, onePool("")), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.endProvisioner(name) })
+	s.condition(client, name, "Available", "True")
+
+	s.kubectl("cordon", nodeB)
+	t.Cleanup(func() { s.kubectl("uncordon", nodeB) })
+	s.statefulSet("writer", pods, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
+		set.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c", checking}
+	})
+	s.kubectl("create", "poddisruptionbudget", "writer", "-n", s.namespace, "--selector=set=writer", "--max-unavailable=4")
+	s.allReady("writer")
+	s.kubectl("uncordon", nodeB)
+	var claims []string
+	for i := range pods {
+		claims = append(claims, fmt.Sprintf("data-writer-%d", i))
+	}
+	for _, node := range []string{nodeA, nodeB} {
+		var written []int
+		var directories []string
+		for i, claim := range claims {
+			written = append(written, s.listed(i))
+			directories = append(directories, s.disk(s.volume(claim)))
+		}
+		start := time.Now()
+		s.drain(node, claims...)
+		s.allReady("writer")
+		c.Log.Printf("%d volumes of pods that write were drained from %s in %.0f s", pods, node, time.Since(start).Seconds())
+		s.kubectl("uncordon", node)
+		for i, claim := range claims {
+			if at := s.nodeOf(s.volume(claim)); at != otherNode(node) {
+				t.Errorf("the volume of %s is on %s", claim, at)
+			}
+			if now := s.listed(i); now < written[i] {
+				t.Errorf("pod %d had written %d files, and %d are listed", i, written[i], now)
+			}
+			s.wantGone(directories[i])
+		}
+	}
+	s.removeSet("writer")
+}
+
+// listed is how many files a pod has written. It fails if the pod found anything else than it had written.
+func (s *scene) listed(pod int) (count int) {
+	s.Helper()
+	broken, lines, _ := strings.Cut(s.mustRun(fmt.Sprintf("writer-%d", pod), "cat /data/broken 2>/dev/null; echo; wc -l </data/list"), "\n")
+	if broken != "" {
+		s.Errorf("pod %d found: %s", pod, broken)
+	}
+	_, err := fmt.Sscan(lines, &count)
+	must.Succeed(s, err)
+	return count
 }
 
 func (s *scene) claimNamed(name string) *corev1.PersistentVolumeClaim {
