@@ -32,9 +32,13 @@ func TestFinalErrorLeavesNoVolume(t *testing.T) {
 		if testing.Short() && (i != 1 || testenv.Guest()) {
 			errnos = errnos[:1] // what an error becomes is the same everywhere, and the steps differ
 		}
+		fails := func(int) bool { return true }
+		if testing.Short() && testenv.Guest() {
+			fails = func(step int) bool { return step%2 == i } // an emulated processor takes minutes for all, which the host has
+		}
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
-			failCreations(t, newWorld(t, p, driver), p.scenarios(), errnos)
+			failCreations(t, newWorld(t, p, driver), p.scenarios(), errnos, fails)
 		})
 	}
 }
@@ -111,7 +115,7 @@ func (w *world) wantFinalWithoutCopy(where string, call func() error) {
 	}
 }
 
-func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno) {
+func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno, fails func(step int) bool) {
 	t.Helper()
 	for _, s := range all {
 		if s.from != (state{}) {
@@ -120,7 +124,7 @@ func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno) 
 		for _, errno := range errnos {
 			t.Run(fmt.Sprintf("%s, %s", s.name, unix.ErrnoName(errno)), func(t *testing.T) {
 				w.TB = t
-				w.failEach(s, errno)
+				w.failEach(s, errno, fails)
 			})
 		}
 	}
@@ -130,8 +134,8 @@ func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno) 
 	}
 }
 
-// failEach has each step of a call fail, alone and together with every fsync(2) after it.
-func (w *world) failEach(s scenario, errno unix.Errno) {
+// failEach has each step of a call fail that is to, alone and together with every fsync(2) after it.
+func (w *world) failEach(s scenario, errno unix.Errno, fails func(step int) bool) {
 	w.Helper()
 	w.reach(s.from)
 	w.arm(0)
@@ -139,6 +143,9 @@ func (w *world) failEach(s scenario, errno unix.Errno) {
 	steps, _ := w.trap.Disarm()
 	w.now = s.to
 	for n, at := range steps {
+		if !fails(n) {
+			continue
+		}
 		alone := func(number int, _ trap.Step) bool { return number == n+1 }
 		w.failOnce(s, fmt.Sprintf("%s of %s alone", errno, w.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: alone})
 		if at.Verb() != "fsync" {

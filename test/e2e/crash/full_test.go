@@ -13,7 +13,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
@@ -36,9 +35,6 @@ func TestCrashOnFullDisk(t *testing.T) {
 			every := 1
 			if testing.Short() {
 				every = 2 + 3*i
-				if testenv.Guest() {
-					every *= 3
-				}
 			}
 			steps := w.removeOnFullDisk(0)
 			t.Logf("%d steps", steps)
