@@ -343,6 +343,9 @@ func (s *search) descriptors(pid int) error {
 			on = mount{on: fmt.Sprintf("mount %d", open.mount)}
 		}
 		device, err := s.opens(filepath.Join(dir, e.Name()), on)
+		if !device && err == nil {
+			device, err = s.registered(pid, e.Name())
+		}
 		if err != nil {
 			return err
 		}

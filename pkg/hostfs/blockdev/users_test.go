@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -43,11 +44,7 @@ func TestThreadThatHasDeviceOpenIsUser(t *testing.T) {
 			path, device := attach(t, 1*mib, 0)
 			facts, err := blockdev.Inspect(device.Number())
 			must.Succeed(t, err)
-			other := filepath.Join(t.TempDir(), "other") // what this program has forked is no user
-			program, err := os.ReadFile("/proc/self/exe")
-			must.Succeed(t, err)
-			must.Succeed(t, os.WriteFile(other, program, 0o700))
-			cmd := exec.CommandContext(t.Context(), other)
+			cmd := exec.CommandContext(t.Context(), otherProgram(t))
 			cmd.Env = append(os.Environ(), threadVariable+"="+path, howVariable+"="+how)
 			input, err := cmd.StdinPipe()
 			must.Succeed(t, err)
@@ -66,6 +63,16 @@ func TestThreadThatHasDeviceOpenIsUser(t *testing.T) {
 			}
 		})
 	}
+}
+
+// otherProgram is this one by another name: what this program has forked is no user.
+func otherProgram(t *testing.T) string {
+	t.Helper()
+	other := filepath.Join(t.TempDir(), "other")
+	program, err := os.ReadFile("/proc/self/exe")
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(other, program, 0o700))
+	return other
 }
 
 const threadVariable, howVariable = "BLOCKDEV_TEST_THREAD", "BLOCKDEV_TEST_HOW"
@@ -144,6 +151,68 @@ func TestMemoryOfDeviceIsUse(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A program may close the descriptor of a device that it has registered with io_uring, and still write to it.
+func TestDeviceInRingIsUse(t *testing.T) {
+	if path := os.Getenv(ringVariable); path != "" {
+		holdRegistered(t, path)
+		return
+	}
+	path, device := attach(t, 1*mib, 0)
+	facts, err := blockdev.Inspect(device.Number())
+	must.Succeed(t, err)
+	elsewhere := filepath.Join(t.TempDir(), "of another name")
+	must.Succeed(t, unix.Mknod(elsewhere, unix.S_IFBLK|0o600, int(device.Number().Dev())))
+	for name, c := range map[string]struct {
+		path  string
+		users int
+	}{"by its name": {path, 1}, "by another": {elsewhere, 1}, "another file": {filepath.Join(t.TempDir(), "file"), 0}} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), otherProgram(t), "-test.run=^TestDeviceInRingIsUse$")
+			cmd.Env = append(os.Environ(), ringVariable+"="+c.path)
+			input, err := cmd.StdinPipe()
+			must.Succeed(t, err)
+			output, err := cmd.StdoutPipe()
+			must.Succeed(t, err)
+			must.Succeed(t, cmd.Start())
+			line := make([]byte, len("ring\n"))
+			_, err = output.Read(line)
+			must.Succeed(t, err)
+			users, err := only(cmd.Process.Pid).FindUsers([]blockdev.Facts{facts})
+			must.Succeed(t, errors.Join(err, input.Close()))
+			_ = cmd.Wait() // it has been told to end
+			if string(line) == "none\n" {
+				return // no process of this machine can have a ring
+			}
+			if len(users.Processes) != c.users {
+				t.Errorf("its users are %+v, want %d", users, c.users)
+			}
+		})
+	}
+}
+
+const ringVariable = "BLOCKDEV_TEST_RING"
+
+// holdRegistered has a file open nowhere but in a ring, until it is told to end.
+func holdRegistered(t *testing.T, path string) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT, 0o600)
+	must.Succeed(t, err)
+	var params [120]byte // struct io_uring_params of linux/io_uring.h
+	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)
+	if errno == unix.ENOSYS || errno == unix.EPERM {
+		fmt.Println("none")
+	} else {
+		const files = 2 // IORING_REGISTER_FILES
+		all := [1]int32{int32(fd)}
+		_, _, registered := unix.Syscall6(unix.SYS_IO_URING_REGISTER, ring, files, uintptr(unsafe.Pointer(&all)), 1, 0, 0)
+		if errno != 0 || registered != 0 {
+			t.Fatal(errno, registered)
+		}
+		must.Succeed(t, unix.Close(fd))
+		fmt.Println("ring")
+	}
+	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
 const mappedVariable = "BLOCKDEV_TEST_MAPPED"
