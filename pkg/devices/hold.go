@@ -100,6 +100,8 @@ func (l Look) inspect() (blockdev.Facts, error) {
 		return facts, l.refuse(ReadOnly, "it is read-only")
 	case len(facts.Holders) > 0:
 		return facts, l.refuse(HasHolders, "it is part of %s", strings.Join(facts.Holders, ", "))
+	case len(facts.Snapshots) > 0:
+		return facts, l.refuse(HasHolders, "it has the snapshot %s, which would be filled with what is overwritten, and lost: remove it with lvremove", strings.Join(facts.Snapshots, ", "))
 	case len(facts.Partitions) > 0 && !l.Ours:
 		return facts, l.refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
 	}

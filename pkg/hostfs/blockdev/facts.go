@@ -27,6 +27,9 @@ type Facts struct {
 	// Holders are devices that this one is part of, by the kernel's names and by those of device mapper: device mapper, md,
 	// bcache.
 	Holders []string
+	// Snapshots are devices that LVM keeps what was on this one for, by the same names: what is overwritten here is copied to them first, and
+	// one that is full is lost.
+	Snapshots []string
 	// Disk is the disk that a partition is on, and for what is no partition the device itself.
 	Disk Number
 	// Partition is the number of a partition on its disk, from 1.
@@ -65,7 +68,7 @@ func Inspect(n Number) (Facts, error) {
 	}
 	f.SizeBytes = sectors * sector
 	f.ReadOnly = attribute(dir, "ro") != "0"
-	f.Holders = holders(dir)
+	f.Holders, f.Snapshots = holders(dir), snapshots(dir)
 	if f.Disk, f.Partition, err = partOf(dir, n); err != nil {
 		return f, fmt.Errorf("disk of %s: %w", f.Name, err)
 	}
@@ -142,6 +145,26 @@ func holders(dir string) (found []string) {
 			name = fmt.Sprintf("%s (%s of md)", name, level)
 		}
 		found = append(found, name)
+	}
+	return found
+}
+
+// originLayer ends the uuid of the device that LVM puts below a volume with snapshots, and below each of these (_add_new_lv_to_dtree of
+// lib/activate/dev_manager.c).
+const originLayer = "-real"
+
+// snapshots are what else is made of the layer below a volume of LVM.
+func snapshots(dir string) (found []string) {
+	for _, name := range names(filepath.Join(dir, "slaves")) {
+		layer := filepath.Join(dir, "slaves", name)
+		if !strings.HasSuffix(attribute(layer, "dm/uuid"), originLayer) {
+			continue
+		}
+		for _, holder := range holders(layer) {
+			if own, _, _ := strings.Cut(holder, " "); own != filepath.Base(dir) {
+				found = append(found, holder)
+			}
+		}
 	}
 	return found
 }
