@@ -32,8 +32,9 @@ type Volume struct {
 	// Foreign is a volume of the node that another client has made, and Elsewhere one of another node, whose path says nothing
 	// here: Pass gets none of either.
 	Foreign, Elsewhere bool
-	// Identity is that of the device it was made of, and empty if that is not known.
-	Identity string
+	// Identity is that of the device it was made of, and empty if that is not known. Unidentified says that the device had none.
+	Identity     string
+	Unidentified bool
 }
 
 // API is asked right before a device is overwritten or offered: no cache may answer.
@@ -385,7 +386,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {
 		return record.contradiction(v)
 	}
-	if facts.Identity != v.Identity || facts.SizeBytes != v.Bytes {
+	if facts.Identity != v.Identity || facts.SizeBytes != v.Bytes || facts.Identity == "" && !v.Unidentified {
 		p.report.Known = append(p.report.Known, Known{v.Name, facts.Identity, facts.SizeBytes})
 	}
 	// One that is restored from a backup names a claim that may be gone, and is released as soon as that is known.
@@ -412,25 +413,28 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 }
 
 // adopts refuses to take the identity of a device for that of a volume, by which it will be cleaned one day, if the disk of the volume had
-// none when it was recorded: it may be another one.
+// none when it was recorded, or when the volume was made: it may be another one.
 func (v Volume) adopts(facts blockdev.Facts, record Record) error {
-	if v.Identity == facts.Identity || record.Volume != v.Name || record.Identity == facts.Identity {
+	recorded := record.Volume == v.Name
+	if v.Identity == facts.Identity || recorded && record.Identity == facts.Identity || !recorded && !v.Unidentified {
 		return nil
 	}
-	if now, err := facts.Instance(); err != nil || now == record.Instance {
+	if now, err := facts.Instance(); err != nil || recorded && now == record.Instance {
 		return err
 	}
 	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to a disk without an identity when it was recorded; if it is the same, \"kubectl annotate pv %s '%s=%s'\" says so",
 		v.Path, facts.Identity, v.Name, IdentityAnnotation, facts.Identity)}
 }
 
-// instance is what a disk without identity is known by until the node is booted again. Which one it is then is not known.
+// instance is what a disk without identity is known by until the node is booted again. Which one it is then is not known, nor where the
+// record of a volume is gone that was made of such a disk.
 func instance(v Volume, facts blockdev.Facts, record Record) (string, error) {
-	if facts.Identity != "" {
+	recorded := record.Volume == v.Name
+	if facts.Identity != "" || v.Unidentified && (!recorded || record.Instance == "") {
 		return "", nil
 	}
 	now, err := facts.Instance()
-	if err != nil || record.Instance == "" || record.Volume != v.Name {
+	if err != nil || record.Instance == "" || !recorded {
 		return now, err
 	}
 	was, _, _ := strings.Cut(record.Instance, "/")

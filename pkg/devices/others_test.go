@@ -592,6 +592,40 @@ func TestIdentityOfDiskThatMayBeAnotherIsNotAdopted(t *testing.T) {
 	}
 }
 
+// A disk without an identity is known by the node's record alone. Where that is gone, as after the node was installed anew, the disk at the
+// path of the volume may be another one, with or without an identity.
+func TestDiskIsNotTakenForThatOfVolumeWithoutRecord(t *testing.T) {
+	for name, c := range map[string]struct {
+		made, identified, cleaned bool
+	}{
+		"of a volume that an earlier program made": {false, false, true},
+		"without an identity":                      {true, false, false},
+		"with one":                                 {true, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			v := devicestest.Bound(d.Volume("pv"))
+			v.Identity, v.Unidentified = "", c.made
+			if !c.identified {
+				t.Cleanup(devices.Identify(func(string) string { return "" }))
+			}
+			w.PVs = []devices.Volume{v}
+			if !c.cleaned {
+				d.Untouched()
+			}
+			if r := w.Pass(); (len(r.Problems) > 0) != c.identified || len(r.Known) > 0 == c.made {
+				t.Errorf("found %+v of the bound volume", r)
+			}
+			w.Pass() // what it has noted now is no proof either
+			w.PVs = []devices.Volume{devicestest.Released(v)}
+			if r := w.Pass(); len(r.Cleaned) == 1 != c.cleaned {
+				t.Errorf("found %+v, want it cleaned: %t", r, c.cleaned)
+			}
+		})
+	}
+}
+
 func TestDevicesAreCleanedInTurns(t *testing.T) {
 	w := devicestest.New(t)
 	w.Blank("disk-a", 8*mib)

@@ -49,9 +49,7 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 	if c.Wipe != devices.WipeSignatures {
 		kept[wipeAnnotation] = string(c.Wipe)
 	}
-	if o.Identity != "" {
-		kept[identityAnnotation] = o.Identity
-	}
+	kept[identityAnnotation] = o.Identity // also that it has none
 	yes := true
 	mode := corev1.PersistentVolumeMode(c.VolumeMode)
 	local := &corev1.LocalVolumeSource{Path: o.Path}
@@ -89,8 +87,9 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 		return devices.Volume{}, false
 	}
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	identity, told := pv.Annotations[identityAnnotation]
 	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(),
-		Identity: pv.Annotations[identityAnnotation], Released: released(pv)}
+		Identity: identity, Unidentified: told && identity == "", Released: released(pv)}
 	switch wipe := devices.Wipe(pv.Annotations[wipeAnnotation]); wipe {
 	case devices.WipeDiscard, devices.WipeZero:
 		v.Wipe = wipe

@@ -32,6 +32,7 @@ metadata:
     local-pv-provisioner.cybozu.com/node: n1
     local-pv-provisioner.cybozu.io/node: n1
   annotations:
+    local-pv-provisioner.cybozu.io/device-identity: ""
     local-pv-provisioner.cybozu.io/deviceDir: /dev/disk/by-path
     local-pv-provisioner.cybozu.io/deviceNameFilter: ^pci
     local-pv-provisioner.cybozu.io/fsType: xfs
@@ -89,7 +90,7 @@ func TestVolumeOfOtherConfiguration(t *testing.T) {
 func TestVolumeOf(t *testing.T) {
 	pv := volume()
 	pv.UID = "uid"
-	want := devices.Volume{Name: pv.Name, UID: "uid", Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512}
+	want := devices.Volume{Name: pv.Name, UID: "uid", Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512, Unidentified: true}
 	check := func(want devices.Volume) {
 		t.Helper()
 		if got, ok := volumeOf(pv); !ok || got != want {

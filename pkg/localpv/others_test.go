@@ -31,6 +31,24 @@ func TestVolumeHasTheIdentityOfItsDevice(t *testing.T) {
 	}
 }
 
+// That its device has none has to be known too: else any disk at its path would be taken for it.
+func TestVolumeSaysThatItsDeviceHasNoIdentity(t *testing.T) {
+	c := newCluster(t, Options{})
+	pv := volume()
+	if v, _ := volumeOf(pv); !v.Unidentified {
+		t.Errorf("a new one is %+v", v)
+	}
+	delete(pv.Annotations, identityAnnotation)
+	if v, _ := volumeOf(pv); v.Unidentified {
+		t.Errorf("one of an earlier program is %+v", v)
+	}
+	must.Succeed(t, c.Create(t.Context(), pv))
+	must.Succeed(t, c.update(t.Context(), pv, devices.Known{Name: pv.Name, Bytes: mib}))
+	if v, _ := volumeOf(&c.volumes()[0]); !v.Unidentified {
+		t.Errorf("then it is %+v", v)
+	}
+}
+
 func TestVolumeGrowsWithItsDevice(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d := c.Blank("disk", 8*mib)

@@ -208,7 +208,7 @@ func (w *World) Offered() devices.Offer {
 	}
 	o := r.Offers[0]
 	must.Succeed(w, w.Agent.Offering(w.Context(), o))
-	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity})
+	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity, Unidentified: o.Identity == ""})
 	must.Succeed(w, w.Agent.Offered(o, nil, false))
 	return o
 }
