@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -82,6 +83,23 @@ func OpenRecords(path string) (*Records, error) {
 
 // Close closes the directory.
 func (r *Records) Close() error { return r.dir.Close() }
+
+// lockFile is locked by the agent that works with the records.
+const lockFile = "lock"
+
+// Own waits until no other agent works with the records, and keeps others from it until released: of two agents on a node each would undo what
+// the other has noted. It calls waits if it has to.
+func (r *Records) Own(ctx context.Context, waits func()) (release func(), err error) {
+	release, err = r.dir.TryLockByte(lockFile, 0)
+	if errors.Is(err, dir.ErrLocked) {
+		waits()
+		release, err = r.dir.LockByte(ctx, lockFile, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the records: %w", err)
+	}
+	return release, nil
+}
 
 func file(path string) string {
 	sum := sha256.Sum256([]byte(path))

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -462,5 +463,23 @@ func TestReadiness(t *testing.T) {
 	c.pass() // whose ConfigMap is missing
 	if got := status(); got != 200 {
 		t.Errorf("after the first pass it is %d", got)
+	}
+}
+
+// Two installations, or an agent that outlives its container: each would undo what the other has noted.
+func TestSecondAgentOfNodeDoesNothing(t *testing.T) {
+	o := Options{Node: node, RecordDir: t.TempDir(), MetricsAddress: "0"}
+	first, err := devices.OpenRecords(o.RecordDir)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, first.Close()) })
+	release, err := first.Own(t.Context(), func() { t.Error("it waits, and there is no other one") })
+	must.Succeed(t, err)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	nowhere := &rest.Config{Host: "127.0.0.1:1"}
+	must.ErrorIs(t, Run(ended, nowhere, o), context.Canceled)
+	release()
+	if err := Run(ended, nowhere, o); err == nil || errors.Is(err, context.Canceled) {
+		t.Errorf("when the first one has ended: %v, want it to look for the API server", err)
 	}
 }

@@ -49,6 +49,13 @@ func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
+	release, err := records.Own(ctx, func() {
+		ctrl.Log.Info("Waiting: another local-pv-provisioner works on this node. If it is of another namespace, remove one of the two", "records", o.RecordDir)
+	})
+	if err != nil {
+		return err
+	}
+	defer release()
 	c := &controller{Options: o, metrics: newMetrics(ctrlmetrics.Registry, o.Node), log: ctrl.Log.WithValues("node", o.Node),
 		reported: make(map[string]string), annotated: make(map[string]time.Time)}
 	manager, err := ctrl.NewManager(api, ctrl.Options{
