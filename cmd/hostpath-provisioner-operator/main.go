@@ -119,6 +119,11 @@ func run(s settings, config render.Config) error {
 	if config.Release, err = operator.Release(context.Background(), m.GetAPIReader(), config.Namespace, os.Getenv("POD_NAME")); err != nil {
 		return err
 	}
+	ctx, stop := context.WithCancelCause(ctrl.SetupSignalHandler())
+	defer stop(nil)
+	if err := operator.CheckAlone(ctx, m.GetAPIReader(), config.Namespace); err != nil {
+		return err
+	}
 	r := &operator.Reconciler{
 		Client:    m.GetClient(),
 		APIReader: m.GetAPIReader(),
@@ -127,6 +132,7 @@ func run(s settings, config render.Config) error {
 		TLS:       policy,
 		Optional:  &operator.OptionalKinds{},
 		GoneAfter: s.goneAfter,
+		Stop:      stop,
 	}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),
@@ -140,7 +146,13 @@ func run(s settings, config render.Config) error {
 	if err != nil {
 		return err
 	}
-	return m.Start(ctrl.SetupSignalHandler())
+	if err := m.Start(ctx); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
 }
 
 // addMoves has the manager move volumes of a driver in a namespace.

@@ -51,6 +51,9 @@ type Reconciler struct {
 	// Optional are the kinds which not every cluster has, of those in optionalKinds.
 	Optional *OptionalKinds
 
+	// Stop ends the operator, which has found another one.
+	Stop context.CancelCauseFunc
+
 	// GoneAfter is how long a node has to be gone before it counts as deleted; 0 for the constant of this name.
 	GoneAfter time.Duration
 	// Now is the time; nil for the real one.
@@ -103,6 +106,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, nil
 	}
 	object := all.Items[i].DeepCopy()
+	if err := r.checkAlone(ctx, object); err != nil {
+		return ctrl.Result{}, err
+	}
 	if active := activeOf(all.Items); active.UID != object.UID {
 		return ctrl.Result{}, r.ignore(ctx, object, active)
 	}

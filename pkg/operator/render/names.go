@@ -4,8 +4,10 @@ import "slices"
 
 // What things are called in the clusters of today's users, who have them from the upstream operator.
 const (
-	DriverDaemonSet   = "hostpath-provisioner-csi"
-	driverAccount     = "hostpath-provisioner-admin-csi"
+	DriverDaemonSet = "hostpath-provisioner-csi"
+	driverAccount   = "hostpath-provisioner-admin-csi"
+	// DriverRole is what the driver may do in the cluster.
+	DriverRole        = driverAccount
 	driverConstraints = "hostpath-provisioner-csi"
 	// The pre-CSI provisioner, which pathConfig deploys.
 	LegacyDaemonSet   = "hostpath-provisioner"

@@ -1,0 +1,90 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func operatorPod(namespace string, created int64, phase corev1.PodPhase) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "operator", Labels: operatorLabel, CreationTimestamp: metav1.Unix(created, 0)},
+		Status:     corev1.PodStatus{Phase: phase},
+	}
+}
+
+// Each of two operators would give its own driver the rights that the other one needs.
+func TestSecondOperatorDoesNothing(t *testing.T) {
+	first := operatorPod("storage", 1, corev1.PodRunning)
+	s := newStage(t, stored("hpp", 1, false), first, operatorPod("other", 2, corev1.PodRunning))
+	s.reconcile("hpp")
+	subjects := func() string {
+		t.Helper()
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: render.DriverRole}}
+		if !s.has(binding) || len(binding.Subjects) != 1 {
+			t.Fatalf("the driver has no rights: %+v", binding)
+		}
+		return binding.Subjects[0].Namespace
+	}
+	before, _ := s.status()
+	second := *s.reconciler
+	second.Config.Namespace = "other"
+	stopped, stop := context.WithCancelCause(t.Context())
+	second.Stop = stop
+	_, err := second.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})
+	if found, is := errors.AsType[*ElsewhereError](err); !is || found.Namespace != "storage" || !errors.Is(context.Cause(stopped), err) {
+		t.Errorf("the second one: %v, and it stops for %v", err, context.Cause(stopped))
+	}
+	if after, _ := s.status(); subjects() != "storage" || !cmp.Equal(before, after) {
+		t.Errorf("the rights are those of %s, the status has changed by %s", subjects(), cmp.Diff(before, after))
+	}
+	// One that was removed has no pod.
+	must.Succeed(t, s.Delete(t.Context(), first))
+	_, err = second.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})
+	must.Succeed(t, err)
+	if subjects() != "other" {
+		t.Errorf("then the rights are those of %s", subjects())
+	}
+}
+
+func TestCheckAlone(t *testing.T) {
+	binding := func(namespace string) client.Object {
+		return &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: render.DriverRole, Labels: render.Owned}, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "driver", Namespace: namespace}},
+		}
+	}
+	now := time.Now().Unix()
+	own, younger, older := operatorPod("storage", now, corev1.PodRunning), operatorPod("other", now+1, corev1.PodRunning), operatorPod("other", now-1, corev1.PodRunning)
+	for name, c := range map[string]struct {
+		objects []client.Object
+		alone   bool
+	}{
+		"no other":                               {[]client.Object{own}, true},
+		"nothing is deployed, and it is younger": {[]client.Object{own, younger}, true},
+		"nothing is deployed, and it is older":   {[]client.Object{own, older}, false},
+		"an older one that never ran":            {[]client.Object{own, operatorPod("other", now-1, corev1.PodPending)}, true},
+		"the driver is here":                     {[]client.Object{own, older, binding("storage")}, true},
+		"the driver is there":                    {[]client.Object{own, younger, binding("other")}, false},
+		"it is just starting there again":        {[]client.Object{own, operatorPod("other", now+1, corev1.PodPending), binding("other")}, false},
+		"it was removed there":                   {[]client.Object{own, binding("other")}, true},
+		"it is in a third namespace":             {[]client.Object{own, younger, binding("third")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := CheckAlone(t.Context(), newStage(t, c.objects...), "storage")
+			if _, found := errors.AsType[*ElsewhereError](err); found == c.alone || c.alone && err != nil {
+				t.Errorf("%v, want it alone: %t", err, c.alone)
+			}
+		})
+	}
+}
