@@ -76,6 +76,8 @@ type HostPathProvisionerList struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.pathConfig) != (has(self.storagePools) && size(self.storagePools) > 0)",message="set either storagePools or the deprecated pathConfig, and not both"
 // +kubebuilder:validation:XValidation:rule="!has(self.kubeletDirectory) || self.kubeletDirectory == '/var/lib/kubelet' || !((has(self.storagePools) && self.storagePools.exists(p, (p.path + '/').startsWith(self.kubeletDirectory + '/'))) || (has(self.pathConfig) && (self.pathConfig.path + '/').startsWith(self.kubeletDirectory + '/')))",message="the path of a pool must not lie in kubeletDirectory"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.pathConfig) || has(self.pathConfig) || !has(self.storagePools) || self.storagePools.all(p, p.name != 'legacy' || (p.path == oldSelf.pathConfig.path && !has(p.pvcTemplate)))",message="the pool legacy in place of pathConfig must have its path, and no pvcTemplate: volumes would be left behind"
+// +kubebuilder:validation:XValidation:rule="!has(self.pathConfig) || has(oldSelf.pathConfig) || !has(oldSelf.storagePools) || oldSelf.storagePools.all(p, p.name != 'legacy' || (p.path == self.pathConfig.path && !has(p.pvcTemplate)))",message="pathConfig in place of the pool legacy must have its path, and that pool no pvcTemplate: volumes would be left behind"
 type HostPathProvisionerSpec struct {
 	// ImagePullPolicy is that of every container which the operator deploys. Kubernetes chooses if it is not set.
 	// +optional

@@ -128,6 +128,13 @@ func TestImmutableFields(t *testing.T) {
 		{"path next to a mount of the driver", onePool(""), "storagePools: [{name: local, path: /var/hpvolumes}, {name: a, path: /csi-pools}, {name: b, path: /host/pool}, {name: c, path: /system}]", ""},
 		{"pool is added", onePool(""), "storagePools: [{name: local, path: /var/hpvolumes}, {name: fast, path: /var/fast}]", ""},
 		{"from pathConfig to pools", "pathConfig: {path: /var/hpvolumes}", "storagePools: [{name: legacy, path: /var/hpvolumes}]", ""},
+		{"from pathConfig to pools of other names", "pathConfig: {path: /var/hpvolumes}", onePool(""), ""},
+		{"from pathConfig to a pool with another path", "pathConfig: {path: /var/hpvolumes}", "storagePools: [{name: legacy, path: /var/other}]", "must have its path"},
+		{"from pathConfig to a pool with a template", "pathConfig: {path: /var/hpvolumes}", "storagePools: [{name: legacy, path: /var/hpvolumes, pvcTemplate: {}}]", "no pvcTemplate"},
+		{"from pools to pathConfig", "storagePools: [{name: legacy, path: /var/hpvolumes}]", "pathConfig: {path: /var/hpvolumes}", ""},
+		{"from pools of other names to pathConfig", onePool(""), "pathConfig: {path: /var/other}", ""},
+		{"from a pool with another path to pathConfig", "storagePools: [{name: legacy, path: /var/hpvolumes}]", "pathConfig: {path: /var/other}", "must have its path"},
+		{"from a pool with a template to pathConfig", "storagePools: [{name: legacy, path: /var/hpvolumes, pvcTemplate: {}}]", "pathConfig: {path: /var/hpvolumes}", "no pvcTemplate"},
 		{"options of a pool", onePool(""), onePool(", reserve: 5%, overprovision: '1.5', enforcement: required, allocation: thin"), ""},
 	}
 	for _, tt := range tests {
