@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -27,6 +30,9 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 		return err
 	}
 	directory, id, err := p.deletable(ctx, pv)
+	if err == nil {
+		err = p.refuseRestored(pv, directory)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w; no directory was removed", errNotOwn, err)
 	}
@@ -81,6 +87,29 @@ func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume)
 	}
 	// A claim that was restored from a backup has another uid, and names the volume that it had.
 	return claim.UID != ref.UID && claim.Spec.VolumeName != pv.Name, nil
+}
+
+// atOnce is more than Kubernetes takes to see that the claim of a new PersistentVolume is not there, or a provisioner to save one.
+const atOnce = time.Minute
+
+// refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. It was
+// released as soon as it was made, and its directory had been there before.
+func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory string) error {
+	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
+	if released == nil || released.Sub(made) > atOnce { // Kubernetes before 1.29 does not say
+		return nil
+	}
+	pool, err := dir.Open(p.config.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pool.Close() }() // it is only read
+	found, err := mounts.Place{Parent: pool, Name: directory}.State()
+	if unknown := found.Born.Unix() <= 0; err != nil || found.Missing || unknown || made.Sub(found.Born) < atOnce {
+		return err
+	}
+	return errors.New("it was released as soon as it was made, and its directory is older: it is from a backup, and its claim was not there yet. " +
+		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.
