@@ -422,7 +422,7 @@ func (v Volume) adopts(facts blockdev.Facts, record Record) error {
 	if now, err := facts.Instance(); err != nil || recorded && now == record.Instance {
 		return err
 	}
-	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to a disk without an identity when it was recorded; if it is the same, \"kubectl annotate pv %s '%s=%s'\" says so",
+	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to a disk without an identity when it was recorded; if it is the same, \"kubectl annotate --overwrite pv %s '%s=%s'\" says so",
 		v.Path, facts.Identity, v.Name, IdentityAnnotation, facts.Identity)}
 }
 

@@ -277,7 +277,7 @@ func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 		return Problem{v.Name, v.Path, NotIdentified, "the node has no record that a claim had it, as when it was restored from a backup: " + letGo}
 	}
 	if facts.Identity != "" {
-		letGo = fmt.Sprintf("if it is, \"kubectl annotate pv %s '%s=%s'\" says so; otherwise %s", v.Name, IdentityAnnotation, facts.Identity, letGo)
+		letGo = fmt.Sprintf("if it is, \"kubectl annotate --overwrite pv %s '%s=%s'\" says so; otherwise %s", v.Name, IdentityAnnotation, facts.Identity, letGo)
 	}
 	return Problem{v.Name, v.Path, NotIdentified, "no recorded identity shows that it is the device that the PersistentVolume was made of: " + letGo}
 }

@@ -1,7 +1,9 @@
 package blockdev
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -56,15 +58,15 @@ func ringFiles(list string) (paths []string) {
 	return paths
 }
 
-// reaches says whether a path, as the kernel writes it of a file that a process has, is that of one of the devices.
+// reaches says whether a path, as the kernel writes it of a file that a process has, is that of one of the devices. What is not found there, or
+// gets no answer, is one by the kernel's name.
 func (s *search) reaches(pid int, path string) (bool, error) {
-	if s.named(path) || !strings.HasPrefix(path, "/") {
-		return s.named(path), nil
+	if strings.HasPrefix(path, "/") {
+		at := fmt.Sprintf("/proc/%d/root%s", pid, path)
+		device, err := s.leads("files at "+at, func() (file, error) { return stat(unix.AT_FDCWD, at) })
+		if err == nil || errors.Is(err, fs.ErrPermission) {
+			return device, allow(err)
+		}
 	}
-	at := fmt.Sprintf("/proc/%d/root%s", pid, path)
-	device, err := s.leads("files at "+at, func() (file, error) { return stat(unix.AT_FDCWD, at) })
-	if unanswered(err) {
-		return false, nil // its name is another one
-	}
-	return device, allow(err)
+	return s.named(path), nil
 }
