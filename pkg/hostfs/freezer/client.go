@@ -15,7 +15,11 @@ import (
 )
 
 // A Client has a watchdog freeze pods.
-type Client struct{ Socket string }
+type Client struct {
+	Socket string
+	// patience is silence, if it is not set.
+	patience time.Duration
+}
 
 // silence is how long a client waits for the watchdog to thaw before it does so itself.
 const silence = time.Second
@@ -30,7 +34,7 @@ func (c Client) Freeze(ctx context.Context, pods []Pod) (still context.Context, 
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: no watchdog answers: %w", ErrUnavailable, err)
 	}
-	l := &lease{conn: conn, still: make(chan struct{}), over: make(chan struct{})}
+	l := &lease{conn: conn, patience: cmp.Or(c.patience, silence), still: make(chan struct{}), over: make(chan struct{})}
 	if err := l.ask(pods); err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}
@@ -63,10 +67,11 @@ func (c Client) Freeze(ctx context.Context, pods []Pod) (still context.Context, 
 
 // A lease is one freeze, from the client's side.
 type lease struct {
-	conn  *net.UnixConn
-	still chan struct{} // closed when the pods stand still
-	over  chan struct{} // closed when the watchdog has thawed them, or says nothing more
-	ended sync.Once
+	conn     *net.UnixConn
+	patience time.Duration
+	still    chan struct{} // closed when the pods stand still
+	over     chan struct{} // closed when the watchdog has thawed them, or says nothing more
+	ended    sync.Once
 	// These are of who listens, until it is over.
 	groups []*group
 	thawed bool  // the watchdog has thawed them
@@ -84,7 +89,7 @@ func (l *lease) ask(pods []Pod) error {
 		return err
 	}
 	// The watchdog thaws at the limit by itself.
-	if err := l.conn.SetDeadline(time.Now().Add(Limit + silence)); err != nil {
+	if err := l.conn.SetDeadline(time.Now().Add(Limit + l.patience)); err != nil {
 		return err
 	}
 	if _, err := l.conn.Write(data); err != nil {
@@ -122,7 +127,7 @@ func (l *lease) listen() {
 func (l *lease) end() {
 	l.ended.Do(func() {
 		_ = l.conn.CloseWrite() // nothing listens there if it has ended
-		_ = l.conn.SetReadDeadline(time.Now().Add(silence))
+		_ = l.conn.SetReadDeadline(time.Now().Add(l.patience))
 		<-l.over
 		_ = l.conn.Close() // a watchdog that goes on later finds that out
 		if !l.thawed {
