@@ -25,10 +25,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/localpv"
 )
 
-// needed is what opening and cleaning devices takes beyond being root: the kernel lets no other process have it forget the
-// partitions that were erased (BLKRRPART), nor look at what the processes of others have open, mapped and mounted.
-var needed = []privilege.Capability{privilege.SysAdmin, privilege.SysPtrace}
-
 func main() {
 	o, log, err := parse(os.Args[1:], os.Getenv, os.Stderr)
 	if errors.Is(err, flag.ErrHelp) {
@@ -51,7 +47,7 @@ func main() {
 }
 
 func run(ctx context.Context, o localpv.Options) error {
-	missing, err := privilege.Keep(needed)
+	missing, err := privilege.Keep(privilege.ForDevices)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

@@ -6,3 +6,9 @@ func FindTargets(of []Facts, config, host string) (Users, error) {
 	err := s.targets(config, host)
 	return s.users, err
 }
+
+// FileMappings are how many files a process has mapped that were opened for writing, as kernels before 6.11 say.
+func FileMappings(pid int) (int, error) {
+	found, err := fileMappings(pid)
+	return len(found), err
+}

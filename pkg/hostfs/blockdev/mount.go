@@ -9,30 +9,38 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // A mount is a line of a mount table (proc_pid_mountinfo(5)).
 type mount struct {
 	pid, id, parent int
-	// on is the number of its filesystem, root what of that it has, and place where it is.
+	// on is the number of its filesystem, root what of that it has, and place where it is. What is cut, or far, is longer than any path.
 	on, root, place string
+	cut, far        bool
 	nodev           bool
 	kind, source    string
 }
 
-func parseMount(pid int, line string) (mount, error) {
-	before, after, ok := strings.Cut(line, " - ")
-	fields, last := strings.Fields(before), strings.Fields(after)
-	if !ok || len(fields) < 6 || len(last) < 2 {
-		return mount{}, fmt.Errorf("%q", line)
+// mountOf is what of a line of the mount table of a process is searched. The root of an NFS is always a directory.
+func mountOf(pid int, m *mountinfo.Mount) mount {
+	root := m.Root
+	if mountinfo.IsNFS(m.Type) {
+		root = "/"
 	}
-	id, err := strconv.Atoi(fields[0])
-	if err != nil {
-		return mount{}, err
+	return mount{pid: pid, id: m.ID, parent: m.Parent, on: fmt.Sprintf("%d:%d", m.Major, m.Minor), root: root, cut: m.Cut, place: m.Mountpoint, far: m.Far,
+		nodev: slices.Contains(strings.Split(m.Options, ","), "nodev"), kind: m.Type, source: m.Source}
+}
+
+// remembered is what is kept of a mount for others that are looked at: not the paths that no program makes, of which there may be a
+// hundred thousand (fs.mount-max of proc(5)).
+func (m mount) remembered() mount {
+	const most = 1 << 10
+	if m.cut || m.far || len(m.root) > most || len(m.place) > most {
+		m.root, m.cut, m.place, m.far = "", true, "", true
 	}
-	parent, err := strconv.Atoi(fields[1])
-	return mount{pid: pid, id: id, parent: parent, on: fields[2], root: unescape(fields[3]), place: unescape(fields[4]),
-		nodev: slices.Contains(strings.Split(fields[5], ","), "nodev"), kind: last[0], source: last[1]}, err
+	return m
 }
 
 // path leads to the mount for every process.
@@ -68,20 +76,4 @@ var local = []string{"bcachefs", "btrfs", "devtmpfs", "hugetlbfs", "overlay", "p
 // remote says whether a filesystem may ask a server: another machine, or a program.
 func (m mount) remote() bool {
 	return strings.HasPrefix(m.kind, "fuse") || strings.HasPrefix(m.on, "0:") && !slices.Contains(local, m.kind)
-}
-
-// unescape reads a path of a mount table: spaces and the like are octal there.
-func unescape(path string) string {
-	var text strings.Builder
-	for at := 0; at < len(path); at++ {
-		if path[at] == '\\' && at+4 <= len(path) {
-			if c, err := strconv.ParseUint(path[at+1:at+4], 8, 8); err == nil {
-				text.WriteByte(byte(c))
-				at += 3
-				continue
-			}
-		}
-		text.WriteByte(path[at])
-	}
-	return text.String()
 }

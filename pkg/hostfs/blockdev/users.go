@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // ErrHidden is for a user of devices that may not be looked at: nothing is known of what it uses.
@@ -86,12 +89,17 @@ type search struct {
 	loops  []loop         // these, too
 	users  Users
 	mounts map[string]string // the process that a mount was found by
-	tables map[string]bool   // the mount tables that were read; most processes share the host's
+	tables map[uint64]bool   // the mount tables that were read, by what they sum up to; most processes share the host's
 	seen   map[int]mount     // the mounts in them, by their numbers, which are one set for all namespaces
+	seed   maphash.Seed
+	buffer []byte
 }
 
 func newSearch(v View, of []Facts) *search {
-	return &search{View: v, of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool), seen: make(map[int]mount)}
+	return &search{
+		View: v, of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[uint64]bool), seen: make(map[int]mount),
+		seed: maphash.MakeSeed(), buffer: make([]byte, 1<<16),
+	}
 }
 
 func (s *search) found() Users {
@@ -191,29 +199,62 @@ func allow(err error) error {
 	return err
 }
 
-// table reads the mounts that a process sees (proc_pid_mountinfo(5)).
+// table reads the mounts that a process sees (proc_pid_mountinfo(5)), in memory that does not grow with them.
 func (s *search) table(pid int) error {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	if err != nil || s.tables[string(content)] {
+	sum, err := s.sumOfTable(pid)
+	if err != nil || s.tables[sum] {
 		return allow(err)
 	}
-	s.tables[string(content)] = true
-	var mounts []mount
-	for line := range strings.Lines(string(content)) {
-		m, err := parseMount(pid, line)
-		if err != nil {
-			return fmt.Errorf("mount table: %w: %w", ErrHidden, err)
-		}
-		mounts = append(mounts, m)
-		s.seen[m.id] = m
+	s.tables[sum] = true
+	err = s.eachMount(pid, func(m mount) error {
+		s.seen[m.id] = m.remembered()
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	for _, m := range mounts {
+	return s.eachMount(pid, func(m mount) error {
 		used, err := s.mounted(m)
 		if err != nil {
 			return fmt.Errorf("mount %s: %w", m.place, err)
 		}
 		if used && s.mounts[m.place] == "" {
 			s.mounts[m.place] = strconv.Itoa(pid)
+		}
+		return nil
+	})
+}
+
+func openTable(pid int) (*os.File, error) { return os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid)) }
+
+// sumOfTable distinguishes a table from others.
+func (s *search) sumOfTable(pid int) (uint64, error) {
+	file, err := openTable(pid)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = file.Close() }()
+	var sum maphash.Hash
+	sum.SetSeed(s.seed)
+	_, err = io.CopyBuffer(&sum, struct{ io.Reader }{file}, s.buffer)
+	return sum.Sum64(), err
+}
+
+func (s *search) eachMount(pid int, do func(mount) error) error {
+	file, err := openTable(pid)
+	if err != nil {
+		return allow(err)
+	}
+	defer func() { _ = file.Close() }()
+	for m, err := range mountinfo.Each(file) {
+		if err != nil && allow(err) == nil {
+			return nil // the process has just ended
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrHidden, err)
+		}
+		if err := do(mountOf(pid, m)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -222,13 +263,18 @@ func (s *search) table(pid int) error {
 // mounted says whether a mount is of one of the devices, or of a node of one.
 func (s *search) mounted(m mount) (bool, error) {
 	for _, f := range s.of {
-		// Btrfs has numbers of its own; it holds its devices exclusively, so that this only says where.
-		if m.on == f.Number.String() || strings.HasPrefix(m.source, "/dev/") && filepath.Base(m.source) == filepath.Base(f.Name) {
+		// Btrfs has numbers of its own, and says itself what it is on; it holds its devices exclusively, so that this only says where. Of
+		// others the source is what the process wrote that mounted them, which may be any, in a user namespace of its own.
+		if m.on == f.Number.String() || m.kind == "btrfs" && strings.HasPrefix(m.source, "/dev/") && filepath.Base(m.source) == filepath.Base(f.Name) {
 			return true, nil
 		}
 	}
 	// What is mounted whole is a directory, and what is not in a filesystem is a namespace.
 	if m.root == "/" || !strings.HasPrefix(m.root, "/") || m.nodev {
+		return false, nil
+	}
+	// Nothing is published where no path leads to, and a process that uses what is there has it open.
+	if m.far || len(m.path()) >= unix.PathMax {
 		return false, nil
 	}
 	used, err := s.leads("mounts on "+s.server(m), func() (file, error) { return stat(unix.AT_FDCWD, m.path()) })
@@ -245,7 +291,7 @@ func (s *search) mounted(m mount) (bool, error) {
 func (s *search) elsewhere(m mount) (bool, error) {
 	for _, other := range s.seen {
 		below, inside := strings.CutPrefix(m.root, strings.TrimSuffix(other.root, "/")+"/")
-		if other.id == m.id || other.on != m.on || !inside {
+		if other.id == m.id || other.on != m.on || other.far || !inside || m.cut {
 			continue
 		}
 		used, err := s.leads("mounts on "+s.server(other), func() (file, error) { return statInside(other, below) })
@@ -430,24 +476,15 @@ func describeProcess(pid int) string {
 // written there yet may after mprotect(2).
 func (s *search) memory(pid int) error {
 	// It is locked while the process waits for a server in a call that changes it.
-	table := fmt.Sprintf("/proc/%d/maps", pid)
-	content, err := memories.ask(table, func() ([]byte, error) { return os.ReadFile(table) })
+	shared, err := memories.ask(strconv.Itoa(pid), func() ([]mapping, error) { return sharedMappings(pid) })
 	if errors.Is(err, hang.ErrTimeout) {
 		return fmt.Errorf("%w: its memory: %w", ErrHidden, err)
 	}
 	if err != nil {
 		return allow(err)
 	}
-	for line := range strings.Lines(string(content)) {
-		fields := strings.Fields(line)
-		if len(fields) < 6 || !strings.HasSuffix(fields[1], "s") {
-			continue
-		}
-		link := fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0])
-		if !opensForWriting(link) {
-			continue
-		}
-		device, err := s.opens(link, s.filesystem(fields[3]))
+	for _, m := range shared {
+		device, err := s.opens(m.link(pid), s.filesystem(m))
 		if err != nil {
 			return err
 		}
@@ -460,27 +497,16 @@ func (s *search) memory(pid int) error {
 }
 
 // memories are those of processes that have not been answered for.
-var memories = newQuestions[[]byte]()
+var memories = newQuestions[[]mapping]()
 
-// filesystem is a mount of one, which a table of memory has the number of in hexadecimal digits.
-func (s *search) filesystem(number string) mount {
-	major, minor, _ := strings.Cut(number, ":")
-	a, err := strconv.ParseUint(major, 16, 32)
-	b, minorErr := strconv.ParseUint(minor, 16, 32)
-	on := Number{uint32(a), uint32(b)}.String()
+// filesystem is a mount of that which the file of a mapping is on.
+func (s *search) filesystem(of mapping) mount {
 	for _, m := range s.seen {
-		if errors.Join(err, minorErr) == nil && m.on == on {
+		if of.known && m.on == of.on.String() {
 			return m
 		}
 	}
-	return mount{on: number}
-}
-
-// opensForWriting says whether the file of a mapping was opened for writing, which the mode of its link is by
-// (proc_map_files_instantiate of linux/fs/proc/base.c), as far as is known.
-func opensForWriting(link string) bool {
-	info, err := os.Lstat(link)
-	return err != nil || info.Mode().Perm()&0o200 != 0
+	return mount{on: fmt.Sprintf("memory %s", of.on)}
 }
 
 // searchLoops asks each loop device for the number of its file (LOOP_GET_STATUS64).

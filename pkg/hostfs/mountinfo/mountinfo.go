@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path"
 	"strconv"
@@ -26,8 +27,10 @@ type Mount struct {
 	// directory above it.
 	Root string
 	Cut  bool
-	// Mountpoint is where it is mounted, as the reader of the table sees it: a directory above that, if it is longer than any path.
+	// Mountpoint is where it is mounted, as the reader of the table sees it. If it is Far, it is longer than any path, and this is a
+	// directory above it.
 	Mountpoint   string
+	Far          bool
 	Options      string // of the mount, not of the filesystem
 	Optional     string
 	Type, Source string
@@ -58,17 +61,32 @@ func Own() (Table, error) {
 
 // Read reads a table.
 func Read(r io.Reader) (Table, error) {
-	lines := lines{r: bufio.NewReaderSize(r, keptBytes)}
 	var table Table
-	for {
-		m, err := lines.mount()
-		if errors.Is(err, io.EOF) {
-			return table, nil
-		}
+	for m, err := range Each(r) {
 		if err != nil {
-			return nil, fmt.Errorf("mount table, line %d: %w", len(table)+1, err)
+			return nil, err
 		}
 		table = append(table, m)
+	}
+	return table, nil
+}
+
+// Each reads a table, of which it keeps nothing. It ends at the first error.
+func Each(r io.Reader) iter.Seq2[*Mount, error] {
+	return func(yield func(*Mount, error) bool) {
+		lines := lines{r: bufio.NewReaderSize(r, keptBytes)}
+		for line := 1; ; line++ {
+			m, err := lines.mount()
+			switch {
+			case errors.Is(err, io.EOF):
+				return
+			case err != nil:
+				yield(nil, fmt.Errorf("mount table, line %d: %w", line, err))
+				return
+			case !yield(m, nil):
+				return
+			}
+		}
 	}
 }
 
@@ -87,7 +105,7 @@ func (l *lines) mount() (*Mount, error) {
 	}
 	m := &Mount{ID: l.number(' '), Parent: l.number(' '), Major: l.number(':'), Minor: l.number(' ')}
 	m.Root, m.Cut = l.path()
-	m.Mountpoint, _ = l.path()
+	m.Mountpoint, m.Far = l.path()
 	m.Options, _ = l.field(' ')
 	var optional []string
 	for l.err == nil {

@@ -36,6 +36,8 @@ const (
 	MakeNode Capability = unix.CAP_MKNOD
 	// Looks at the descriptors, the memory and the mounts of others' processes.
 	SysPtrace Capability = unix.CAP_SYS_PTRACE
+	// Follows paths through directories that others have closed.
+	DACReadSearch Capability = unix.CAP_DAC_READ_SEARCH
 	// Grows a mounted ext4.
 	SysResource Capability = unix.CAP_SYS_RESOURCE
 )
@@ -46,6 +48,10 @@ var Needed = []Capability{DACOverride, Fowner, SysAdmin}
 // ForMounter is the set of the program that mounts pools on claims, and of the tools that it runs. docs/pools.md explains why
 // each is needed; test/e2e/mounter checks that none is superfluous.
 var ForMounter = []Capability{DACOverride, SysAdmin, SysResource, MakeNode}
+
+// ForDevices is the set of the agent that offers and cleans whole devices: beyond being root, the kernel lets no other process have it
+// forget the partitions that were erased (BLKRRPART), nor look at what the processes of others have open, mapped and mounted, wherever.
+var ForDevices = []Capability{DACReadSearch, SysAdmin, SysPtrace}
 
 // LinuxImmutable takes the flags immutable and append-only off what is removed.
 const LinuxImmutable Capability = unix.CAP_LINUX_IMMUTABLE
@@ -77,6 +83,7 @@ var names = map[Capability]string{
 	FsetID:      "CAP_FSETID",
 	SetFcap:     "CAP_SETFCAP",
 
+	DACReadSearch:  "CAP_DAC_READ_SEARCH",
 	LinuxImmutable: "CAP_LINUX_IMMUTABLE",
 }
 
