@@ -35,6 +35,23 @@ func TestRemoveTree_deepWithoutKey(t *testing.T) {
 	}
 }
 
+// A privileged user can make files immutable besides, which cannot be opened then. Since Linux 6.17 flags can be taken off all the same.
+func TestRemoveTree_protectedWithoutKey(t *testing.T) {
+	testenv.NeedPrograms(t, "chattr")
+	root := open(t, testenv.MadeFS(t, "ext4", 64<<20, "-O", "encrypt"))
+	volume := filepath.Join(root.String(), "volume")
+	must.Succeed(t, os.Remove(filepath.Join(root.String(), "lost+found")), os.Mkdir(volume, 0o777))
+	takeKey := encrypt(t, volume)
+	makeDeep(t, volume+"/d")
+	chattr(t, "+ia", volume+"/d/0", volume+"/d")
+	takeKey()
+	if _, _, errno := unix.Syscall6(unix.SYS_FILE_GETATTR, 0, 0, 0, 0, 0, 0); errno == unix.ENOSYS {
+		must.ErrorIs(t, root.RemoveTree(t.Context(), "volume", noPause), unix.ENOKEY)
+		return
+	}
+	wantRemoved(t, root)
+}
+
 // low is deeper than the directories that are removed without moving them.
 var low = strings.Repeat("/d", 70)
 

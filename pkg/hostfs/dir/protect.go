@@ -36,7 +36,12 @@ func (d *Dir) Unprotect(name string) (changed bool, err error) {
 	case format == unix.S_IFREG:
 		f, err := d.openAnyones(name, unix.RESOLVE_NO_XDEV)
 		if err != nil {
-			return false, err
+			// It may be encrypted without its key, or have a lease: the calls of unprotectNode do not open it.
+			changed, nodeErr := d.unprotectNode(name)
+			if changed || nodeErr != nil {
+				err = nodeErr
+			}
+			return changed, err
 		}
 		changed, err = unprotect(ioctl.File{File: f}, f.Name())
 		return changed, errors.Join(err, f.Close())
