@@ -83,9 +83,24 @@ func refused(err error) error {
 		return fmt.Errorf("%w: a copy takes more than is counted of the original, whose files are compressed or share blocks, or which grew meanwhile: %v", volume.ErrPrecondition, err)
 	case errors.Is(err, dir.ErrMoved):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
+	case uncopyable(err) != "":
+		return fmt.Errorf("%w: %s: %w", volume.ErrPrecondition, uncopyable(err), err)
 	case errors.Is(err, clone.ErrFragmented):
 		return fmt.Errorf("%w: %w, longer than maxStall of the VolumeSnapshotClass allows: have the file rewritten "+
 			"(xfs_fsr, btrfs filesystem defragment), or choose a class with a larger maxStall", volume.ErrPrecondition, err)
 	}
 	return err
+}
+
+// uncopyable is why a file can never be copied as its user has made it; empty for another error.
+func uncopyable(err error) string {
+	switch {
+	case errors.Is(err, syscall.E2BIG):
+		return "the names of its extended attributes are more than the kernel lists (64 KiB)"
+	case errors.Is(err, syscall.EMLINK):
+		return "a file has as many hard links as its filesystem allows, and a copy takes one more meanwhile"
+	case errors.Is(err, syscall.ENOKEY):
+		return "a file is encrypted, and its key is not there"
+	}
+	return ""
 }

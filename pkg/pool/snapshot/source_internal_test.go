@@ -2,6 +2,8 @@ package snapshot
 
 import (
 	"errors"
+	"os"
+	"syscall"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -41,5 +43,17 @@ func TestPins(t *testing.T) {
 	third()
 	if err := pins.Free(a); err != nil || len(pins.held) != 0 || pins.Used(a) {
 		t.Errorf("after both ended: %v, %v are held, %v used", err, pins.held, pins.used)
+	}
+}
+
+// What a pod has made of its files is no fault of the driver.
+func TestUncopyableFilesAreRefused(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.E2BIG, syscall.EMLINK, syscall.ENOKEY} {
+		err := refused(&os.PathError{Op: "copy", Path: "file", Err: errno})
+		must.ErrorIs(t, err, volume.ErrPrecondition)
+		must.ErrorIs(t, err, errno)
+	}
+	if err := refused(syscall.EIO); errors.Is(err, volume.ErrPrecondition) {
+		t.Errorf("a broken disk: %v", err)
 	}
 }

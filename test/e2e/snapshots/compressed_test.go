@@ -3,12 +3,14 @@ package snapshots
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -43,4 +45,18 @@ func TestCopyThatTakesMoreThanItsSource(t *testing.T) {
 			t.Errorf("%s: %v, want FAILED_PRECONDITION and the cause", what, err)
 		}
 	}
+}
+
+// Of a file with more attributes than the kernel lists no copy is whole.
+func TestFileWithTooManyAttributes(t *testing.T) {
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 1<<30)}
+	b := &bench{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
+	b.create(directory("pvc-1", 64*mib))
+	file := filepath.Join(config.Path, "pvc-1", "file")
+	b.Must(os.WriteFile(file, nil, 0o600))
+	for i := range 300 {
+		b.Must(unix.Setxattr(file, fmt.Sprintf("user.%0245d", i), nil, 0))
+	}
+	_, err := b.Snapshot(t.Context(), "s-1", "pvc-1", "")
+	b.WantCode("snapshot", err, codes.FailedPrecondition)
 }
