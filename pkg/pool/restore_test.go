@@ -127,6 +127,22 @@ func TestCopyOfVolumeThatWasUsedMeanwhile(t *testing.T) {
 	})
 }
 
+// A volume that shares blocks has room to overwrite them before it does, also where a call before failed between its record and
+// its limit.
+func TestSourceIsLimitedAgainAfterFailure(t *testing.T) {
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
+		b.createBlock("pvc-1", 16*mib)
+		f.failBefore.Store(true)
+		wantError(t, b.snapshot("s-1", "pvc-1"), errFault)
+		f.failBefore.Store(false)
+		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
+		if got := b.limitOf("pvc-1"); got < 32*mib {
+			t.Errorf("its blocks are shared, and its limit is %d bytes", got)
+		}
+	})
+}
+
 // Of a snapshot whose file was cut off no volume is made, which would have zeros instead of what is lost.
 func TestRestoreOfShortSnapshot(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -419,6 +419,18 @@ func (k *Keeper) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored
 	return usage.Limit, true, k.facility.Limit(d, c.QuotaID(), k.Limit(c))
 }
 
+// Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none.
+func (k *Keeper) Ensure(d *dir.Dir, c ledger.Card) error {
+	if !k.Enforces(c) {
+		return nil
+	}
+	_, _, err := k.Restore(d, c)
+	if errors.Is(err, errNotCarried) {
+		return nil
+	}
+	return err
+}
+
 // agrees reports whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
 func (k *Keeper) agrees(has quota.Limit, c ledger.Card) bool {

@@ -48,6 +48,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if err := cmp.Or(src.entry.Usable(), src.entry.Unmoved()); err != nil {
 		return nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}
+	p.Ledger.Note(id, reconcile.CardOf(src.entry)) // a record whose writing failed may be there all the same
 	if err := src.copyable(); err != nil {
 		return nil, err
 	}
@@ -254,11 +255,22 @@ func (s *Source) Begin(rec *store.Record) error {
 // one of it. The source then has room to overwrite what it shares.
 func (s *Source) join(rec *store.Record) error {
 	rec.Family = s.family()
-	if rec.Family == "" || rec.Family == s.entry.Record.Family {
+	if rec.Family == "" {
 		return nil
 	}
+	if rec.Family != s.entry.Record.Family {
+		if err := s.found(rec.Family); err != nil {
+			return err
+		}
+	}
+	// The call that founded the family may have failed after its record was written.
+	return s.pool.Keeper.Ensure(s.dir, reconcile.CardOf(s.entry))
+}
+
+// found makes the source the first of a family.
+func (s *Source) found(family string) error {
 	sharing := *s.entry.Record
-	sharing.Family = rec.Family
+	sharing.Family = family
 	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
 	space, err := s.pool.Store.Space()
 	if err != nil {
@@ -275,7 +287,7 @@ func (s *Source) join(rec *store.Record) error {
 	}
 	s.entry = joined
 	held.Commit(s.id, reconcile.CardOf(joined))
-	return s.pool.Keeper.Apply(s.dir, reconcile.CardOf(joined))
+	return nil
 }
 
 // family is the family of a copy; empty if it shares no blocks.
