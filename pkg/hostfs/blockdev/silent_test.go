@@ -32,7 +32,7 @@ type silent struct {
 	// unanswered counts what it was asked since.
 	unanswered atomic.Int64
 	server     int
-	served sync.WaitGroup
+	served     sync.WaitGroup
 }
 
 // serveSilent mounts it for a user, who alone may enter it, until the test ends.
@@ -57,7 +57,7 @@ func serveSilent(t *testing.T, user int) *silent {
 // serve answers as linux/fuse.h says, until the filesystem is unmounted.
 func (s *silent) serve() {
 	const lookup, getattr, open, initialize = 1, 3, 14, 26
-	questions := []uint32{lookup, getattr, open} // what is not answered may be interrupted and forgotten besides
+	questions := []uint32{lookup, getattr, open}        // what is not answered may be interrupted and forgotten besides
 	attributes := func(mode uint32, id uint64) []byte { // of struct fuse_attr
 		b := make([]byte, 88)
 		binary.NativeEndian.PutUint64(b, id)

@@ -57,7 +57,9 @@ func TestMountWithoutPathHidesNoUser(t *testing.T) {
 	tree, err := unix.OpenTree(int(top.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	must.Succeed(t, err)
 	must.Succeed(t, unix.MoveMount(tree, "", int(top.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH))
-	t.Cleanup(func() { must.Succeed(t, unix.Unmount(fmt.Sprintf("/proc/self/fd/%d", tree), unix.MNT_DETACH), unix.Close(tree)) })
+	t.Cleanup(func() {
+		must.Succeed(t, unix.Unmount(fmt.Sprintf("/proc/self/fd/%d", tree), unix.MNT_DETACH), unix.Close(tree))
+	})
 	users, err := only(0).FindUsers([]blockdev.Facts{facts})
 	if err != nil || len(users.Mounts) > 0 {
 		t.Errorf("users %+v, %v; want none", users, err)
