@@ -117,9 +117,9 @@ func (l *lines) mount() (*Mount, error) {
 	}
 	m.Optional = strings.Join(optional, " ")
 	kind, _ := l.field(' ')
-	m.Type = unescape(kind)
+	m.Type = Unescape(kind)
 	source, cut := l.field(' ')
-	m.Source = unescape(source)
+	m.Source = Unescape(source)
 	if IsNFS(m.Type) {
 		m.setServed(source, cut)
 	}
@@ -140,7 +140,7 @@ func (m *Mount) setServed(source string, cut bool) {
 	if cut {
 		served = served[:max(0, strings.LastIndexByte(served, '/'))]
 	}
-	m.Root, m.Cut = path.Clean("/"+unescape(served)), cut
+	m.Root, m.Cut = path.Clean("/"+Unescape(served)), cut
 }
 
 func (l *lines) number(end byte) int {
@@ -158,7 +158,7 @@ func (l *lines) path() (path string, cut bool) {
 	if cut {
 		field = field[:max(0, strings.LastIndexByte(field, '/'))]
 	}
-	return unescape(field), cut
+	return Unescape(field), cut
 }
 
 // field reads up to a delimiter, which no field has that is not the last of its line, and keeps the beginning.
@@ -183,8 +183,8 @@ func (l *lines) field(end byte) (kept string, cut bool) {
 	return kept, cut
 }
 
-// unescape reads what the kernel writes as a backslash and three octal digits, such as blanks.
-func unescape(field string) string {
+// Unescape reads what the kernel writes as a backslash and three octal digits, such as blanks.
+func Unescape(field string) string {
 	if strings.IndexByte(field, '\\') < 0 {
 		return field
 	}
