@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -110,14 +111,30 @@ func (p *Pool) openInTime(id *opened, st *state) (*Visit, error) {
 }
 
 // inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
-// that come after it not at all, until a check has found out more than st says.
+// that come after it not at all, until a check has found out more than st says. A caller that waits
+// less than that gets the same answer in its time, which says nothing to others.
 func inTime[T any](ctx context.Context, p *Pool, st *state, do func() (T, error), late func(T, error)) (T, error) {
-	answer, err := hang.Run(ctx, p.Options.HangAfter, do, late)
-	if errors.Is(err, hang.ErrTimeout) {
+	limit := patience(ctx, p.Options.HangAfter)
+	answer, err := hang.Run(ctx, limit, do, late)
+	switch {
+	case !errors.Is(err, hang.ErrTimeout):
+	case limit < p.Options.HangAfter:
+		err = p.Unavailable(hang.Stuck(limit))
+	default:
 		p.hung.Store(st)
 		err = p.hangs()
 	}
 	return answer, err
+}
+
+// patience is how long a call waits: most, or nine tenths of the time that its caller has. A disk that
+// is merely busy may take a second: a caller that has less gets no answer.
+func patience(ctx context.Context, most time.Duration) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if left := time.Until(deadline); ok && left >= time.Second {
+		return min(most, left-left/10)
+	}
+	return most
 }
 
 // Health is what is wrong with a volume that the pool is known to have, also while the pool does not
