@@ -2,12 +2,19 @@ package volumes
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 // Labels without categories. The second is that of what a host has in /var.
@@ -102,6 +109,61 @@ func containersAreConfined(b *bench) {
 	}
 	b.wantActs(own, "s0:c3,c4", act{"cat file", "denied"}, act{"echo >>file", "denied"}, act{"echo >theirs", "allowed"})
 	b.unpublish("own", "pod")
+}
+
+// podsOfOnePool are two pods with labels of their own, each with a volume. The container runtime gives all of a volume the
+// label of its pod, because the CSIDriver has seLinuxMount false: a mount with that label, as by the feature SELinuxMount of
+// Kubernetes, would be one of the whole pool.
+func podsOfOnePool(b *bench) {
+	levels := map[string]string{"one": "s0:c1,c2", "other": "s0:c3,c4"}
+	targets := make(map[string]string)
+	for name := range levels {
+		b.create(name, 64*mib)
+		targets[name] = b.publish(name, name)
+		b.Must(os.WriteFile(filepath.Join(targets[name], "file"), []byte("content\n"), 0o666))
+	}
+	// Nothing but labels keeps pods apart here.
+	b.wantActs(targets["one"], levels["one"], act{"cat " + targets["other"] + "/file", "allowed"})
+	for name, target := range targets {
+		label := strings.TrimSuffix(container, "s0") + levels[name]
+		b.Must(filepath.WalkDir(target, func(path string, _ fs.DirEntry, err error) error {
+			b.setLabel(path, label)
+			return err
+		}))
+	}
+	for name, theirs := range map[string]string{"one": targets["other"], "other": targets["one"]} {
+		b.wantActs(targets[name], levels[name],
+			act{"cat file", "allowed"}, act{"echo >>file", "allowed"}, act{"echo >new", "allowed"},
+			act{"cat " + theirs + "/file", "denied"}, act{"echo >>" + theirs + "/file", "denied"}, act{"echo >" + theirs + "/new", "denied"}, act{"ls " + theirs, "denied"})
+	}
+
+	// As kubelet would with seLinuxMount true.
+	option := `context="` + strings.TrimSuffix(container, "s0") + levels["one"] + `"`
+	capability := volume("one", 0).Capability()
+	capability.GetMount().MountFlags = []string{option}
+	_, err := b.Kubelet().NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{VolumeId: "one", TargetPath: b.Target("labelled"), VolumeCapability: capability})
+	b.WantCode("publish with "+option, err, codes.InvalidArgument)
+	b.Must(b.mountAgain(""))
+	drivertest.WantErrno(b, "mount the pool's filesystem once more with "+option, b.mountAgain(option), unix.EINVAL)
+	for name := range levels {
+		b.unpublish(name, name)
+	}
+}
+
+// mountAgain mounts the pool's filesystem at another place, for an instant.
+func (b *bench) mountAgain(option string) error {
+	b.Helper()
+	table, err := mountinfo.Own()
+	b.Must(err)
+	i := slices.IndexFunc(table, func(m *mountinfo.Mount) bool { return m.Mountpoint == b.mounted })
+	if i < 0 {
+		b.Fatalf("nothing is mounted at %s", b.mounted)
+	}
+	path := b.TempDir()
+	if err := unix.Mount(table[i].Source, path, table[i].Type, 0, option); err != nil {
+		return err
+	}
+	return unix.Unmount(path, 0)
 }
 
 func migratedIsRelabelled(b *bench) {

@@ -50,6 +50,7 @@ var ofXFS = []check{
 // confinement are the checks that need SELinux.
 var confinement = []check{
 	{"a container may write to its volume and to nothing else of the pool", containersAreConfined},
+	{"pods with different labels use volumes of one pool at once", podsOfOnePool},
 	{"a volume that came with another label is relabelled once", migratedIsRelabelled},
 }
 
