@@ -24,6 +24,8 @@ type Report struct {
 	OutOfUse []OutOfUse `json:"outOfUse,omitempty"`
 	// OutOfUseError is why it is not known which these are.
 	OutOfUseError string `json:"outOfUseError,omitempty"`
+	// NoDevices is why no block volume can be made, as without the kernel's module loop.
+	NoDevices string `json:"noDevices,omitempty"`
 }
 
 // An OutOfUse is a pool that is not configured any more.

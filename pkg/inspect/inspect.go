@@ -83,6 +83,9 @@ func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
 	report.readOutOfUse(ctx, configs, options)
+	if err := options.Devices.CheckNodes(); err != nil {
+		report.NoDevices = err.Error()
+	}
 	report.count()
 	return report
 }

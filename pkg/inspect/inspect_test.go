@@ -223,3 +223,13 @@ func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 		t.Errorf("the only pool is %+v", p)
 	}
 }
+
+func TestRunReportsThatNoBlockVolumeCanBeMade(t *testing.T) {
+	missing := errors.New("loop devices need the module loop")
+	report := inspect.Run(t.Context(), nil, inspect.Options{Mounts: &bindtest.Fake{}, Devices: &looptest.Fake{Nodes: missing}})
+	var written bytes.Buffer
+	must.Succeed(t, report.WriteTable(&written, noon))
+	if want := "no block volume can be made: loop devices need the module loop\n"; report.NoDevices != missing.Error() || report.Abnormal > 0 || !strings.Contains(written.String(), want) {
+		t.Errorf("the report is %+v, with %d things not in order, and the table\n%s", report, report.Abnormal, written.String())
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
@@ -628,13 +629,13 @@ func TestInspect_poolThatHangs(t *testing.T) {
 	must.Succeed(t, err)
 	mounts := &bindtest.Fake{}
 	defer func() { must.Succeed(t, mounts.Close()) }()
-	v := inspect.Run(t.Context(), configs, inspect.Options{Mounts: mounts, HangAfter: time.Second}).Pools[0]
+	v := inspect.Run(t.Context(), configs, inspect.Options{Devices: &looptest.Fake{}, Mounts: mounts, HangAfter: time.Second}).Pools[0]
 	if v.Readable || v.Reason != string(health.PoolHangs) || !strings.Contains(v.Condition, "no answer for 1s") {
 		t.Errorf("the condition is %+v, want it to report the hang", v.Condition)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	v = inspect.Run(ctx, configs, inspect.Options{Mounts: mounts, HangAfter: time.Hour}).Pools[0]
+	v = inspect.Run(ctx, configs, inspect.Options{Devices: &looptest.Fake{}, Mounts: mounts, HangAfter: time.Hour}).Pools[0]
 	if v.Readable || !strings.Contains(v.Condition, context.Canceled.Error()) {
 		t.Errorf("the condition is %+v, want it to say that the caller ended", v.Condition)
 	}

@@ -25,6 +25,9 @@ func (r *Report) WriteTable(w io.Writer, now time.Time) error {
 		text.WriteString("\n")
 	}
 	r.writeOutOfUse(&text)
+	if r.NoDevices != "" {
+		fmt.Fprintf(&text, "no block volume can be made: %s\n\n", clean(r.NoDevices))
+	}
 	text.WriteString(r.summary())
 	text.WriteString("\n")
 	_, err := io.WriteString(w, text.String())

@@ -2,12 +2,10 @@ package kubectl
 
 import (
 	"context"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
-	"time"
+	"sync"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -34,52 +32,158 @@ func (f Finding) cells() []string {
 }
 
 type cluster struct {
-	nodes   []Node
-	pods    []corev1.Pod
-	classes []storagev1.StorageClass
-	claims  []corev1.PersistentVolumeClaim
-	drivers []storagev1.CSIDriver
-	csi     []storagev1.CSINode
+	nodes     []Node
+	namespace string
+	pods      []corev1.Pod
+	sets      []appsv1.DaemonSet
+	members   []corev1.Node
+	classes   []storagev1.StorageClass
+	claims    []corev1.PersistentVolumeClaim
+	drivers   []storagev1.CSIDriver
+	csi       []storagev1.CSINode
+	room      []storagev1.CSIStorageCapacity
 	// definitions are the kinds that the cluster has.
 	definitions []metav1.PartialObjectMetadata
 	deployed    []appsv1.Deployment
 	events      []corev1.Event
+	bindings    []metav1.PartialObjectMetadata
+	webhooks    []admissionv1.MutatingWebhookConfiguration
+	// What follows is of kinds that a cluster may lack.
+	snapshotClasses []snapshotClass
+	contents        []snapshotContent
+	wanted          []provisionerObject
+	profiles        []storageProfile
+	// refused are rights that an account lacks.
+	refused []right
+	// unread is why something could not be read, by its name.
+	unread map[string]error
+}
+
+// A reading is something of the cluster that is asked for.
+type reading struct {
+	name string
+	ask  func() error
+}
+
+// read asks for all of it at once. What cannot be had concerns only the checks that need it.
+func (c *cluster) read(ctx context.Context, readings []reading) error {
+	errs := make([]error, len(readings))
+	free := make(chan struct{}, atOnce)
+	var asked sync.WaitGroup
+	for i, r := range readings {
+		asked.Go(func() {
+			free <- struct{}{}
+			defer func() { <-free }()
+			errs[i] = r.ask()
+		})
+	}
+	asked.Wait()
+	for i, r := range readings {
+		if errs[i] != nil {
+			c.unread[r.name] = errs[i]
+		}
+	}
+	return ctx.Err()
+}
+
+// The names of readings.
+const (
+	daemonSets       = "daemonsets"
+	members          = "nodes"
+	classes          = "storageclasses"
+	claims           = "persistentvolumeclaims"
+	csiDrivers       = "csidrivers"
+	csiNodes         = "csinodes"
+	capacities       = "csistoragecapacities"
+	definitions      = "customresourcedefinitions"
+	deployments      = "deployments"
+	events           = "events"
+	policyBindings   = "validatingadmissionpolicybindings"
+	mutatingWebhooks = "mutatingwebhookconfigurations"
+	snapshotClasses  = "volumesnapshotclasses.snapshot.storage.k8s.io"
+	snapshotContents = "volumesnapshotcontents.snapshot.storage.k8s.io"
+	provisioners     = "hostpathprovisioners.hostpathprovisioner.kubevirt.io"
+	storageProfiles  = "storageprofiles.cdi.kubevirt.io"
+	rights           = "rights"
+)
+
+// listing reads all objects of a kind.
+func listing[T any](ctx context.Context, k Kubectl, to *[]T, kind string, more ...string) reading {
+	return reading{kind, func() error { return get(ctx, k, to, kind, more...) }}
+}
+
+// A check is one thing that the documents ask of a cluster.
+type check struct {
+	name string
+	// of are the readings that it needs.
+	of  []string
+	run func() (found string, problems []Finding)
+}
+
+func (c *cluster) checks() []check {
+	return []check{
+		{"driver", []string{csiNodes, daemonSets}, c.driverRuns},
+		{"nodes", []string{members}, c.newEnough},
+		{"registration", []string{csiNodes, csiDrivers}, c.registered},
+		{"versions", nil, c.versions},
+		{"pools", nil, c.poolsInOrder},
+		{"quotas", nil, c.quotas},
+		{"block volumes", nil, c.blockVolumes},
+		{"StorageClass", []string{classes}, c.hasClasses},
+		{"capacity", []string{classes, capacities}, c.reportsCapacity},
+		{"rights", []string{rights}, c.rights},
+		{"policy", []string{members, policyBindings}, c.policy},
+		{"snapshots", []string{definitions, deployments, snapshotClasses, snapshotContents}, c.snapshots},
+		{"restores", []string{mutatingWebhooks}, c.restores},
+		{"operator", []string{definitions, deployments, provisioners}, c.operator},
+		{"virtual machines", []string{definitions, classes, storageProfiles}, c.virtualMachines},
+		{"claims", []string{claims, events, classes}, c.waiting},
+	}
 }
 
 // Doctor checks what the driver needs of a cluster, and what waits for it.
 func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
-	c := cluster{nodes: nodes}
-	for _, read := range []func() error{
-		func() (err error) { c.pods, err = drivers(ctx, k); return err },
-		func() error { return get(ctx, k, &c.classes, "storageclasses") },
-		func() error { return get(ctx, k, &c.claims, "persistentvolumeclaims") },
-		func() error { return get(ctx, k, &c.drivers, "csidrivers") },
-		func() error { return get(ctx, k, &c.csi, "csinodes") },
-		func() error { return get(ctx, k, &c.definitions, "customresourcedefinitions") },
-		func() error { return get(ctx, k, &c.deployed, "deployments") },
-		func() error {
-			return get(ctx, k, &c.events, "events", "--field-selector=involvedObject.kind=PersistentVolumeClaim")
-		},
+	c := cluster{nodes: nodes, namespace: k.Namespace, unread: map[string]error{}}
+	var err error
+	if c.pods, err = drivers(ctx, k); err != nil {
+		return nil, err
+	}
+	if err := c.read(ctx, []reading{
+		listing(ctx, k, &c.sets, daemonSets),
+		listing(ctx, k, &c.members, members),
+		listing(ctx, k, &c.classes, classes),
+		listing(ctx, k, &c.claims, claims),
+		listing(ctx, k, &c.drivers, csiDrivers),
+		listing(ctx, k, &c.csi, csiNodes),
+		listing(ctx, k, &c.room, capacities),
+		listing(ctx, k, &c.definitions, definitions),
+		listing(ctx, k, &c.deployed, deployments),
+		listing(ctx, k, &c.events, events, "--field-selector=involvedObject.kind=PersistentVolumeClaim"),
+		listing(ctx, k, &c.webhooks, mutatingWebhooks),
+	}); err != nil {
+		return nil, err
+	}
+	// What there may be depends on what was read.
+	more := []reading{{rights, func() (err error) { c.refused, err = c.askRights(ctx, k); return err }}}
+	if c.hasPolicies() {
+		more = append(more, listing(ctx, k, &c.bindings, policyBindings))
+	}
+	for _, r := range []reading{
+		listing(ctx, k, &c.snapshotClasses, snapshotClasses),
+		listing(ctx, k, &c.contents, snapshotContents),
+		listing(ctx, k, &c.wanted, provisioners),
+		listing(ctx, k, &c.profiles, storageProfiles),
 	} {
-		if err := read(); err != nil {
-			return nil, err
+		if c.knows(r.name) {
+			more = append(more, r)
 		}
 	}
+	if err := c.read(ctx, more); err != nil {
+		return nil, err
+	}
 	var all []Finding
-	for _, check := range []struct {
-		name string
-		run  func() (found string, problems []Finding)
-	}{
-		{"driver", c.driverRuns},
-		{"registration", c.registered},
-		{"versions", c.versions},
-		{"pools", c.poolsInOrder},
-		{"quotas", c.quotas},
-		{"StorageClass", c.hasClasses},
-		{"snapshots", c.snapshots},
-		{"claims", c.waiting},
-	} {
-		found, problems := check.run()
+	for _, check := range c.checks() {
+		found, problems := c.outcome(check)
 		if len(problems) == 0 {
 			problems = []Finding{{Found: found}}
 		}
@@ -91,213 +195,17 @@ func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
 	return all, nil
 }
 
-func (c cluster) driverRuns() (string, []Finding) {
-	var problems []Finding
-	for _, n := range c.nodes {
-		if n.Err != nil {
-			problems = append(problems, Finding{
-				Problem: fmt.Sprintf("node %s gives no report: %v", n.Driver.Node, n.Err),
-				Mend:    fmt.Sprintf("See kubectl -n %s logs %s -c %s", n.Driver.Namespace, n.Driver.Pod, container),
-			})
+// outcome is what a check finds, or that it cannot be made.
+func (c *cluster) outcome(of check) (found string, problems []Finding) {
+	for _, name := range of.of {
+		if err := c.unread[name]; err != nil {
+			return "", []Finding{{Problem: "not checked: " + err.Error(), Mend: "Use an account that may read this"}}
 		}
 	}
-	return fmt.Sprintf("it runs and answers on %d of %d nodes of the cluster", len(c.nodes), len(c.csi)), problems
+	return of.run()
 }
 
-// registered: kubelet knows the driver where its registrar found kubelet's directory.
-func (c cluster) registered() (string, []Finding) {
-	known := map[string]bool{}
-	for _, n := range c.csi {
-		for _, d := range n.Spec.Drivers {
-			known[n.Name] = known[n.Name] || d.Name == driverName
-		}
-	}
-	var problems []Finding
-	if !slices.ContainsFunc(c.drivers, func(d storagev1.CSIDriver) bool { return d.Name == driverName }) {
-		problems = append(problems, Finding{Problem: "the cluster has no CSIDriver " + driverName, Mend: "Apply deploy/csi again"})
-	}
-	for _, n := range c.nodes {
-		if !known[n.Driver.Node] {
-			problems = append(problems, Finding{
-				Problem: fmt.Sprintf("kubelet on %s does not know the driver", n.Driver.Node),
-				Mend: fmt.Sprintf("If kubelet's directory is not /var/lib/kubelet, change the paths in the DaemonSet; see kubectl -n %s logs %s -c node-driver-registrar",
-					n.Driver.Namespace, n.Driver.Pod),
-			})
-		}
-	}
-	return "kubelet knows it on each of these nodes", problems
-}
-
-func (c cluster) versions() (string, []Finding) {
-	images := map[string]map[string][]string{} // nodes by image by container
-	for _, p := range c.pods {
-		for _, one := range p.Spec.Containers {
-			if images[one.Name] == nil {
-				images[one.Name] = map[string][]string{}
-			}
-			images[one.Name][one.Image] = append(images[one.Name][one.Image], p.Spec.NodeName)
-		}
-	}
-	var problems []Finding
-	for _, name := range slices.Sorted(maps.Keys(images)) {
-		if len(images[name]) == 1 {
-			continue
-		}
-		var parts []string
-		for _, image := range slices.Sorted(maps.Keys(images[name])) {
-			parts = append(parts, image+" on "+strings.Join(images[name][image], ", "))
-		}
-		problems = append(problems, Finding{
-			Problem: fmt.Sprintf("%s differs: %s", name, strings.Join(parts, "; ")),
-			Mend:    "Wait for the rollout: kubectl get daemonsets --namespace=" + c.nodes[0].Driver.Namespace,
-		})
-	}
-	var driver []string
-	for image := range images[container] {
-		driver = append(driver, image)
-	}
-	return "all nodes have " + strings.Join(driver, ", ") + " and the same sidecars", problems
-}
-
-func (c cluster) poolsInOrder() (string, []Finding) {
-	var problems []Finding
-	count := 0
-	for _, row := range Pools(c.nodes) {
-		if row.Pool == "" {
-			continue // its node gave no report
-		}
-		count++
-		if row.Abnormal {
-			problems = append(problems, Finding{
-				Problem: fmt.Sprintf("pool %s on %s: %s", row.Pool, row.Node, row.Condition),
-				Mend:    "See kubectl hostpath inspect " + row.Node,
-			})
-		}
-	}
-	return fmt.Sprintf("%d in order", count), problems
-}
-
-func (c cluster) quotas() (string, []Finding) {
-	var problems []Finding
-	by := map[string]bool{}
-	for _, n := range c.nodes {
-		for _, p := range n.Report.Pools {
-			switch {
-			case p.Quota != "":
-				by[p.Quota] = true
-			case p.Unenforced != "":
-				problems = append(problems, Finding{
-					Problem: fmt.Sprintf("pool %s on %s keeps no sizes: %s", p.Name, n.Driver.Node, p.Unenforced),
-					Mend:    "docs/quotas.md has the commands for each filesystem",
-				})
-			}
-		}
-	}
-	return "sizes are kept by " + strings.Join(slices.Sorted(maps.Keys(by)), ", "), problems
-}
-
-func (c cluster) ours() map[string]bool {
-	names := map[string]bool{}
-	for _, s := range c.classes {
-		if s.Provisioner == driverName {
-			names[s.Name] = true
-		}
-	}
-	return names
-}
-
-func (c cluster) hasClasses() (string, []Finding) {
-	ours := c.ours()
-	if len(ours) == 0 {
-		return "", []Finding{{Problem: "no StorageClass has the provisioner " + driverName, Mend: "Apply deploy/csi/base/storageclass.yaml, or one of your own"}}
-	}
-	var defaults []string
-	for _, s := range c.classes {
-		if s.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" {
-			defaults = append(defaults, s.Name)
-		}
-	}
-	if len(defaults) > 1 {
-		return "", []Finding{{
-			Problem: "several are the default: " + strings.Join(defaults, ", "),
-			Mend:    `Keep one: kubectl patch storageclass NAME -p '{"metadata":{"annotations":{"storageclass.kubernetes.io/is-default-class":"false"}}}'`,
-		}}
-	}
-	found := strings.Join(slices.Sorted(maps.Keys(ours)), ", ")
-	if len(defaults) == 1 {
-		found += "; the default of the cluster is " + defaults[0]
-	}
-	return found, nil
-}
-
-// distributed has the snapshot-controller leave a snapshot to the node of its volume.
-const distributed = "--enable-distributed-snapshotting"
-
-// snapshots are checked where the driver has the sidecar for them.
-func (c cluster) snapshots() (string, []Finding) {
-	wanted := slices.ContainsFunc(c.pods, func(p corev1.Pod) bool { return has(p, "csi-snapshotter") })
-	if !wanted {
-		return "they are not installed: docs/snapshots.md has how", nil
-	}
-	if !slices.ContainsFunc(c.definitions, func(d metav1.PartialObjectMetadata) bool { return d.Name == "volumesnapshots.snapshot.storage.k8s.io" }) {
-		return "", []Finding{{Problem: "the cluster does not know VolumeSnapshots", Mend: "Install the definitions and the snapshot-controller of external-snapshotter: docs/snapshots.md"}}
-	}
-	running := false
-	for _, d := range c.deployed {
-		for _, one := range d.Spec.Template.Spec.Containers {
-			if !strings.Contains(one.Image, "snapshot-controller") {
-				continue
-			}
-			running = true
-			all := append(slices.Clone(one.Command), one.Args...)
-			if slices.Contains(all, distributed) || slices.Contains(all, distributed+"=true") {
-				return "their controller leaves them to the nodes", nil
-			}
-		}
-	}
-	if !running {
-		return "no Deployment of the snapshot-controller is to be seen; where the platform runs it, it needs " + distributed, nil
-	}
-	return "", []Finding{{
-		Problem: "the snapshot-controller runs without " + distributed + ", so that no node makes a snapshot",
-		Mend:    "Add that to its arguments: kubectl edit deployment --namespace=kube-system snapshot-controller",
-	}}
-}
-
-// waiting are claims of the driver without a volume, with the last that was said of each.
-func (c cluster) waiting() (string, []Finding) {
-	ours, bound := c.ours(), 0
-	var problems []Finding
-	for _, cl := range c.claims {
-		if cl.Spec.StorageClassName == nil || !ours[*cl.Spec.StorageClassName] {
-			continue
-		}
-		if cl.Status.Phase != corev1.ClaimPending {
-			bound++
-			continue
-		}
-		said := c.lastEvent(cl)
-		if said == "" || strings.HasPrefix(said, "waiting for first consumer") {
-			continue // as it should: no pod uses it yet
-		}
-		problems = append(problems, Finding{
-			Problem: fmt.Sprintf("%s/%s waits: %s", cl.Namespace, cl.Name, said),
-			Mend:    "docs/troubleshooting.md says what to do, by these words",
-		})
-	}
-	return fmt.Sprintf("%d have their volumes, and none waits but for its first pod", bound), problems
-}
-
-func (c cluster) lastEvent(of corev1.PersistentVolumeClaim) (said string) {
-	var last time.Time
-	for _, e := range c.events {
-		when := e.LastTimestamp.Time
-		if e.EventTime.After(when) {
-			when = e.EventTime.Time
-		}
-		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Namespace && e.InvolvedObject.Name == of.Name && !when.Before(last) {
-			said, last = e.Message, when
-		}
-	}
-	return said
+// knows reports whether the cluster has a kind of its own definition.
+func (c *cluster) knows(kind string) bool {
+	return slices.ContainsFunc(c.definitions, func(d metav1.PartialObjectMetadata) bool { return d.Name == kind })
 }

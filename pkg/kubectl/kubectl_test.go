@@ -43,6 +43,7 @@ esac
 printf '%s' "$answer"
 case $answer in
 *'"abnormal":1'*) exit 2 ;;
+no*) exit 1 ;; # of auth can-i
 esac`
 
 // answers are what kubectl gives, by what it is asked.
@@ -83,6 +84,12 @@ func driverPod(node string, running bool) map[string]any {
 	}
 }
 
+// waiting has the driver's container wait.
+func waiting(pod map[string]any, reason, message string) map[string]any {
+	pod["status"].(map[string]any)["containerStatuses"].([]any)[0].(map[string]any)["state"] = map[string]any{"waiting": map[string]any{"reason": reason, "message": message}}
+	return pod
+}
+
 func listOf(items ...any) any { return map[string]any{"items": items} }
 
 const (
@@ -107,7 +114,7 @@ func TestNodesThatGiveNoReportAreShown(t *testing.T) {
 	other := map[string]any{"metadata": map[string]any{"name": "mounter"}, "spec": map[string]any{"nodeName": "node-a", "containers": []any{map[string]any{"name": "mounter"}}}}
 	a := answers{
 		plainPods:           listOf(driverPod("node-a", false), driverPod("node-c", true)),
-		operatorPods:        listOf(other, driverPod("node-a", true), driverPod("node-b", false), driverPod("node-d", true), driverPod("node-e", true)),
+		operatorPods:        listOf(other, driverPod("node-a", true), waiting(driverPod("node-b", false), "ImagePullBackOff", "no such image"), driverPod("node-d", true), driverPod("node-e", true)),
 		inspectOf("node-a"): report(`"abnormal":1,"pools":[{"name":"local","path":"/p","quota":"xfs","sizeBytes":3221225472,"freeBytes":1073741824,"abnormal":true,"condition":"read-only"}]`),
 		inspectOf("node-d"): `{"version":2}`,
 		inspectOf("node-e"): `{"version":`,
@@ -119,7 +126,7 @@ func TestNodesThatGiveNoReportAreShown(t *testing.T) {
 	for i, want := range []string{
 		"NODE     POOL    SIZE      PROMISED   USED      FREE      AVAILABLE   CONDITION",
 		"node-a   local   3.0 GiB   -          2.0 GiB   1.0 GiB   -           ABNORMAL: read-only",
-		"node-b   -       -         -          -         -         -           ABNORMAL: the driver does not run: see kubectl -n storage describe pod driver-node-b",
+		"node-b   -       -         -          -         -         -           ABNORMAL: the driver does not run (ImagePullBackOff: no such image): see kubectl -n storage describe pod driver-node-b",
 		"node-c   -       -         -          -         -         -           ABNORMAL: exit status 1: error: ",
 		"node-d   -       -         -          -         -         -           ABNORMAL: its report has version 2, and this program reads 1",
 		"node-e   -       -         -          -         -         -           ABNORMAL: read its report: ",
@@ -188,6 +195,14 @@ func TestOneNode(t *testing.T) {
 	}
 	if _, err := NodeNamed(t.Context(), k, "node-x", time.Minute); err == nil || !strings.HasSuffix(err.Error(), "these have: node-a") {
 		t.Errorf("a node without the driver: %v", err)
+	}
+	elsewhere := answers{"get daemonsets": listOf(daemonSet("elsewhere", "driver"))}
+	if _, err := NodeNamed(t.Context(), elsewhere.kubectl(t), "node-a", time.Minute); err == nil || !strings.HasSuffix(err.Error(), ": use --namespace=elsewhere") {
+		t.Errorf("a driver in another namespace: %v", err)
+	}
+	refused := answers{"get daemonsets": listOf(daemonSet("storage", "driver"))}
+	if _, err := NodeNamed(t.Context(), refused.kubectl(t), "node-a", time.Minute); err == nil || !strings.HasPrefix(err.Error(), "the DaemonSet storage/driver has no pods: see kubectl -n storage describe daemonset driver") {
+		t.Errorf("a DaemonSet without pods: %v", err)
 	}
 	if _, err := NodeNamed(t.Context(), answers{}.kubectl(t), "node-a", time.Minute); err == nil || !strings.Contains(err.Error(), "the namespace storage has no pod of the driver") {
 		t.Errorf("a cluster without the driver: %v", err)

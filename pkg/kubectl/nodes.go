@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -112,15 +113,43 @@ func drivers(ctx context.Context, k Kubectl) ([]corev1.Pod, error) {
 		}
 	}
 	if len(of) == 0 {
-		return nil, fmt.Errorf("the namespace %s has no pod of the driver, with the label %s or %s: name its namespace by --namespace", k.Namespace, selectors[0], selectors[1])
+		return nil, noDriver(ctx, k)
 	}
 	return slices.SortedFunc(maps.Values(of), func(a, b corev1.Pod) int { return cmp.Compare(a.Spec.NodeName, b.Spec.NodeName) }), nil
+}
+
+// noDriver says where the driver is, or that its DaemonSet has no pods.
+func noDriver(ctx context.Context, k Kubectl) error {
+	var sets []appsv1.DaemonSet
+	err := get(ctx, k, &sets, daemonSets)
+	found := daemonSetsOf(sets)
+	for _, set := range found {
+		if name, here := strings.CutPrefix(set, k.Namespace+"/"); here {
+			return fmt.Errorf("the DaemonSet %s has no pods: see kubectl -n %s describe daemonset %s; they are refused if the namespace lacks the label pod-security.kubernetes.io/enforce=privileged",
+				set, k.Namespace, name)
+		}
+	}
+	if err == nil && len(found) > 0 {
+		namespace, _, _ := strings.Cut(found[0], "/")
+		return fmt.Errorf("the namespace %s has no pod of the driver: use --namespace=%s", k.Namespace, namespace)
+	}
+	return fmt.Errorf("the namespace %s has no pod of the driver, with the label %s or %s: name its namespace by --namespace", k.Namespace, selectors[0], selectors[1])
+}
+
+// waitsFor is why a container of the driver's pod waits, in brackets. Others may be what the driver's waits for.
+func waitsFor(p corev1.Pod) string {
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if why := reason(s); why != "" {
+			return " (" + why + ")"
+		}
+	}
+	return ""
 }
 
 func ask(ctx context.Context, k Kubectl, p corev1.Pod, each time.Duration) Node {
 	n := Node{Driver: Driver{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name}}
 	if !runs(p) {
-		n.Err = fmt.Errorf("the driver does not run: see kubectl -n %s describe pod %s", n.Driver.Namespace, n.Driver.Pod)
+		n.Err = fmt.Errorf("the driver does not run%s: see kubectl -n %s describe pod %s", waitsFor(p), n.Driver.Namespace, n.Driver.Pod)
 		return n
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, each, fmt.Errorf("no answer in %v", each))

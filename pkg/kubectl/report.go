@@ -9,6 +9,8 @@ type Report struct {
 	// Abnormal is how much is not in order.
 	Abnormal int    `json:"abnormal"`
 	Pools    []Pool `json:"pools"`
+	// NoDevices is why no block volume can be made; empty if one can.
+	NoDevices string `json:"noDevices"`
 }
 
 // A Pool is one of the node's pools.

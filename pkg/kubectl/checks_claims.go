@@ -1,0 +1,155 @@
+package kubectl
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+func (c *cluster) ours() map[string]bool {
+	names := map[string]bool{}
+	for _, s := range c.classes {
+		if s.Provisioner == driverName {
+			names[s.Name] = true
+		}
+	}
+	return names
+}
+
+func (c *cluster) hasClasses() (string, []Finding) {
+	ours := c.ours()
+	if len(ours) == 0 {
+		return "", []Finding{{Problem: "no StorageClass has the provisioner " + driverName, Mend: "Apply deploy/csi/base/storageclass.yaml, or one of your own"}}
+	}
+	var defaults []string
+	var problems []Finding
+	for _, s := range c.classes {
+		if s.Provisioner == driverName {
+			problems = append(problems, c.wrongClass(s)...)
+		}
+		if s.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" {
+			defaults = append(defaults, s.Name)
+		}
+	}
+	if len(defaults) > 1 {
+		problems = append(problems, Finding{
+			Problem: "several are the default: " + strings.Join(defaults, ", "),
+			Mend:    `Keep one: kubectl patch storageclass NAME -p '{"metadata":{"annotations":{"storageclass.kubernetes.io/is-default-class":"false"}}}'`,
+		})
+	}
+	found := strings.Join(slices.Sorted(maps.Keys(ours)), ", ")
+	if len(defaults) == 1 {
+		found += "; the default of the cluster is " + defaults[0]
+	}
+	return found, problems
+}
+
+// poolOf is the pool that a class names, as the driver takes it; empty if the class leaves it to a node with one pool.
+func poolOf(s storagev1.StorageClass) string { return s.Parameters["storagePool"] }
+
+// has reports whether a node serves the pool of a class.
+func (n Node) has(s storagev1.StorageClass) bool {
+	name := poolOf(s)
+	return slices.ContainsFunc(n.Report.Pools, func(p Pool) bool {
+		return p.Name == name || name == "" && (p.Name == "legacy" || len(n.Report.Pools) == 1)
+	})
+}
+
+// reported are the nodes whose pools are known.
+func (c *cluster) reported() (nodes []Node) {
+	for _, n := range c.nodes {
+		if n.Err == nil {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// wrongClass is what keeps the driver from making volumes of a class.
+func (c *cluster) wrongClass(s storagev1.StorageClass) []Finding {
+	var problems []Finding
+	if nodes := c.reported(); len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n Node) bool { return n.has(s) }) {
+		problems = append(problems, Finding{
+			Problem: fmt.Sprintf("%s is for the pool %q, which no node has", s.Name, poolOf(s)),
+			Mend:    "Add the pool, or make the class again with another storagePool: docs/configuration.md#add-a-pool",
+		})
+	}
+	for name := range s.Parameters {
+		if strings.HasSuffix(name, "-secret-name") {
+			problems = append(problems, Finding{
+				Problem: fmt.Sprintf("%s names a Secret, and such volumes are refused", s.Name),
+				Mend:    "Make the class again without " + name,
+			})
+		}
+	}
+	return problems
+}
+
+// reportsCapacity: the scheduler puts a pod only where an object says that there is room.
+func (c *cluster) reportsCapacity() (string, []Finding) {
+	type place struct{ class, node string }
+	known := map[place]bool{}
+	for _, r := range c.room {
+		if r.Namespace == c.namespace && r.NodeTopology != nil {
+			known[place{r.StorageClassName, r.NodeTopology.MatchLabels[topologyKey]}] = true
+		}
+	}
+	var problems []Finding
+	for _, s := range c.classes {
+		if s.Provisioner != driverName || s.VolumeBindingMode == nil || *s.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+			continue
+		}
+		for _, n := range c.reported() {
+			if n.has(s) && !known[place{s.Name, n.Driver.Node}] {
+				problems = append(problems, Finding{
+					Problem: fmt.Sprintf("none is known of %s on %s, so that no claim goes there", s.Name, n.Driver.Node),
+					Mend:    fmt.Sprintf("See kubectl -n %s logs %s -c csi-provisioner", n.Driver.Namespace, n.Driver.Pod),
+				})
+			}
+		}
+	}
+	return "the scheduler knows that of each node", problems
+}
+
+// waiting are claims of the driver without a volume, with the last that was said of each.
+func (c *cluster) waiting() (string, []Finding) {
+	ours, bound := c.ours(), 0
+	var problems []Finding
+	for _, cl := range c.claims {
+		if cl.Spec.StorageClassName == nil || !ours[*cl.Spec.StorageClassName] {
+			continue
+		}
+		if cl.Status.Phase != corev1.ClaimPending {
+			bound++
+			continue
+		}
+		said := c.lastEvent(cl)
+		if said == "" || strings.HasPrefix(said, "waiting for first consumer") {
+			continue // as it should: no pod uses it yet
+		}
+		problems = append(problems, Finding{
+			Problem: fmt.Sprintf("%s/%s waits: %s", cl.Namespace, cl.Name, said),
+			Mend:    "docs/troubleshooting.md says what to do, by these words",
+		})
+	}
+	return fmt.Sprintf("%d have their volumes, and none waits but for its first pod", bound), problems
+}
+
+func (c *cluster) lastEvent(of corev1.PersistentVolumeClaim) (said string) {
+	var last time.Time
+	for _, e := range c.events {
+		when := e.LastTimestamp.Time
+		if e.EventTime.After(when) {
+			when = e.EventTime.Time
+		}
+		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Namespace && e.InvolvedObject.Name == of.Name && !when.Before(last) {
+			said, last = e.Message, when
+		}
+	}
+	return said
+}
