@@ -153,7 +153,7 @@ test-rest:
 	@$(MAKE) sanity
 	@# Without the race detector, for which Kubernetes' client would have to be compiled anew.
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && \
-		$(GO_TEST_WITHOUT_RACE) $$(go list ./... | grep -v -e /cases -e /lifecycle -e /cluster/release)); done
+		$(GO_TEST_WITHOUT_RACE) $$(go list ./... | grep -v -e /cases -e /lifecycle -e /cluster/release -e /publishing)); done
 
 # Without the race detector, which would take most of the time; make test has it, in a short form.
 .PHONY: test-load
@@ -431,11 +431,13 @@ bundle: ## Write the bundle of the operator's VERSION for the Operator Lifecycle
 SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
 COSIGN := github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 HELM := helm.sh/helm/v4/cmd/helm@v4.2.4
+REGISTRY := github.com/distribution/distribution/v3/cmd/registry@v3.0.0
 
 bin/release-tools/syft: PACKAGE = $(SYFT)
 bin/release-tools/cosign: PACKAGE = $(COSIGN)
 bin/release-tools/helm: PACKAGE = $(HELM)
-bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm: Makefile
+bin/release-tools/registry: PACKAGE = $(REGISTRY)
+bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry: Makefile
 	GOBIN=$(CURDIR)/bin/release-tools go install -ldflags '-s -w' $(PACKAGE)
 
 .PHONY: sboms
@@ -450,7 +452,7 @@ sign: bin/release-tools/cosign ## Sign the checksums of the release VERSION: wit
 	$< sign-blob --yes $(if $(KEY),--key '$(KEY)' --use-signing-config=false --tlog-upload=false) --bundle bin/release/$(VERSION)/SHA256SUMS.sigstore.json bin/release/$(VERSION)/SHA256SUMS
 
 .PHONY: publish
-publish: bin/release-tools/cosign ## Push and sign the images of the release VERSION, and offer its files on GitHub
+publish: bin/release-tools/cosign bin/release-tools/helm ## Push and sign the images and charts of the release VERSION, and offer its files on GitHub
 	@test/tools/install-deps publish
 	release/publish bin/release/$(VERSION) '$(VERSION)' '$(IMAGE_PREFIX)' $(IMAGES)
 
@@ -468,6 +470,11 @@ release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests
 test-release: cluster-programs bin/release-tools/helm ## Try the release VERSION as a new user does: from its files alone, on a clean cluster
 	cd test/cluster && go test -c -o $(CURDIR)/bin/cluster/release.test ./release
 	@cd test/cluster/release && exec $(CURDIR)/bin/cluster/release.test -test.v -test.timeout 40m -programs $(CURDIR)/bin/cluster -release $(CURDIR)/bin/release/$(VERSION) -helm $(CURDIR)/bin/release-tools/helm
+
+.PHONY: test-publish
+test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry ## Publish the release VERSION to a registry on this machine, and compare what that has
+	@test/tools/install-deps publish
+	cd release && $(GO_TEST_WITHOUT_RACE) ./publishing -release $(CURDIR)/bin/release/$(VERSION) -tools $(CURDIR)/bin/release-tools
 
 # What an image takes from Debian; make clean has it fetched again, with Debian's newest fixes.
 bin/image/%: test/cmd/image/main.go test/cmd/image/root.go
