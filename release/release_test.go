@@ -57,7 +57,7 @@ func checkout(t *testing.T, at time.Time) string {
 	for _, program := range programs {
 		for _, arch := range []string{"amd64", "arm64"} {
 			write(t, filepath.Join(root, "bin", "sbom", program+"-linux-"+arch+".json"), fmt.Sprintf(`{"bomFormat": "CycloneDX", "serialNumber": "urn:uuid:%d",
-				"metadata": {"timestamp": %q}, "components": [{"name": "stdlib", "version": "go1.26"}]}`, at.UnixNano(), at.Format(time.RFC3339)))
+				"metadata": {"timestamp": %q}, "components": [{"type": "library", "name": "stdlib", "version": "go1.26", "purl": "pkg:golang/stdlib@go1.26"}, {"type": "file", "name": "/program"}]}`, at.UnixNano(), at.Format(time.RFC3339)))
 		}
 	}
 	write(t, filepath.Join(root, "bin", "bundle", "manifests", "csv.yaml"), "kind: ClusterServiceVersion\n")
@@ -143,6 +143,15 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 	}
 	if got, want := all[0][notesName], "### Added\n\n- A [thing]("+source+"v1.2.3/docs/thing.md)\n"; got != want {
 		t.Errorf("the notes are %q, want %q", got, want)
+	}
+}
+
+// No scanner for known vulnerabilities would find it.
+func TestPackageWithoutAddressIsRefused(t *testing.T) {
+	root := checkout(t, time.Unix(0, 0))
+	write(t, filepath.Join(root, "bin", "sbom", programs[0]+"-linux-amd64.json"), `{"bomFormat": "CycloneDX", "components": [{"type": "library", "name": "libc6"}]}`)
+	if out, err := made(t, root); err == nil || !strings.Contains(err.Error(), "libc6") || len(contents(t, filepath.Dir(out))) > 0 {
+		t.Errorf("the release was made with it: %v", err)
 	}
 }
 

@@ -32,6 +32,14 @@ func (r release) writeSBOMs() error {
 	return nil
 }
 
+// A component is what of one is checked. Each package has a package URL (https://github.com/package-url/purl-spec), and those of Debian
+// only in an image that says to be of Debian.
+type component struct {
+	Type string `json:"type"`
+	Name string `json:"name"`
+	PURL string `json:"purl"`
+}
+
 // sbom reads one that lists something.
 func (r release) sbom(path string) (map[string]any, error) {
 	text, err := os.ReadFile(path)
@@ -39,8 +47,8 @@ func (r release) sbom(path string) (map[string]any, error) {
 		return nil, err
 	}
 	var sbom struct {
-		Format     string            `json:"bomFormat"`
-		Components []json.RawMessage `json:"components"`
+		Format     string      `json:"bomFormat"`
+		Components []component `json:"components"`
 	}
 	var all map[string]any
 	if err := json.Unmarshal(text, &sbom); err != nil {
@@ -48,6 +56,11 @@ func (r release) sbom(path string) (map[string]any, error) {
 	}
 	if sbom.Format != "CycloneDX" || len(sbom.Components) == 0 {
 		return nil, fmt.Errorf("%s is a %q with %d components, want a CycloneDX with some", path, sbom.Format, len(sbom.Components))
+	}
+	for _, c := range sbom.Components {
+		if c.Type == "library" && c.PURL == "" {
+			return nil, fmt.Errorf("%s: %s has no package URL, by which scanners know it", path, c.Name)
+		}
 	}
 	if err := json.Unmarshal(text, &all); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

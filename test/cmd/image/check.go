@@ -266,6 +266,11 @@ func (c *contents) debian(name string, mode fs.FileMode, content []byte) error {
 	case strings.HasPrefix(name, "var/lib/dpkg/status.d/"),
 		strings.HasPrefix(name, "usr/share/doc/") && path.Base(name) == "copyright":
 		return nil
+	case name == osRelease:
+		if string(content) != osReleaseIs {
+			return errors.New("it does not say of which Debian the packages are")
+		}
+		return nil
 	case !strings.HasPrefix(name, "usr/lib") && !slices.Contains(c.image.programs(), "/"+name):
 		return errors.New("the image is not to hold that")
 	}
@@ -304,6 +309,9 @@ func (c *contents) static(mode fs.FileMode, content []byte) error {
 func (c *contents) missing() error {
 	var problems []error
 	want := slices.Concat([]string{"/" + c.program}, c.image.programs(), c.image.links)
+	if len(c.image.debian) > 0 {
+		want = append(want, osRelease)
+	}
 	for _, library := range c.loaded {
 		if !path.IsAbs(library) {
 			library = path.Join("/usr/lib", tuples[c.arch], library)

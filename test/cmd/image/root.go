@@ -16,8 +16,18 @@ import (
 	"strings"
 )
 
-// release is Debian's: the image has its programs, whatever this machine runs.
-const release = "trixie"
+// release is Debian's: the image has its programs, whatever this machine runs. osRelease says so in the image (os-release(5)): without
+// it scanners for known vulnerabilities, and the SBOM, know the packages for none of a distribution. Debian's own file changes with each
+// point release, whatever the packages are.
+const (
+	release     = "trixie"
+	osRelease   = "etc/os-release"
+	osReleaseIs = `NAME="Debian GNU/Linux"
+PRETTY_NAME="Debian GNU/Linux 13 (trixie)"
+ID=debian
+VERSION_ID="13"
+VERSION_CODENAME=` + release + "\n"
+)
 
 // machines are what the programs of an architecture are for, and tuples the directories of its libraries.
 var (
@@ -279,7 +289,7 @@ func (r *root) write(name string, content []byte, mode fs.FileMode) error {
 }
 
 // describe adds the control files of the packages that files came from, where scanners for known vulnerabilities
-// search for them in an image without dpkg, and their licenses.
+// search for them in an image without dpkg, their licenses, and of which distribution they are.
 func (r *root) describe(ctx context.Context) error {
 	packages, err := filepath.Glob(filepath.Join(r.tree, "var/cache/apt/archives/*.deb"))
 	if err != nil {
@@ -318,7 +328,7 @@ func (r *root) describe(ctx context.Context) error {
 			return fmt.Errorf("%s is in none of the packages", file)
 		}
 	}
-	return nil
+	return r.write(osRelease, []byte(osReleaseIs), 0o644)
 }
 
 // license is the copyright file of a package, whose directory may be a link to that of another.
