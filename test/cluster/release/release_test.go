@@ -123,7 +123,7 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("there are the charts %q", charts)
 	}
 	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(charts[0]), "hostpath-csi-driver-"), ".tgz")
-	for _, w := range ways(version) {
+	for _, w := range append(ways(version), asHCO(t, l)) {
 		t.Run(w.name, func(t *testing.T) { l.try(t, w) })
 	}
 }
