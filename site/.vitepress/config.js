@@ -93,6 +93,6 @@ export default defineConfig({
     search: { provider: 'local' },
     socialLinks: [{ icon: 'github', link: repository }],
     editLink: { pattern: `${repository}/edit/main/:path` },
-    install: commands('README.md', 'make image') + '\n# bring the image to the nodes, then\n' + commands('README.md', 'kubectl apply -k deploy/csi/namespace')
+    install: commands('README.md', 'make release') + '\n# bring the images to the nodes, then in bin/release/v0.1.0\n' + commands('README.md', 'kubectl apply -f namespace.yaml')
   }
 })
