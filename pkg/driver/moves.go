@@ -18,14 +18,14 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		return nil, err
 	}
 	if name == moves.State {
-		return described(m.pools.MoveState(ctx, id))
+		return described(m.pools.Moves().State(ctx, id))
 	}
 	move, err := parseMove(id, r)
 	if err != nil {
 		return nil, err
 	}
 	if name == moves.Reference {
-		return &moves.Volume{}, m.pools.Reference(ctx, id, r.Reference, r.Base)
+		return &moves.Volume{}, m.pools.Moves().Reference(ctx, id, r.Reference, r.Base)
 	}
 	unlock, err := m.pools.Lock(id)
 	if err != nil {
@@ -34,18 +34,18 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 	defer unlock()
 	switch name {
 	case moves.Fence:
-		return described(m.pools.Fence(ctx, pool.FenceRequest{Move: move, Bytes: r.Bytes, LeaveSnapshots: r.LeaveSnapshots}))
+		return described(m.pools.Moves().Fence(ctx, pool.FenceRequest{Move: move, Bytes: r.Bytes, LeaveSnapshots: r.LeaveSnapshots}))
 	case moves.PrepareTarget:
 		return m.prepare(ctx, move, r)
 	}
 	return &moves.Volume{}, map[string]func() error{
-		moves.Unfence:       func() error { return m.pools.Unfence(ctx, move, r.TargetAborted) },
-		moves.HandOver:      func() error { return m.pools.HandOver(ctx, move, r.Fence) },
-		moves.RemoveSource:  func() error { return m.pools.RemoveSource(ctx, move) },
-		moves.Based:         func() error { return m.pools.Based(ctx, move, r.Was, r.Base) },
-		moves.Received:      func() error { return m.pools.Received(ctx, move, r.Fence) },
-		moves.ConfirmTarget: func() error { return m.pools.ConfirmTarget(ctx, move, r.Fence) },
-		moves.AbortTarget:   func() error { return m.pools.AbortTarget(ctx, move) },
+		moves.Unfence:       func() error { return m.pools.Moves().Unfence(ctx, move, r.TargetAborted) },
+		moves.HandOver:      func() error { return m.pools.Moves().HandOver(ctx, move, r.Fence) },
+		moves.RemoveSource:  func() error { return m.pools.Moves().RemoveSource(ctx, move) },
+		moves.Based:         func() error { return m.pools.Moves().Based(ctx, move, r.Was, r.Base) },
+		moves.Received:      func() error { return m.pools.Moves().Received(ctx, move, r.Fence) },
+		moves.ConfirmTarget: func() error { return m.pools.Moves().ConfirmTarget(ctx, move, r.Fence) },
+		moves.AbortTarget:   func() error { return m.pools.Moves().AbortTarget(ctx, move) },
 	}[name]()
 }
 
@@ -71,7 +71,7 @@ func (m movers) prepare(ctx context.Context, move pool.Move, r moves.Request) (*
 			return nil, err
 		}
 	}
-	return described(m.pools.PrepareTarget(ctx, pool.TargetRequest{Move: move, Pool: name, Shape: volume.Shape{
+	return described(m.pools.Moves().PrepareTarget(ctx, pool.TargetRequest{Move: move, Pool: name, Shape: volume.Shape{
 		Mode: mode, Bytes: r.Bytes, BlockBytes: r.BlockBytes, BytesPerInode: r.BytesPerInode,
 	}}))
 }

@@ -51,7 +51,7 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := n.pools.LockToPublish(publication)
+	unlock, err := n.pools.Publications().Lock(publication)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if publication.Inline {
 		err = n.publishInline(ctx, req, publication)
 	} else {
-		err = n.pools.Publish(ctx, publication)
+		err = n.pools.Publications().Publish(ctx, publication)
 	}
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 		}
 		create.Range.Required = bytes
 	}
-	return n.pools.PublishInline(ctx, create, publication)
+	return n.pools.Publications().PublishInline(ctx, create, publication)
 }
 
 // NodeUnpublishVolume undoes NodePublishVolume. Nothing to undo is success.
@@ -130,7 +130,7 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	}
 	defer unlock()
 
-	if err := n.pools.Unpublish(ctx, id, target); err != nil {
+	if err := n.pools.Publications().Unpublish(ctx, id, target); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -148,7 +148,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	stats, err := n.pools.Stats(ctx, id, at)
+	stats, err := n.pools.Publications().Stats(ctx, id, at)
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	}
 	defer unlock()
 
-	made, err := c.pools.Snapshot(ctx, request)
+	made, err := c.pools.Snapshots().Create(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	}
 	defer unlock()
 
-	err = c.pools.DeleteSnapshot(ctx, h.id)
+	err = c.pools.Snapshots().Delete(ctx, h.id)
 	if errors.Is(err, volume.ErrNotFound) {
 		err = c.deleteAbsent(ctx, h)
 	}
@@ -156,7 +156,7 @@ func (c *controller) deleteAbsent(ctx context.Context, h handle) error {
 	if h.node != "" {
 		return nil
 	}
-	err := c.pools.DeleteUpstream(ctx, h.id)
+	err := c.pools.Snapshots().DeleteUpstream(ctx, h.id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return nil
 	}
@@ -166,9 +166,9 @@ func (c *controller) deleteAbsent(ctx context.Context, h handle) error {
 // findSnapshot finds a snapshot of this driver, or one of the upstream KubeVirt driver, whose ids name
 // no node.
 func (c *controller) findSnapshot(ctx context.Context, h handle) (pool.Snapshot, error) {
-	found, err := c.pools.FindSnapshot(ctx, h.id)
+	found, err := c.pools.Snapshots().Find(ctx, h.id)
 	if h.node == "" && errors.Is(err, volume.ErrNotFound) {
-		return c.pools.FindUpstream(ctx, h.id)
+		return c.pools.Snapshots().FindUpstream(ctx, h.id)
 	}
 	return found, err
 }
@@ -209,7 +209,7 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	if most == 0 || most > maxPage {
 		most = maxPage
 	}
-	page, next := c.pools.Snapshots(ctx, after, of, most)
+	page, next := c.pools.Snapshots().List(ctx, after, of, most)
 	response := &csi.ListSnapshotsResponse{}
 	for _, s := range page {
 		response.Entries = append(response.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: c.describeSnapshot(s)})

@@ -97,7 +97,7 @@ func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
 
 func (b *bench) publish(mode volume.Mode, name, target string) {
 	b.t.Helper()
-	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: pooltest.ID(b.t, name), Target: b.Target(target), Mode: mode, MultiNode: true}))
+	must.Succeed(b.t, b.Publications().Publish(b.t.Context(), pool.Publication{ID: pooltest.ID(b.t, name), Target: b.Target(target), Mode: mode, MultiNode: true}))
 }
 
 func (b *bench) open(name string) *dir.Dir {
@@ -397,7 +397,7 @@ func TestInspect_snapshots(t *testing.T) {
 		for name, of := range map[string]string{"daily": "pvc-1", "image": "disk-1", "lost": "pvc-1", "torn": "pvc-1", "short": "disk-1"} {
 			id, err := volume.ParseSnapshot(name)
 			must.Succeed(t, err)
-			made[name], err = b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: pooltest.ID(b.t, of)})
+			made[name], err = b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: id, Source: pooltest.ID(b.t, of)})
 			must.Succeed(t, err)
 		}
 		must.Succeed(t, os.Rename(b.Own("snapshots", "~lost"), b.Path("aside")))

@@ -193,12 +193,12 @@ func (r *rig) write(data string) {
 }
 
 func (r *rig) publish(s *side, target string) error {
-	return s.Publish(r.t.Context(), pool.Publication{ID: pooltest.ID(r.t, "pvc-1"), Target: s.Target(target)})
+	return s.Publications().Publish(r.t.Context(), pool.Publication{ID: pooltest.ID(r.t, "pvc-1"), Target: s.Target(target)})
 }
 
 func (r *rig) unpublish(s *side, target string) {
 	r.t.Helper()
-	must.Succeed(r.t, s.Unpublish(r.t.Context(), pooltest.ID(r.t, "pvc-1"), s.Target(target)))
+	must.Succeed(r.t, s.Publications().Unpublish(r.t.Context(), pooltest.ID(r.t, "pvc-1"), s.Target(target)))
 }
 
 // listen begins to serve the target, and has the source dial it. What it returns waits for the end.
@@ -238,7 +238,7 @@ func (r *rig) wantMoved(fence, data string) {
 	for range 2 {
 		must.Succeed(r.t, r.out.Remove(r.t.Context()))
 	}
-	if _, err := r.from.MoveState(r.t.Context(), pooltest.ID(r.t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+	if _, err := r.from.Moves().State(r.t.Context(), pooltest.ID(r.t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 		r.t.Errorf("the source is still there: %v", err)
 	}
 }

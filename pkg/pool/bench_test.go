@@ -163,7 +163,7 @@ func (b *bench) delete(name string) {
 
 func (b *bench) publish(name, target string) error {
 	b.t.Helper()
-	return b.Publish(b.t.Context(), pool.Publication{ID: id(b.t, name), Target: b.Target(target)})
+	return b.Publications().Publish(b.t.Context(), pool.Publication{ID: id(b.t, name), Target: b.Target(target)})
 }
 
 func (b *bench) unpublish(name, target string) error {
@@ -171,7 +171,7 @@ func (b *bench) unpublish(name, target string) error {
 	unlock, err := b.ShareTarget(id(b.t, name), b.Target(target))
 	must.Succeed(b.t, err)
 	defer unlock()
-	return b.Unpublish(b.t.Context(), id(b.t, name), b.Target(target))
+	return b.Publications().Unpublish(b.t.Context(), id(b.t, name), b.Target(target))
 }
 
 func (b *bench) capacity() int64 {

@@ -39,7 +39,7 @@ func (b *bench) publishBlock(name, target string, change ...func(*pool.Publicati
 	for _, c := range change {
 		c(&p)
 	}
-	return b.Publish(b.t.Context(), p)
+	return b.Publications().Publish(b.t.Context(), p)
 }
 
 func readOnly(p *pool.Publication)  { p.ReadOnly = true }
@@ -163,7 +163,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 					if page, _ := b.List(t.Context(), volume.ID{}, 1); len(page[0].Nodes) != 1 {
 						t.Errorf("list %+v, want the volume published on this node", page)
 					}
-					if _, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a")); err != nil {
+					if _, err := b.Publications().Stats(t.Context(), id(t, "pvc-1"), b.Target("a")); err != nil {
 						t.Error(err)
 					}
 					b.restart(local)
@@ -423,7 +423,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 func (b *bench) conditions(name, target string) map[string]health.Condition {
 	b.t.Helper()
 	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
-	stats, err := b.Stats(b.t.Context(), id(b.t, name), b.Target(target))
+	stats, err := b.Publications().Stats(b.t.Context(), id(b.t, name), b.Target(target))
 	must.Succeed(b.t, err)
 	surveyed := b.Surveyed()
 	if len(page) != 1 || len(surveyed) != 1 {

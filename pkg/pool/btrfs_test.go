@@ -117,10 +117,10 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		b.create("pvc-empty", empty)
 		disk := b.Path("pool", "pvc-used", "disk.img")
 		writeEvery(t, disk, used, 4096)
-		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-used")})
+		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-used")})
 		must.Succeed(t, err)
 		writeEvery(t, disk, used, 8192)
-		must.Succeed(t, b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+		must.Succeed(t, b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
 		for range 10 {
 			b.later(time.Minute)
 			syncfs(t, root)
@@ -168,7 +168,7 @@ func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 			b.delete(fmt.Sprint("pvc-clone-", n))
 			last := snapshotID(t, fmt.Sprint("s-", n-1))
 			if n > 0 {
-				must.Succeed(t, b.DeleteSnapshot(t.Context(), last))
+				must.Succeed(t, b.Snapshots().Delete(t.Context(), last))
 				b.later(time.Minute)
 			}
 		}
@@ -224,7 +224,7 @@ func TestSnapshotOfDiscardedDiskIsPromisedItsExtents(t *testing.T) {
 		before := freeBytes(t, root)
 		writeBehind(t, disk, size, 0)
 		syncfs(t, root)
-		found, err := b.FindSnapshot(t.Context(), snapshotID(t, "s-1"))
+		found, err := b.Snapshots().Find(t.Context(), snapshotID(t, "s-1"))
 		must.Succeed(t, err)
 		if held := before - freeBytes(t, root); found.Promised < held-mib {
 			t.Errorf("the snapshot is promised %d bytes and keeps %d", found.Promised, held)
@@ -296,7 +296,7 @@ func (b *bench) snapshotBetweenWrites(name string, bytes int64) {
 	b.delete(name)
 	b.delete(restored)
 	for _, name := range snapshots {
-		must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, name)))
+		must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, name)))
 	}
 	b.later(10 * time.Minute)
 }
@@ -309,7 +309,7 @@ func (b *bench) rewriteAfterSnapshot(name string, bytes int64) {
 	for range 2 {
 		must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*6/10), 0o600))
 		syncfs(b.t, b.Path("pool"))
-		_ = b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-tree"))
+		_ = b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-tree"))
 		must.Succeed(b.t, b.snapshot("s-tree", name))
 		b.wantHeldWithinPromises("s-tree")
 		must.Succeed(b.t, os.Remove(data))
@@ -318,7 +318,7 @@ func (b *bench) rewriteAfterSnapshot(name string, bytes int64) {
 	must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*9/10), 0o600))
 	syncfs(b.t, b.Path("pool"))
 	b.delete(name)
-	must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-tree")))
+	must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-tree")))
 }
 
 // cloneAndWrite has clones of clones whose sources are gone hold no more than their size.
@@ -349,7 +349,7 @@ func (b *bench) cloneAndWrite(name string, bytes int64) {
 // wantHeldWithinPromises expects a snapshot to be promised what files of its volume have.
 func (b *bench) wantHeldWithinPromises(name string) {
 	b.t.Helper()
-	found, err := b.FindSnapshot(b.t.Context(), snapshotID(b.t, name))
+	found, err := b.Snapshots().Find(b.t.Context(), snapshotID(b.t, name))
 	must.Succeed(b.t, err)
 	d, err := dir.Open(b.Own("snapshots"))
 	must.Succeed(b.t, err)
@@ -372,7 +372,7 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		b.create("pvc-1", 128*mib)
 		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
-		made, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		if made.Promised < 64*mib {
 			t.Errorf("the snapshot is promised %d bytes, and holds %d", made.Promised, 64*mib)
@@ -409,7 +409,7 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 		command(t, "btrfs", "subvolume", "create", nested)
 		must.Succeed(t, os.WriteFile(nested+"/data", make([]byte, 32*mib), 0o600))
 		snapshot := func(name string) error {
-			_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
+			_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
 			return err
 		}
 		clone := func(name string, bytes int64) error {

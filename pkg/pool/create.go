@@ -69,11 +69,11 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	if r.ID.String() == p.Config.Reserved() {
 		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.Config.Name)
 	}
-	if err := s.elsewhere(r.ID, p); err != nil {
+	if err := elsewhere(s.holders(r.ID), r.ID, p); err != nil {
 		return Volume{}, err
 	}
 	if r.Source != nil {
-		if err := s.sourceElsewhere(r.Source.ID, p); err != nil {
+		if err := sourceElsewhere(s.holders(r.Source.ID), r.Source.ID, p); err != nil {
 			return Volume{}, err
 		}
 		// Copying may take longer than the call.
@@ -90,8 +90,8 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 
 // elsewhere returns ErrExists if another pool is known to have a volume of that
 // name. The other pools' disks are not asked: one of them may hang.
-func (s *Set) elsewhere(id volume.ID, chosen *serve.Pool) error {
-	for _, p := range s.holders(id) {
+func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
+	for _, p := range holders {
 		if p != chosen {
 			return fmt.Errorf("%s: %w in pool %q", id.Named(), volume.ErrExists, p.Config.Name)
 		}

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -24,11 +25,11 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
-			if err := s.dropReferences(ctx, id); err != nil {
+			if err := s.Moves().dropReferences(ctx, id); err != nil {
 				return err
 			}
 		}
-		return s.unlessOutOfUse(id, err)
+		return unlessOutOfUse(s.Node, id, err)
 	}
 	defer in.close()
 	if err := s.pins.Free(id); err != nil {
@@ -37,16 +38,16 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 	if err := in.deleteOnly(ctx, only); err != nil {
 		return err
 	}
-	return s.dropReferences(ctx, id)
+	return s.Moves().dropReferences(ctx, id)
 }
 
 // unlessOutOfUse is the error of a search for what is to be deleted: what no pool has may be in one that was taken out of
 // the configuration.
-func (s *Set) unlessOutOfUse(id volume.ID, err error) error {
+func unlessOutOfUse(n *serve.Node, id volume.ID, err error) error {
 	if !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
-	if outOfUse := s.OutOfUse(id); outOfUse != nil {
+	if outOfUse := n.OutOfUse(id); outOfUse != nil {
 		return outOfUse
 	}
 	return err

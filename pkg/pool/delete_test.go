@@ -147,7 +147,7 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 		b.table = mounts
 		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
 		b.start(datadir)
-		must.Succeed(t, b.PublishInline(t.Context(),
+		must.Succeed(t, b.Publications().PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: b.Target("a")}))
 		must.Succeed(t, b.Close(t.Context()))
@@ -176,7 +176,7 @@ func TestUnpublishKeepsMountBelow(t *testing.T) {
 		must.Succeed(t, b.Mounts.Stack(over, b.Target("a")))
 		must.Succeed(t, over.Close())
 		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
+		_, err = b.Publications().Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-2")

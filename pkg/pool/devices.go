@@ -38,11 +38,11 @@ func (v *found) cutFile(had int64) error {
 
 // ofAnother reports whether a device that is published is that of another volume. One
 // whose volume went away, or was restored from a backup, is that of none: a pod can end.
-func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
+func (s Publications) ofAnother(id volume.ID, device *loop.Device) bool {
 	if device == nil || !device.Ours || s.isOf(id, device) {
 		return false
 	}
-	for _, p := range s.Pools {
+	for _, p := range s.set.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue // the target would hang with the pool
@@ -56,8 +56,8 @@ func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
 	return false
 }
 
-func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
-	v, err := s.find(id, volume.PoolName{})
+func (s Publications) isOf(id volume.ID, device *loop.Device) bool {
+	v, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
 		return false
 	}
@@ -68,8 +68,8 @@ func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
 
 // isInPool reports whether the file of a device is where the volumes of a pool are. It may have been one, and been moved aside for one
 // from a backup. A volume that is a subvolume of a btrfs has a device number of its own.
-func (s *Set) isInPool(device *loop.Device) bool {
-	for _, p := range s.Pools {
+func (s Publications) isInPool(device *loop.Device) bool {
+	for _, p := range s.set.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue
@@ -85,11 +85,11 @@ func (s *Set) isInPool(device *loop.Device) bool {
 
 // restore has a device of a volume be known as one of the driver's for as long as it is mounted, which shows that it is: its
 // pod can have taken the mark off.
-func (s *Set) restore(id volume.ID, device *loop.Device) error {
+func (s Publications) restore(id volume.ID, device *loop.Device) error {
 	if device == nil || device.Ours || !s.isOf(id, device) {
 		return nil
 	}
-	now, err := s.Options.Devices.Restore(*device)
+	now, err := s.set.Options.Devices.Restore(*device)
 	if errors.Is(err, loop.ErrNotAttached) {
 		return nil
 	}

@@ -44,7 +44,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 				}
 				inside, err := bind.ParseTarget(two.Path("pool", "pvc-1", "target"))
 				must.Succeed(t, err)
-				wantError(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: inside}), volume.ErrInvalid)
+				wantError(t, two.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: inside}), volume.ErrInvalid)
 				if c := one.volume("pvc-1").Condition; !strings.Contains(c.Message, "another driver is configured with the pool") || !strings.Contains(c.Message, node) {
 					t.Errorf("the driver that serves reports %+v, want who waits", c)
 				}

@@ -29,7 +29,7 @@ func TestInlineVolumeLeftBehindIsAbnormal(t *testing.T) {
 func testInlineLeftBehind(t *testing.T, datadir string) {
 	onPools(t, datadir, func(t *testing.T, b *bench) {
 		target := b.Target("pod")
-		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		must.Succeed(t, b.Publications().PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)
 		b.later(2 * time.Hour)
 		b.up.Store(int64(2 * time.Hour))
@@ -41,11 +41,11 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 		b.up.Store(int64(61 * time.Minute))
 		b.wantLeftBehind("unpublished for an hour", datadir, 1)
 
-		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		must.Succeed(t, b.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.wantLeftBehind("published again", datadir, 0)
 		unlock, err := b.ShareTarget(id(t, "csi-1"), target)
 		must.Succeed(t, err)
-		must.Succeed(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
+		must.Succeed(t, b.Publications().Unpublish(t.Context(), id(t, "csi-1"), target))
 		unlock()
 		b.wantVolumes("pvc-1")
 	})
@@ -61,7 +61,7 @@ func TestUnpublishInlineOnReadOnlyPool(t *testing.T) {
 		const datadir = `[{"name":"local","path":"disk"}]`
 		b.start(datadir)
 		request := pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}
-		must.Succeed(t, b.PublishInline(t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		must.Succeed(t, b.Publications().PublishInline(t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
 		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		must.Succeed(t, b.unpublish("csi-1", "pod"))
 		wantGone(t, b.Path("pods", "pod"))
@@ -78,7 +78,7 @@ func TestUnpublishInlineOnReadOnlyPool(t *testing.T) {
 func TestInlineVolumeOfTheFutureIsLeftBehindToo(t *testing.T) {
 	onPools(t, local, func(t *testing.T, b *bench) {
 		target := b.Target("pod")
-		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		must.Succeed(t, b.Publications().PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Mounts.Unpublish(target, nil))
 		b.up.Store(int64(2 * time.Hour))
@@ -157,5 +157,5 @@ func TestFailedPublicationWhilePoolOpensKeepsInlineVolume(t *testing.T) {
 }
 
 func (b *bench) publishInline(p pool.Publication) error {
-	return b.PublishInline(b.t.Context(), pool.Request{ID: p.ID, Range: volume.Range{Required: mib}}, p)
+	return b.Publications().PublishInline(b.t.Context(), pool.Request{ID: p.ID, Range: volume.Range{Required: mib}}, p)
 }

@@ -124,7 +124,7 @@ func (l listings) close() {
 // of their ids.
 func (s *Set) page(l listings, after volume.ID, most int, of func(*serve.Pool, volume.ID, int) []known, keep func(Volume) bool) (page []Volume, next volume.ID) {
 	for {
-		some := s.merge(func(p *serve.Pool) []known { return of(p, after, most+1) })
+		some := merge(s.Pools, func(p *serve.Pool) []known { return of(p, after, most+1) })
 		for _, v := range some[:min(most+1, len(some))] {
 			if len(page) == most {
 				return page, page[most-1].ID
@@ -153,9 +153,9 @@ type known struct {
 }
 
 // merge brings volumes of all pools into the order of their ids.
-func (s *Set) merge(of func(*serve.Pool) []known) []known {
+func merge(pools []*serve.Pool, of func(*serve.Pool) []known) []known {
 	var all []known
-	for _, p := range s.Pools {
+	for _, p := range pools {
 		all = append(all, of(p)...)
 	}
 	slices.SortStableFunc(all, func(a, b known) int { return a.id.Compare(b.id) })

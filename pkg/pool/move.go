@@ -32,6 +32,12 @@ import (
 // Up to 6 the source has every write that was acknowledged, and Unfence and AbortTarget undo the move. From 7 on the target has.
 // Between the two no node publishes the volume, and both have all of it. So at no time do two nodes publish it.
 
+// Moves are this node's part in moves of volumes to other nodes and from them.
+type Moves struct{ set *Set }
+
+// Moves are those of all pools.
+func (s *Set) Moves() Moves { return Moves{s} }
+
 // A Move names one side of a move.
 type Move struct {
 	Volume volume.ID
@@ -44,6 +50,9 @@ type Move struct {
 func (m Move) record(role store.MoveRole) store.Move {
 	return store.Move{ID: m.ID.String(), Role: role, Peer: m.Peer.String()}
 }
+
+// A side is a volume that one side of a move has.
+type side struct{ *found }
 
 // MoveState is what one node has of a volume that moves.
 type MoveState struct {
@@ -60,9 +69,9 @@ type MoveState struct {
 	Moved string
 }
 
-// MoveState reports on a volume. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) MoveState(_ context.Context, id volume.ID) (MoveState, error) {
-	v, err := s.findSettled(id)
+// State reports on a volume. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s Moves) State(_ context.Context, id volume.ID) (MoveState, error) {
+	v, err := s.set.findSettled(id)
 	if err != nil {
 		return MoveState{}, err
 	}
@@ -70,10 +79,10 @@ func (s *Set) MoveState(_ context.Context, id volume.ID) (MoveState, error) {
 	if err := v.entry.Usable(); err != nil {
 		return MoveState{}, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	return v.moveState()
+	return (&side{v}).moveState()
 }
 
-func (v *found) moveState() (MoveState, error) {
+func (v *side) moveState() (MoveState, error) {
 	is := MoveState{Pool: v.visit.Pool.Config.Name, Shape: volume.Shape{Mode: v.entry.Mode()}, Recorded: v.entry.Record != nil, Move: v.entry.Move()}
 	if rec := v.entry.Record; rec != nil {
 		is.UID, is.Moved = rec.UID, rec.Moved
@@ -90,7 +99,7 @@ func (v *found) moveState() (MoveState, error) {
 // is there. The volume's other references are removed, but for one that is kept. It counts as a snapshot does, and no call on a
 // snapshot reaches it. The caller holds no lock. Errors: ErrInvalid, ErrPrecondition also where a copy would share no blocks, and those of
 // Snapshot.
-func (s *Set) Reference(ctx context.Context, id volume.ID, token, kept string) error {
+func (s Moves) Reference(ctx context.Context, id volume.ID, token, kept string) error {
 	reference, err := id.Reference(token)
 	if err != nil {
 		return err
@@ -106,12 +115,12 @@ func (s *Set) Reference(ctx context.Context, id volume.ID, token, kept string) e
 	if err := s.dropOthers(ctx, id, token, kept); err != nil {
 		return err
 	}
-	unlock, err = s.Lock(reference)
+	unlock, err = s.set.Lock(reference)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	_, err = s.Snapshot(ctx, SnapshotRequest{ID: reference, Source: id, Way: CopyWay{WhenWritten: volume.Accept, MaxStall: mostStall, Shared: true}})
+	_, err = s.set.Snapshots().Create(ctx, SnapshotRequest{ID: reference, Source: id, Way: CopyWay{WhenWritten: volume.Accept, MaxStall: mostStall, Shared: true}})
 	return err
 }
 
@@ -120,15 +129,15 @@ const mostStall = time.Second
 
 // lockReferences has no other call make or remove references of a volume, or returns ErrBusy: one that is being made would be there
 // after all were removed.
-func (s *Set) lockReferences(id volume.ID) (unlock func(), err error) {
+func (s Moves) lockReferences(id volume.ID) (unlock func(), err error) {
 	all, err := id.Reference("0") // which is none
 	if err != nil {
 		return nil, err
 	}
-	return s.Lock(all)
+	return s.set.Lock(all)
 }
 
-func (s *Set) unmoved(ctx context.Context, id volume.ID) error {
+func (s Moves) unmoved(ctx context.Context, id volume.ID) error {
 	v, err := s.findToMove(ctx, id)
 	if err != nil {
 		return err
@@ -138,7 +147,7 @@ func (s *Set) unmoved(ctx context.Context, id volume.ID) error {
 }
 
 // dropReferences removes the references of a volume.
-func (s *Set) dropReferences(ctx context.Context, id volume.ID) error {
+func (s Moves) dropReferences(ctx context.Context, id volume.ID) error {
 	unlock, err := s.lockReferences(id)
 	if errors.Is(err, volume.ErrInvalid) { // its id is too long for one
 		return nil
@@ -151,9 +160,9 @@ func (s *Set) dropReferences(ctx context.Context, id volume.ID) error {
 }
 
 // dropOthers removes the references of a volume but for those that are kept. The caller has lockReferences.
-func (s *Set) dropOthers(ctx context.Context, id volume.ID, kept ...string) error {
+func (s Moves) dropOthers(ctx context.Context, id volume.ID, kept ...string) error {
 	var all []volume.ID
-	for _, p := range s.Pools {
+	for _, p := range s.set.Pools {
 		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Card.Exists) {
 			of, token, is := reference.Referenced()
 			if !is {
@@ -165,9 +174,9 @@ func (s *Set) dropOthers(ctx context.Context, id volume.ID, kept ...string) erro
 		}
 	}
 	for _, reference := range all {
-		unlock, err := s.Lock(reference)
+		unlock, err := s.set.Lock(reference)
 		if err == nil {
-			err = s.DeleteSnapshot(ctx, reference)
+			err = s.set.Snapshots().Delete(ctx, reference)
 			unlock()
 		}
 		if err != nil && !errors.Is(err, volume.ErrNotFound) {
@@ -189,7 +198,7 @@ type FenceRequest struct {
 // Fence has the volume not be published here any more. What is published stays until it is unpublished, and may be published again
 // where it is. The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for a volume that another move
 // has, or that has snapshots, ErrBusy while it is copied, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
+func (s Moves) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
 	v, err := s.findToMove(ctx, r.Volume)
 	if err != nil {
 		return MoveState{}, err
@@ -206,16 +215,16 @@ func (s *Set) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
 	return v.moveState()
 }
 
-func (s *Set) fence(ctx context.Context, v *found, r FenceRequest) error {
+func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 	if err := v.movable(); err != nil {
 		return err
 	}
 	if !r.LeaveSnapshots {
-		if some, _ := s.Snapshots(ctx, volume.ID{}, r.Volume, 1); len(some) > 0 {
+		if some, _ := s.set.Snapshots().List(ctx, volume.ID{}, r.Volume, 1); len(some) > 0 {
 			return fmt.Errorf("%w: it has snapshots, such as %s, which stay on this node: delete them, or have them left behind", volume.ErrPrecondition, some[0].ID)
 		}
 	}
-	if err := s.pins.Free(r.Volume); err != nil {
+	if err := s.set.pins.Free(r.Volume); err != nil {
 		return err
 	}
 	rec, err := v.recordToMove(r.Bytes)
@@ -228,7 +237,7 @@ func (s *Set) fence(ctx context.Context, v *found, r FenceRequest) error {
 }
 
 // movable returns why a volume cannot begin to move.
-func (v *found) movable() error {
+func (v *side) movable() error {
 	if err := v.entry.Unmoved(); err != nil {
 		return err
 	}
@@ -247,7 +256,7 @@ func unshared(p *serve.Pool) error {
 }
 
 // recordToMove is the record of the volume, or a new one of so many bytes.
-func (v *found) recordToMove(bytes int64) (*store.Record, error) {
+func (v *side) recordToMove(bytes int64) (*store.Record, error) {
 	if v.entry.Record != nil {
 		rec := *v.entry.Record
 		return &rec, nil
@@ -269,7 +278,7 @@ func (v *found) recordToMove(bytes int64) (*store.Record, error) {
 // Unfence undoes Fence. A volume that was handed over may be confirmed on the other node: only for a caller who knows that the
 // target was aborted it is published here again. The caller holds the volume's lock. Errors: ErrNotFound, ErrPrecondition for
 // another move and for a volume that was handed over, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
-func (s *Set) Unfence(ctx context.Context, m Move, targetAborted bool) error {
+func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if err != nil {
 		return err
@@ -301,7 +310,7 @@ func (s *Set) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 }
 
 // forgetRecord removes the record that the fence had made.
-func (v *found) forgetRecord() error {
+func (v *side) forgetRecord() error {
 	if err := v.visit.Store.DropRecord(v.id); err != nil {
 		return err
 	}
@@ -313,7 +322,7 @@ func (v *found) forgetRecord() error {
 // HandOver records that the target has all of the source as of a fence and may be confirmed. After that the source stays fenced.
 // The caller holds the volume's lock. Errors: ErrNotFound, ErrInUse, ErrPrecondition for another move or fence, ErrUnavailable,
 // ErrDamagedRecord, ErrIO, ErrAmbiguous.
-func (s *Set) HandOver(ctx context.Context, m Move, fence string) error {
+func (s Moves) HandOver(ctx context.Context, m Move, fence string) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if err != nil {
 		return err
@@ -349,7 +358,7 @@ func (v *found) unusedAnywhere(ctx context.Context) error {
 // RemoveSource removes the source after the target was confirmed. One that is not there is no error. The caller holds the
 // volume's lock. Errors: ErrInUse, ErrPrecondition for a volume that this move has not handed over, ErrUnavailable,
 // ErrDamagedRecord, ErrIO, ErrAmbiguous.
-func (s *Set) RemoveSource(ctx context.Context, m Move) error {
+func (s Moves) RemoveSource(ctx context.Context, m Move) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if errors.Is(err, volume.ErrNotFound) {
 		return s.dropReferences(ctx, m.Volume)
@@ -368,11 +377,11 @@ func (s *Set) RemoveSource(ctx context.Context, m Move) error {
 	if err := s.dropReferences(ctx, m.Volume); err != nil {
 		return err
 	}
-	return v.discard(ctx, s)
+	return v.discard(ctx, s.set)
 }
 
 // discard removes one side of a move.
-func (v *found) discard(ctx context.Context, s *Set) error {
+func (v *side) discard(ctx context.Context, s *Set) error {
 	if err := s.pins.Free(v.id); err != nil {
 		return err
 	}
@@ -396,17 +405,17 @@ type TargetRequest struct {
 // PrepareTarget makes a copy that is no volume yet, empty, or returns the one that this move has made, whose copy does not count
 // as whole any more. One that is smaller than the source by now grows. The caller holds the volume's lock. Errors: those of Create,
 // and ErrCannotGrow.
-func (s *Set) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, error) {
+func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, error) {
 	create := Request{
 		ID: r.Volume, Pool: r.Pool, Range: volume.Range{Required: r.Bytes}, Mode: r.Mode,
 		target: &target{Move: r.record(store.MoveTarget), Shape: r.Shape},
 	}
-	p, err := s.pool(r.Pool)
+	p, err := s.set.pool(r.Pool)
 	if err == nil {
 		err = unshared(p)
 	}
 	if err == nil {
-		_, err = s.Create(ctx, create)
+		_, err = s.set.Create(ctx, create)
 	}
 	if err != nil {
 		return MoveState{}, err
@@ -440,7 +449,7 @@ func (t *target) is(e store.Entry) error {
 }
 
 // prepareAgain brings a copy that was there in line with its source.
-func (v *found) prepareAgain(ctx context.Context, r TargetRequest) error {
+func (v *side) prepareAgain(ctx context.Context, r TargetRequest) error {
 	if v.entry.Move().Fence != "" {
 		rec := *v.entry.Record
 		rec.Move.Fence = ""
@@ -460,7 +469,7 @@ func (v *found) prepareAgain(ctx context.Context, r TargetRequest) error {
 // Received records that a copy is whole as of a fence of its source, after all of it is on the disk. The caller holds the
 // volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move, ErrUnavailable, ErrDamagedRecord, ErrLost,
 // ErrIO, ErrAmbiguous.
-func (s *Set) Received(ctx context.Context, m Move, fence string) error {
+func (s Moves) Received(ctx context.Context, m Move, fence string) error {
 	if fence == "" {
 		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
 	}
@@ -490,7 +499,7 @@ func (s *Set) Received(ctx context.Context, m Move, fence string) error {
 // has while it is filled. That takes the place of what was recorded; if something else is, the copy is another one, or another session
 // fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition
 // also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) Based(ctx context.Context, m Move, was, token string) error {
+func (s Moves) Based(ctx context.Context, m Move, was, token string) error {
 	if token != "" {
 		if _, err := volume.ParseID(token); err != nil {
 			return err
@@ -519,7 +528,7 @@ func (s *Set) Based(ctx context.Context, m Move, was, token string) error {
 // ConfirmTarget makes the copy a volume, in one step, if it is whole as of that fence. The source has to be handed over. The caller
 // holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move and for a copy that is not whole, ErrInUse
 // for a copy that a mover has locked (flock(2)) since it fills it, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) ConfirmTarget(ctx context.Context, m Move, fence string) error {
+func (s Moves) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	if fence == "" {
 		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
 	}
@@ -557,14 +566,14 @@ func (s *Set) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 }
 
 // movedBy reports whether the volume is here by that move, which has ended.
-func (v *found) movedBy(m Move) bool {
+func (v *side) movedBy(m Move) bool {
 	return v.entry.Record != nil && v.entry.Record.Moved == m.ID.String() && v.entry.Move() == (store.Move{})
 }
 
 // AbortTarget removes the copy that the move has made. One that is not there is no error. The caller holds the volume's lock.
 // Errors: ErrPrecondition for anything else of that name, also a copy that was confirmed, ErrUnavailable, ErrDamagedRecord, ErrIO,
 // ErrAmbiguous.
-func (s *Set) AbortTarget(ctx context.Context, m Move) error {
+func (s Moves) AbortTarget(ctx context.Context, m Move) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if errors.Is(err, volume.ErrNotFound) {
 		return nil
@@ -579,11 +588,11 @@ func (s *Set) AbortTarget(ctx context.Context, m Move) error {
 	case !is.Is(store.MoveTarget, m.ID):
 		return v.notOf(m, "abort")
 	}
-	return v.discard(ctx, s)
+	return v.discard(ctx, s.set)
 }
 
 // findTarget finds the copy that a move has made.
-func (s *Set) findTarget(ctx context.Context, m Move) (*found, error) {
+func (s Moves) findTarget(ctx context.Context, m Move) (*side, error) {
 	v, err := s.findToMove(ctx, m.Volume)
 	if err != nil {
 		return nil, err
@@ -601,11 +610,11 @@ func (s *Set) findTarget(ctx context.Context, m Move) (*found, error) {
 }
 
 // findToMove finds a volume whose record can be read.
-func (s *Set) findToMove(ctx context.Context, id volume.ID) (*found, error) {
+func (s Moves) findToMove(ctx context.Context, id volume.ID) (*side, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	v, err := s.find(id, volume.PoolName{})
+	v, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
 		return nil, err
 	}
@@ -613,11 +622,11 @@ func (s *Set) findToMove(ctx context.Context, id volume.ID) (*found, error) {
 		v.close()
 		return nil, fmt.Errorf("%s: %w", id.Named(), v.entry.Damage)
 	}
-	return v, nil
+	return &side{v}, nil
 }
 
 // notOf is the error of a step of a move for a volume that has no part in it.
-func (v *found) notOf(m Move, step string) error {
+func (v *side) notOf(m Move, step string) error {
 	is := "it is not moving"
 	if has := v.entry.Move(); has != (store.Move{}) {
 		is = fmt.Sprintf("it is the %s of move %s", has.Role, has.ID)
@@ -626,10 +635,10 @@ func (v *found) notOf(m Move, step string) error {
 }
 
 // durable is for a step that was done already, but may have failed at making that durable.
-func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
+func (v *side) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
 
 // write replaces the record, durably.
-func (v *found) write(ctx context.Context, rec *store.Record) error {
+func (v *side) write(ctx context.Context, rec *store.Record) error {
 	err := trace.Step(ctx, "write the record", func() error { return v.visit.Store.Records().Write(rec) })
 	switch {
 	case errors.Is(err, syscall.EROFS):

@@ -67,7 +67,7 @@ func nodeID(t *testing.T, name string) volume.NodeID {
 
 func (m *move) fence() pool.MoveState {
 	m.t.Helper()
-	state, err := m.from.Fence(m.t.Context(), pool.FenceRequest{Move: m.out})
+	state, err := m.from.Moves().Fence(m.t.Context(), pool.FenceRequest{Move: m.out})
 	must.Succeed(m.t, err)
 	return state
 }
@@ -82,9 +82,9 @@ func (m *move) prepare() pool.MoveState {
 
 func (m *move) tryPrepare(in pool.Move) (pool.MoveState, error) {
 	m.t.Helper()
-	source, err := m.from.MoveState(m.t.Context(), in.Volume)
+	source, err := m.from.Moves().State(m.t.Context(), in.Volume)
 	must.Succeed(m.t, err)
-	return m.to.PrepareTarget(m.t.Context(), pool.TargetRequest{Move: in, Shape: source.Shape})
+	return m.to.Moves().PrepareTarget(m.t.Context(), pool.TargetRequest{Move: in, Shape: source.Shape})
 }
 
 // handOver does all steps up to that one, and returns the fence.
@@ -92,13 +92,13 @@ func (m *move) handOver() string {
 	m.t.Helper()
 	m.prepare()
 	fence := m.fence().Fence
-	must.Succeed(m.t, m.to.Received(m.t.Context(), m.in, fence))
-	must.Succeed(m.t, m.from.HandOver(m.t.Context(), m.out, fence))
+	must.Succeed(m.t, m.to.Moves().Received(m.t.Context(), m.in, fence))
+	must.Succeed(m.t, m.from.Moves().HandOver(m.t.Context(), m.out, fence))
 	return fence
 }
 
 func (m *move) publishAt(b *bench, mode volume.Mode, target string) error {
-	return b.Publish(m.t.Context(), pool.Publication{ID: m.out.Volume, Target: b.Target(target), Mode: mode})
+	return b.Publications().Publish(m.t.Context(), pool.Publication{ID: m.out.Volume, Target: b.Target(target), Mode: mode})
 }
 
 // restartBoth ends both drivers and starts them again: nothing is kept in memory.
@@ -124,10 +124,10 @@ func TestMove(t *testing.T) {
 				}{
 					{"prepare", func() error { _, err := m.tryPrepare(m.in); return err }, true, false},
 					{"fence", func() error { fence = m.fence().Fence; return nil }, false, false},
-					{"received", func() error { return m.to.Received(ctx, m.in, fence) }, false, false},
-					{"hand over", func() error { return m.from.HandOver(ctx, m.out, fence) }, false, false},
-					{"confirm", func() error { return m.to.ConfirmTarget(ctx, m.in, fence) }, false, true},
-					{"remove", func() error { return m.from.RemoveSource(ctx, m.out) }, false, true},
+					{"received", func() error { return m.to.Moves().Received(ctx, m.in, fence) }, false, false},
+					{"hand over", func() error { return m.from.Moves().HandOver(ctx, m.out, fence) }, false, false},
+					{"confirm", func() error { return m.to.Moves().ConfirmTarget(ctx, m.in, fence) }, false, true},
+					{"remove", func() error { return m.from.Moves().RemoveSource(ctx, m.out) }, false, true},
 				} {
 					for range 2 {
 						must.Succeed(t, step.do())
@@ -171,17 +171,17 @@ func TestFenced(t *testing.T) {
 				if !strings.Contains(err.Error(), "node-2") {
 					t.Errorf("%v does not say where the volume is going", err)
 				}
-				wantError(t, m.from.HandOver(t.Context(), m.out, state.Fence), volume.ErrInUse)
+				wantError(t, m.from.Moves().HandOver(t.Context(), m.out, state.Fence), volume.ErrInUse)
 				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 				wantError(t, m.publishAt(m.from, mode, "a"), volume.ErrPrecondition)
 				m.wantUntouchable(m.from, mode)
 				other, _ := m.of("move-2")
-				_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: other})
+				_, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: other})
 				wantError(t, err, volume.ErrPrecondition)
-				wantError(t, m.from.Unfence(t.Context(), other, true), volume.ErrPrecondition)
-				wantError(t, m.from.RemoveSource(t.Context(), m.out), volume.ErrPrecondition)
-				must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
-				must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+				wantError(t, m.from.Moves().Unfence(t.Context(), other, true), volume.ErrPrecondition)
+				wantError(t, m.from.Moves().RemoveSource(t.Context(), m.out), volume.ErrPrecondition)
+				must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
+				must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
 				must.Succeed(t, m.publishAt(m.from, mode, "a"))
 				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 				m.from.delete("pvc-1")
@@ -199,7 +199,7 @@ func (m *move) wantUntouchable(b *bench, mode volume.Mode) {
 	wantError(m.t, err, volume.ErrPrecondition)
 	_, err = b.Expand(ctx, is, b.Target("a"), mode, volume.Range{Required: 2 * mib})
 	wantError(m.t, err, volume.ErrPrecondition)
-	_, err = b.Snapshot(ctx, pool.SnapshotRequest{ID: snapshotID(m.t, "s"), Source: is})
+	_, err = b.Snapshots().Create(ctx, pool.SnapshotRequest{ID: snapshotID(m.t, "s"), Source: is})
 	wantError(m.t, err, volume.ErrPrecondition)
 	_, err = b.Create(ctx, pool.Request{ID: id(m.t, "clone"), Mode: mode, Source: &pool.Source{ID: is}})
 	wantError(m.t, err, volume.ErrPrecondition)
@@ -222,25 +222,25 @@ func TestTarget(t *testing.T) {
 				_, other := m.of("move-2")
 				_, err = m.tryPrepare(other)
 				wantError(t, err, volume.ErrExists)
-				wantError(t, m.to.AbortTarget(t.Context(), other), volume.ErrPrecondition)
-				wantError(t, m.to.Received(t.Context(), other, "f"), volume.ErrPrecondition)
-				wantError(t, m.to.ConfirmTarget(t.Context(), other, "f"), volume.ErrPrecondition)
-				wantError(t, m.to.RemoveSource(t.Context(), m.in), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().AbortTarget(t.Context(), other), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().Received(t.Context(), other, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), other, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().RemoveSource(t.Context(), m.in), volume.ErrPrecondition)
 				// Nothing was received yet, or not as of that fence.
-				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
-				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, ""), volume.ErrInvalid)
-				must.Succeed(t, m.to.Received(t.Context(), m.in, "e"))
-				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, ""), volume.ErrInvalid)
+				must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "e"))
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 				filled := must.Value(dir.Open(m.to.Path("pool", "pvc-1")))(t)
 				unlock := must.Value(filled.TryLockDir())(t)
-				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrInUse)
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "e"), volume.ErrInUse)
 				unlock()
 				must.Succeed(t, filled.Close())
 				// A pass after it begins anew: the copy is not whole.
 				m.prepare()
-				wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)
-				must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
-				must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)
+				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
+				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
 				m.to.settled()
 				m.to.wantVolumes()
 				if got := m.to.Status()[0].Promised; got != 0 {
@@ -256,15 +256,15 @@ func TestTargetOfNameThatIsTaken(t *testing.T) {
 		m.to.create("pvc-1", mib)
 		_, err := m.tryPrepare(m.in)
 		wantError(t, err, volume.ErrExists)
-		wantError(t, m.to.AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
-		wantError(t, m.to.ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 		m.to.wantVolumes("pvc-1")
 	})
 }
 
 func TestTargetWithoutRoom(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
-		_, err := m.to.PrepareTarget(t.Context(), pool.TargetRequest{Move: m.in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: 1 << 45}})
+		_, err := m.to.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: m.in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: 1 << 45}})
 		wantError(t, err, volume.ErrNoSpace)
 		m.to.wantVolumes()
 	})
@@ -274,16 +274,16 @@ func TestTargetWithoutRoom(t *testing.T) {
 func TestHandedOver(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		fence := m.handOver()
-		wantError(t, m.from.Unfence(t.Context(), m.out, false), volume.ErrPrecondition)
+		wantError(t, m.from.Moves().Unfence(t.Context(), m.out, false), volume.ErrPrecondition)
 		wantError(t, m.publishAt(m.from, volume.ModeMount, "a"), volume.ErrPrecondition)
-		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
-		wantError(t, m.to.AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
 		m.to.wantVolumes("pvc-1")
 	})
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.handOver()
-		must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
-		must.Succeed(t, m.from.Unfence(t.Context(), m.out, true))
+		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
+		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, true))
 		must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"))
 		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 	})
@@ -294,12 +294,12 @@ func TestHandOverOfEarlierFence(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.prepare()
 		fence := m.fence().Fence
-		must.Succeed(t, m.to.Received(t.Context(), m.in, fence))
-		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
 		if again := m.fence().Fence; again == fence {
 			t.Errorf("two fences are called %s", fence)
 		}
-		wantError(t, m.from.HandOver(t.Context(), m.out, fence), volume.ErrPrecondition)
+		wantError(t, m.from.Moves().HandOver(t.Context(), m.out, fence), volume.ErrPrecondition)
 	})
 }
 
@@ -309,7 +309,7 @@ func TestReceivedBlockVolumeIsAllocated(t *testing.T) {
 		m.prepare()
 		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), 0))
 		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), mib))
-		must.Succeed(t, m.to.Received(t.Context(), m.in, "f"))
+		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "f"))
 		if got := m.to.stat("pvc-1").Blocks * 512; got < mib {
 			t.Errorf("%d bytes are allocated, want %d", got, mib)
 		}
@@ -335,8 +335,8 @@ func TestLostTarget(t *testing.T) {
 		must.Succeed(t, os.Remove(m.to.Path("pool", "pvc-1")))
 		_, err := m.tryPrepare(m.in)
 		wantError(t, err, volume.ErrLost)
-		wantError(t, m.to.Received(t.Context(), m.in, "f"), volume.ErrNotFound)
-		must.Succeed(t, m.to.AbortTarget(t.Context(), m.in))
+		wantError(t, m.to.Moves().Received(t.Context(), m.in, "f"), volume.ErrNotFound)
+		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
 		m.prepare()
 	})
 }
@@ -344,14 +344,14 @@ func TestLostTarget(t *testing.T) {
 func TestMoveThereAndBack(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		fence := m.handOver()
-		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
-		must.Succeed(t, m.from.RemoveSource(t.Context(), m.out))
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.Moves().RemoveSource(t.Context(), m.out))
 		m.from.settled()
 		m.out, m.in = m.of("move-2")
 		m.from, m.to = m.to, m.from
 		fence = m.handOver()
-		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
-		must.Succeed(t, m.from.RemoveSource(t.Context(), m.out))
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.from.Moves().RemoveSource(t.Context(), m.out))
 		must.Succeed(t, m.publishAt(m.to, volume.ModeMount, "a"))
 		must.Succeed(t, m.to.unpublish("pvc-1", "a"))
 	})
@@ -383,17 +383,17 @@ func TestMoveWithoutRecord(t *testing.T) {
 		record := m.from.Own("volumes", "pvc-1.json")
 		must.Succeed(t, os.Remove(record))
 		must.Succeed(t, os.WriteFile(m.from.Path("pool", "pvc-1", "data"), make([]byte, 10_000), 0o600))
-		state, err := m.from.MoveState(t.Context(), m.out.Volume)
+		state, err := m.from.Moves().State(t.Context(), m.out.Volume)
 		if err != nil || state.Recorded || state.Bytes < 10_000 || state.Bytes > mib {
 			t.Errorf("without a record it is %+v (%v)", state, err)
 		}
-		state, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out, Bytes: 5 * mib})
+		state, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out, Bytes: 5 * mib})
 		if err != nil || !state.Recorded || state.Bytes != 5*mib {
 			t.Errorf("it is fenced as %+v (%v)", state, err)
 		}
 		m.restartBoth()
 		wantError(t, m.publishAt(m.from, volume.ModeMount, "a"), volume.ErrPrecondition)
-		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
 		if _, err := os.Stat(record); !os.IsNotExist(err) {
 			t.Errorf("the record of the fence is left: %v", err)
 		}
@@ -409,28 +409,28 @@ func TestMoveWithoutRecord(t *testing.T) {
 // What cannot move is refused when it is fenced.
 func TestUnmovable(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
-		_, err := m.from.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s"), Source: m.out.Volume})
+		_, err := m.from.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s"), Source: m.out.Volume})
 		must.Succeed(t, err)
-		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out})
+		_, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out})
 		wantError(t, err, volume.ErrPrecondition)
-		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: m.out, LeaveSnapshots: true})
+		_, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out, LeaveSnapshots: true})
 		must.Succeed(t, err)
 
 		_, err = m.from.Create(t.Context(), pool.Request{ID: id(t, "csi-1"), Inline: true})
 		must.Succeed(t, err)
 		inline := m.out
 		inline.Volume = id(t, "csi-1")
-		_, err = m.from.Fence(t.Context(), pool.FenceRequest{Move: inline})
+		_, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: inline})
 		wantError(t, err, volume.ErrInvalid)
 	})
 	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		m := &move{t: t, from: b}
 		out, in := m.of("move-1")
-		_, err := b.Fence(t.Context(), pool.FenceRequest{Move: out})
+		_, err := b.Moves().Fence(t.Context(), pool.FenceRequest{Move: out})
 		wantError(t, err, volume.ErrInvalid)
 		in.Volume = id(t, "pvc-2")
-		_, err = b.PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: mib}})
+		_, err = b.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: mib}})
 		wantError(t, err, volume.ErrInvalid)
 	})
 }
@@ -443,12 +443,12 @@ func TestShapeOfTarget(t *testing.T) {
 			{Mode: volume.ModeBlock, Bytes: mib, BlockBytes: 2048},
 			{Mode: volume.ModeMount, Bytes: mib, BytesPerInode: 4096},
 		} {
-			state, err := b.PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape})
+			state, err := b.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape})
 			if err != nil || state.Shape != shape {
 				t.Errorf("a copy of %+v is %+v (%v)", shape, state, err)
 			}
-			must.Succeed(t, b.Received(t.Context(), in, "f"))
-			must.Succeed(t, b.ConfirmTarget(t.Context(), in, "f"))
+			must.Succeed(t, b.Moves().Received(t.Context(), in, "f"))
+			must.Succeed(t, b.Moves().ConfirmTarget(t.Context(), in, "f"))
 			if shape.Mode == volume.ModeBlock {
 				must.Succeed(t, b.publishBlock("pvc-1", "a"))
 				device := b.attached(1)[0]
@@ -485,7 +485,7 @@ func TestInspectedMove(t *testing.T) {
 		want(nil, &inspect.Move{ID: "move-1", Role: "target", Peer: "node-1"})
 		fence := m.handOver()
 		want(&inspect.Move{ID: "move-1", Role: "source", Peer: "node-2", HandedOver: true}, &inspect.Move{ID: "move-1", Role: "target", Peer: "node-1", Whole: true})
-		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
 		want(&inspect.Move{ID: "move-1", Role: "source", Peer: "node-2", HandedOver: true}, nil)
 	})
 }
@@ -511,7 +511,7 @@ func TestVersionOfMovingRecord(t *testing.T) {
 		want("prepared", 1, 2)
 		fence := m.handOver()
 		want("handed over", 2, 2)
-		must.Succeed(t, m.to.ConfirmTarget(t.Context(), m.in, fence))
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
 		want("confirmed", 2, 1)
 	})
 }

@@ -50,23 +50,23 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 				} else {
 					one.create("pvc-1", mib)
 				}
-				must.Succeed(t, one.Publish(t.Context(), r))
-				must.Succeed(t, one.Publish(t.Context(), r)) // again at the same target
+				must.Succeed(t, one.Publications().Publish(t.Context(), r))
+				must.Succeed(t, one.Publications().Publish(t.Context(), r)) // again at the same target
 				there := r
 				there.Target = two.Target("on-two")
-				wantRefusedFor(t, two.Publish(t.Context(), there), "node-1")
+				wantRefusedFor(t, two.Publications().Publish(t.Context(), there), "node-1")
 				wantGone(t, two.Path("pods", "on-two"))
 				wantGone(t, two.Own("published", "node-2", "pvc-1"))
 
 				several := there
 				several.MultiNode, several.SingleTarget = true, false
-				must.Succeed(t, two.Publish(t.Context(), several))
-				must.Succeed(t, one.Publish(t.Context(), r)) // its pods run on
+				must.Succeed(t, two.Publications().Publish(t.Context(), several))
+				must.Succeed(t, one.Publications().Publish(t.Context(), r)) // its pods run on
 				must.Succeed(t, two.unpublish("pvc-1", "on-two"))
 
 				must.Succeed(t, one.unpublish("pvc-1", "on-one"))
-				must.Succeed(t, two.Publish(t.Context(), there))
-				wantRefusedFor(t, one.Publish(t.Context(), r), "node-2")
+				must.Succeed(t, two.Publications().Publish(t.Context(), there))
+				wantRefusedFor(t, one.Publications().Publish(t.Context(), r), "node-2")
 			})
 		})
 	}

@@ -101,11 +101,11 @@ func TestSnapshotOfFullProtectedVolume(t *testing.T) {
 		fillToLimit(t, volume+"/full")
 		syncfs(t, root)
 		snapshot := func() error {
-			_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+			_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 			return err
 		}
 		for range 2 {
-			must.Succeed(t, snapshot(), b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+			must.Succeed(t, snapshot(), b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
 			b.wantClean()
 			command(t, "btrfs", "subvolume", "snapshot", volume, b.Own("creating", "node-1", "~s-1"))
 		}

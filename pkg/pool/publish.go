@@ -43,20 +43,26 @@ type Publication struct {
 // exclusive reports whether no other publication of the volume may be under way.
 func (r Publication) exclusive() bool { return r.SingleTarget || r.Inline }
 
-// LockToPublish is LockTarget for Publish and PublishInline. Pods that share a volume start and end
+// Publications publish volumes at targets of this node, and unpublish them.
+type Publications struct{ set *Set }
+
+// Publications are those of all pools.
+func (s *Set) Publications() Publications { return Publications{s} }
+
+// Lock is LockTarget for Publish and PublishInline. Pods that share a volume start and end
 // together: calls at different targets do not exclude each other, unless a publication allows no
 // other or makes the volume.
-func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
+func (s Publications) Lock(r Publication) (unlock func(), err error) {
 	if r.exclusive() {
-		return s.LockTarget(r.ID, r.Target)
+		return s.set.LockTarget(r.ID, r.Target)
 	}
-	return s.ShareTarget(r.ID, r.Target)
+	return s.set.ShareTarget(r.ID, r.Target)
 }
 
-// Publish makes a volume appear at the target. The caller has LockToPublish. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
+// Publish makes a volume appear at the target. The caller has the lock. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
 // loop devices, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s *Set) Publish(ctx context.Context, r Publication) error {
+func (s Publications) Publish(ctx context.Context, r Publication) error {
 	held, release, err := s.holdOutside(r.Target)
 	if err != nil {
 		return err
@@ -66,11 +72,11 @@ func (s *Set) Publish(ctx context.Context, r Publication) error {
 	return s.publish(ctx, r)
 }
 
-func (s *Set) publish(ctx context.Context, r Publication) error {
+func (s Publications) publish(ctx context.Context, r Publication) error {
 	if r.Mode == "" {
 		r.Mode = volume.ModeMount
 	}
-	v, err := s.find(r.ID, r.Pool)
+	v, err := s.set.find(r.ID, r.Pool)
 	if err != nil {
 		return err
 	}
@@ -84,9 +90,9 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 // holdOutside holds a target, and returns ErrInvalid for one inside a pool, by whatever path: a
 // mount there would hide a volume or the driver's own directories, and what unpublishing removes
 // would be theirs. Pools that were not checked yet are not known.
-func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
-	roots := make([]bind.Root, len(s.Pools))
-	for i, p := range s.Pools {
+func (s Publications) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
+	roots := make([]bind.Root, len(s.set.Pools))
+	for i, p := range s.set.Pools {
 		if root := p.Where(); root != nil {
 			roots[i] = *root
 		}
@@ -95,20 +101,20 @@ func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(),
 	if err != nil {
 		return target, nil, content.MountError(err)
 	}
-	i, err := held.Within(roots, s.Options.Mounts.MountRoot)
+	i, err := held.Within(roots, s.set.Options.Mounts.MountRoot)
 	if err == nil && i >= 0 {
 		// Where a pool was mounted anew since its last check, another directory can have the numbers that it had then.
 		var root *bind.Root
-		if root, err = s.Pools[i].WhereNow(); err == nil {
+		if root, err = s.set.Pools[i].WhereNow(); err == nil {
 			roots[i] = *root
-			i, err = held.Within(roots, s.Options.Mounts.MountRoot)
+			i, err = held.Within(roots, s.set.Options.Mounts.MountRoot)
 		}
 	}
 	switch {
 	case err != nil:
 		err = content.MountError(err)
 	case i >= 0:
-		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.Pools[i].Config.Name)
+		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.set.Pools[i].Config.Name)
 	default:
 		return held, release, nil
 	}
@@ -230,8 +236,8 @@ func (v *found) admit(r Publication) error {
 const afterwards = 5 * time.Second
 
 // PublishInline makes a volume that lives as long as its publication, and
-// publishes it. The caller has LockToPublish.
-func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
+// publishes it. The caller has the lock.
+func (s Publications) PublishInline(ctx context.Context, create Request, r Publication) error {
 	held, release, err := s.holdOutside(r.Target)
 	if err != nil {
 		return err
@@ -239,15 +245,15 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	defer release()
 	r.Target = held
 	create.Inline, create.Mode, create.MultiNode = true, volume.ModeMount, r.MultiNode
-	p, err := s.pool(create.Pool)
+	p, err := s.set.pool(create.Pool)
 	if err != nil {
 		return err
 	}
-	lacked, err := s.lacks(p, create.ID)
+	lacked, err := s.set.lacks(p, create.ID)
 	if err != nil {
 		return err
 	}
-	if _, err := s.Create(ctx, create); err != nil {
+	if _, err := s.set.Create(ctx, create); err != nil {
 		return err
 	}
 	r.Pool, r.Inline = p.Config.Name, true
@@ -257,7 +263,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 		// call's time is over.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)
 		defer cancel()
-		return errors.Join(err, s.Delete(ctx, create.ID))
+		return errors.Join(err, s.set.Delete(ctx, create.ID))
 	}
 	return err
 }
@@ -266,13 +272,13 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // once it is published nowhere. A volume or target that is not there is no error. The
 // caller has ShareTarget. Errors: ErrInvalid, ErrBusy for an inline volume that another call works on, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
-func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
+func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
 	target, release, err := s.holdOutside(target)
 	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	defer release()
-	v, unfound := s.find(id, volume.PoolName{})
+	v, unfound := s.set.find(id, volume.PoolName{})
 	if v != nil {
 		defer v.close()
 	}
@@ -317,11 +323,11 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 }
 
 // unpublishAny unmounts what is at the target, and detaches a device that was published only there.
-func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
-	device, err := s.Options.Host(s.Options.Log).DeviceAt(target)
+func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
+	device, err := s.set.Options.Host(s.set.Options.Log).DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
+		s.set.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
@@ -335,18 +341,18 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if device == nil {
 		return nil
 	}
-	done, err := s.TurnAtDevices(ctx, id)
+	done, err := s.set.TurnAtDevices(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return s.Options.Host(s.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
+	return s.set.Options.Host(s.set.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
 // volume. The volume itself need not be there any more, nor be the directory that
 // was published: it may be lost, or restored from a backup.
-func (s *Set) unmount(id volume.ID, target bind.Target) error {
+func (s Publications) unmount(id volume.ID, target bind.Target) error {
 	other, err := s.otherAt(id, target)
 	if err != nil {
 		return err
@@ -354,7 +360,7 @@ func (s *Set) unmount(id volume.ID, target bind.Target) error {
 	if other != "" {
 		return fmt.Errorf("%w: %s carries the volume %s", volume.ErrInUse, target, other)
 	}
-	err = s.Options.Mounts.Unpublish(target, nil)
+	err = s.set.Options.Mounts.Unpublish(target, nil)
 	if errors.Is(err, bind.ErrOccupied) {
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
@@ -363,8 +369,8 @@ func (s *Set) unmount(id volume.ID, target bind.Target) error {
 
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
-func (s *Set) otherAt(id volume.ID, target bind.Target) (string, error) {
-	for _, p := range s.Pools {
+func (s Publications) otherAt(id volume.ID, target bind.Target) (string, error) {
+	for _, p := range s.set.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue
@@ -396,8 +402,8 @@ func otherAt(v *serve.Visit, id volume.ID, target bind.Target) (string, error) {
 	return "", nil
 }
 
-func (s *Set) knownInline(id volume.ID) bool {
-	for _, p := range s.Pools {
+func (s Publications) knownInline(id volume.ID) bool {
+	for _, p := range s.set.Pools {
 		if p.Ledger.Known(id).Is(ledger.IsInline) {
 			return true
 		}
@@ -455,10 +461,10 @@ type Stats struct {
 // Stats measures a published volume. It returns ErrNotFound if the volume is not
 // published at the path. Of one that is lost, or whose pool does not serve, there is only
 // the condition.
-func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
-	v, err := s.findSettled(id)
+func (s Publications) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
+	v, err := s.set.findSettled(id)
 	if err != nil {
-		v, err := s.remembered(id, err)
+		v, err := s.set.remembered(id, err)
 		return Stats{Mode: v.Mode, Condition: v.Condition}, err
 	}
 	defer v.close()
@@ -469,7 +475,7 @@ func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, err
 	return stats, nil
 }
 
-func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
+func (s Publications) stats(v *found, at bind.Target) (Stats, error) {
 	immeasurable := v.entry.Lost()
 	if !immeasurable {
 		err := v.use().CheckPublished(at)

@@ -45,26 +45,26 @@ func testReference(t *testing.T, root string) {
 		if len(got) != len(references) {
 			t.Errorf("%s there are %q, want %q", when, got, references)
 		}
-		some, _ := b.Snapshots(ctx, volume.ID{}, volume.ID{}, 10)
+		some, _ := b.Snapshots().List(ctx, volume.ID{}, volume.ID{}, 10)
 		if len(some) > 0 {
 			t.Errorf("%s a reference is reported as a snapshot: %+v", when, some)
 		}
 	}
 	must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), []byte("first"), 0o600))
 	for range 2 {
-		must.Succeed(t, b.Reference(ctx, of, "a", ""))
+		must.Succeed(t, b.Moves().Reference(ctx, of, "a", ""))
 	}
 	want("after the first", "~_a.pvc-1")
-	must.Succeed(t, b.Reference(ctx, of, "b", "a"))
-	must.Succeed(t, b.Reference(ctx, of, "c", "b"))
+	must.Succeed(t, b.Moves().Reference(ctx, of, "b", "a"))
+	must.Succeed(t, b.Moves().Reference(ctx, of, "c", "b"))
 	want("after the third", "~_b.pvc-1", "~_c.pvc-1")
 
 	move, err := volume.ParseMoveID("move-1")
 	must.Succeed(t, err)
 	m := pool.Move{Volume: of, ID: move, Peer: nodeID(t, "node-2")}
-	_, err = b.Fence(ctx, pool.FenceRequest{Move: m})
+	_, err = b.Moves().Fence(ctx, pool.FenceRequest{Move: m})
 	must.Succeed(t, err)
-	if err := b.Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
+	if err := b.Moves().Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a reference of a fenced volume: %v", err)
 	}
 	if err := b.Delete(ctx, of); !errors.Is(err, volume.ErrPrecondition) {
@@ -75,18 +75,18 @@ func testReference(t *testing.T, root string) {
 	b.start(local)
 	want("after a restart in the fence", "~_b.pvc-1", "~_c.pvc-1")
 	for range 2 {
-		must.Succeed(t, b.Unfence(ctx, m, false))
+		must.Succeed(t, b.Moves().Unfence(ctx, m, false))
 	}
 	want("after the move was undone")
 
-	must.Succeed(t, b.Reference(ctx, of, "e", ""))
-	must.Succeed(t, b.Unfence(ctx, m, false))
+	must.Succeed(t, b.Moves().Reference(ctx, of, "e", ""))
+	must.Succeed(t, b.Moves().Unfence(ctx, m, false))
 	want("after a move was undone before its fence")
-	must.Succeed(t, b.Reference(ctx, of, "f", ""))
+	must.Succeed(t, b.Moves().Reference(ctx, of, "f", ""))
 	must.Succeed(t, b.Close(ctx))
 	b.start(local)
 	want("after a restart without a fence")
-	must.Succeed(t, b.Reference(ctx, of, "g", ""))
+	must.Succeed(t, b.Moves().Reference(ctx, of, "g", ""))
 	must.Succeed(t, b.Delete(ctx, of))
 	want("after the volume was deleted")
 }
@@ -97,7 +97,7 @@ func TestReferenceWithoutSharedBlocks(t *testing.T) {
 		b := newBench(t, root)
 		b.start(local)
 		b.create("pvc-1", mib)
-		if err := b.Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
+		if err := b.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("%v, want a precondition that fails", err)
 		}
 	})
@@ -111,15 +111,15 @@ func TestReferenceIsBeingMade(t *testing.T) {
 		made, err := m.from.Lock(all) // as Reference does
 		must.Succeed(t, err)
 		for what, err := range map[string]error{
-			"another is made":    m.from.Reference(t.Context(), m.out.Volume, "a", ""),
-			"the move is undone": m.from.Unfence(t.Context(), m.out, false),
+			"another is made":    m.from.Moves().Reference(t.Context(), m.out.Volume, "a", ""),
+			"the move is undone": m.from.Moves().Unfence(t.Context(), m.out, false),
 		} {
 			if !errors.Is(err, volume.ErrBusy) {
 				t.Errorf("%s meanwhile: %v", what, err)
 			}
 		}
 		made()
-		must.Succeed(t, m.from.Unfence(t.Context(), m.out, false))
+		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
 	})
 }
 
@@ -130,7 +130,7 @@ func TestReferenceOfLongID(t *testing.T) {
 		b.start(local)
 		name := strings.Repeat("a", volume.MaxID)
 		b.create(name, mib)
-		if err := b.Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
+		if err := b.Moves().Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
 			t.Errorf("a reference with a longer id: %v", err)
 		}
 		must.Succeed(t, b.Delete(t.Context(), id(t, name)))
@@ -142,22 +142,22 @@ func TestBased(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		ctx := t.Context()
 		m.prepare()
-		must.Succeed(t, m.to.Based(ctx, m.in, "", "filling-1"))
+		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "", "filling-1"))
 		for range 2 {
-			must.Succeed(t, m.to.Based(ctx, m.in, "filling-1", "one"))
+			must.Succeed(t, m.to.Moves().Based(ctx, m.in, "filling-1", "one"))
 		}
-		must.Succeed(t, m.to.Based(ctx, m.in, "one", "filling-2"))
+		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "one", "filling-2"))
 		late := func(when, was string) {
 			t.Helper()
-			if err := m.to.Based(ctx, m.in, was, "two"); !errors.Is(err, volume.ErrPrecondition) {
+			if err := m.to.Moves().Based(ctx, m.in, was, "two"); !errors.Is(err, volume.ErrPrecondition) {
 				t.Errorf("%s: %v", when, err)
 			}
-			if state, err := m.to.MoveState(ctx, m.in.Volume); err != nil || state.Base == "two" {
+			if state, err := m.to.Moves().State(ctx, m.in.Volume); err != nil || state.Base == "two" {
 				t.Errorf("%s the copy equals %q (%v)", when, state.Base, err)
 			}
 		}
 		late("after another session has begun", "filling-1")
-		must.Succeed(t, m.to.AbortTarget(ctx, m.in))
+		must.Succeed(t, m.to.Moves().AbortTarget(ctx, m.in))
 		m.prepare()
 		late("after the copy was made anew", "filling-2")
 	})

@@ -22,7 +22,7 @@ func TestRestoreWhileSnapshotIsRead(t *testing.T) {
 		for _, name := range []string{"a", "b"} {
 			must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", name), []byte("content"), 0o600))
 		}
-		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		restored, ended := make(chan struct{}), make(chan error, 1)
 		go func() {
@@ -56,24 +56,24 @@ func (b *bench) during(f *faulty, of string, do func()) pool.Snapshot {
 	asked := false
 	meanwhile := func() { asked = true; do() }
 	f.meanwhile.Store(&meanwhile) // when the copy gets its limit
-	made, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
+	made, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
 	must.Succeed(b.t, err)
 	if !asked {
 		b.t.Fatal("the copy was given no limit")
 	}
-	must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-1")))
+	must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-1")))
 	b.later(time.Minute)
 	return made
 }
 
 // tryPublish is what the driver does, with the lock that it takes.
 func (b *bench) tryPublish(p pool.Publication) error {
-	unlock, err := b.LockToPublish(p)
+	unlock, err := b.Publications().Lock(p)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return b.Publish(b.t.Context(), p)
+	return b.Publications().Publish(b.t.Context(), p)
 }
 
 // While a directory is copied by reading it, pods that only read it come and go, and it grows. None may write to it. Other volumes do not
@@ -151,7 +151,7 @@ func TestRestoreOfShortSnapshot(t *testing.T) {
 		b := newBench(t, root)
 		b.start(thin)
 		b.createBlock("pvc-1", 16*mib)
-		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		restore := func(name string) error {
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
@@ -210,7 +210,7 @@ func TestSnapshotOfFilesOfTheFuture(t *testing.T) {
 			})
 			onRoot(t, root, func(t *testing.T, b *bench) {
 				snapshot := func(name string) error {
-					_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
+					_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
 					return err
 				}
 				must.Succeed(t, b.publish("pvc-1", "pod"))

@@ -101,7 +101,7 @@ func TestDeleteOfUpstreamSnapshotInPoolOutOfUseIsRefused(t *testing.T) {
 		b.restart(local)
 		snapshot, err := volume.ParseSnapshot("snapshot-1")
 		must.Succeed(t, err)
-		must.ErrorIs(t, b.DeleteSnapshot(t.Context(), snapshot), volume.ErrPrecondition)
+		must.ErrorIs(t, b.Snapshots().Delete(t.Context(), snapshot), volume.ErrPrecondition)
 	})
 }
 

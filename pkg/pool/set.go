@@ -59,7 +59,7 @@ func (s *Set) pool(name volume.PoolName) (*serve.Pool, error) {
 		if p, ok := s.byName[name]; ok {
 			return p, nil
 		}
-		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, s.names())
+		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, names(s.Pools))
 	}
 	if p, ok := s.byName[legacyName]; ok {
 		return p, nil
@@ -67,12 +67,12 @@ func (s *Set) pool(name volume.PoolName) (*serve.Pool, error) {
 	if len(s.Pools) == 1 {
 		return s.Pools[0], nil
 	}
-	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, s.names())
+	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, names(s.Pools))
 }
 
-func (s *Set) names() string {
+func names(pools []*serve.Pool) string {
 	var names []string
-	for _, p := range s.Pools {
+	for _, p := range pools {
 		names = append(names, fmt.Sprintf("%q", p.Config.Name))
 	}
 	return strings.Join(names, ", ")

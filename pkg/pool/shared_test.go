@@ -269,7 +269,7 @@ func (b *bench) livesOnce(name, target string) {
 	try(err)
 	if try(b.publish(name, target), volume.ErrNotFound, volume.ErrInUse) {
 		try(b.publishedAsInPool(name, target))
-		try(b.Unpublish(b.t.Context(), id(b.t, name), b.Target(target))) // by the caller's lock
+		try(b.Publications().Unpublish(b.t.Context(), id(b.t, name), b.Target(target))) // by the caller's lock
 	}
 	try(b.Delete(b.t.Context(), id(b.t, name)), volume.ErrInUse, volume.ErrNotFound)
 }
@@ -336,7 +336,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 			return err
 		})
 		began := time.Now()
-		must.Succeed(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.Target("b"), MultiNode: true}))
+		must.Succeed(t, two.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.Target("b"), MultiNode: true}))
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("publishing waited for %v", waited)
 		}
@@ -379,7 +379,7 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 				return err
 			},
 			"publish": func(ctx context.Context) error {
-				return one.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("b")})
+				return one.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("b")})
 			},
 			"expand": func(ctx context.Context) error {
 				_, err := one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})

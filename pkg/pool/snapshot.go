@@ -28,37 +28,43 @@ type CopyWay = snapshot.Way
 // A Source is what a new volume is to be made from.
 type Source = snapshot.Wanted
 
-// Snapshot makes a snapshot, or returns the one that is there if it is of the same source.
+// Snapshots are made of volumes, found and removed, also those of the upstream driver.
+type Snapshots struct{ set *Set }
+
+// Snapshots are those of all pools.
+func (s *Set) Snapshots() Snapshots { return Snapshots{s} }
+
+// Create makes a snapshot, or returns the one that is there if it is of the same source.
 // When it returns, the snapshot is durable. Once it has begun it goes on when ctx ends, and
-// the caller, who holds the lock of the snapshot's id, keeps that until Snapshot returns.
+// the caller, who holds the lock of the snapshot's id, keeps that until Create returns.
 // Errors: ErrNotFound for the source, ErrExists, ErrPrecondition, ErrBusy, ErrUnavailable,
 // ErrDamagedRecord, ErrLost, ErrIO.
-func (s *Set) Snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
-	made, err := s.snapshotMade(r)
+func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
+	made, err := s.made(r)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return made, err
 	}
-	in, err := s.find(r.Source, volume.PoolName{})
+	in, err := s.set.find(r.Source, volume.PoolName{})
 	if err != nil {
 		return Snapshot{}, err
 	}
 	in.close() // it is read again under its lock
 	p := in.visit.Pool
-	if err := s.elsewhere(r.ID, p); err != nil {
+	if err := elsewhere(s.set.holders(r.ID), r.ID, p); err != nil {
 		return Snapshot{}, err
 	}
-	ctx, end := s.UntilClose(ctx)
+	ctx, end := s.set.UntilClose(ctx)
 	defer end()
-	made, err = s.snapshot(ctx, p, r)
+	made, err = s.create(ctx, p, r)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("snapshot volume %s in pool %q: %w", r.Source, p.Config.Name, err)
 	}
 	return made, nil
 }
 
-// snapshotMade answers a repeated call. The source may be gone by then.
-func (s *Set) snapshotMade(r SnapshotRequest) (Snapshot, error) {
-	in, err := s.findIn(s.holders(r.ID), r.ID)
+// made answers a repeated call. The source may be gone by then.
+func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
+	in, err := s.set.findIn(s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -66,8 +72,8 @@ func (s *Set) snapshotMade(r SnapshotRequest) (Snapshot, error) {
 	return in.visit.snapshots().Existing(r, in.entry)
 }
 
-func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (Snapshot, error) {
-	v, err := s.enter(p)
+func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest) (Snapshot, error) {
+	v, err := s.set.enter(p)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -126,8 +132,8 @@ func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, 
 
 // sourceElsewhere returns ErrInvalid for a source that is known to be in another pool. Pools
 // may lie on different filesystems, whose files share no blocks.
-func (s *Set) sourceElsewhere(id volume.ID, chosen *serve.Pool) error {
-	for _, p := range s.holders(id) {
+func sourceElsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
+	for _, p := range holders {
 		if p != chosen {
 			return fmt.Errorf("%w: its source, %s, is in pool %q, and a volume is made in the pool of its source", volume.ErrInvalid, id.Named(), p.Config.Name)
 		}
@@ -157,16 +163,16 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 	return v.snapshots().Requested(r.Source, r.Mode, unlock)
 }
 
-// DeleteSnapshot removes a snapshot, or returns ErrNotFound. When it returns the snapshot is
+// Delete removes a snapshot, or returns ErrNotFound. When it returns the snapshot is
 // gone durably; its content goes later. The caller holds the lock of its id. Errors: ErrBusy
 // while a volume is made from it.
-func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
-	in, err := s.find(id, volume.PoolName{})
+func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
+	in, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
-		return s.unlessOutOfUse(id, err)
+		return unlessOutOfUse(s.set.Node, id, err)
 	}
 	defer in.close()
-	if err := s.pins.Free(id); err != nil {
+	if err := s.set.pins.Free(id); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -182,9 +188,9 @@ func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 	return nil
 }
 
-// FindSnapshot reports on one snapshot. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord.
-func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
-	in, err := s.findSettled(id)
+// Find reports on one snapshot. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord.
+func (s Snapshots) Find(_ context.Context, id volume.ID) (Snapshot, error) {
+	in, err := s.set.findSettled(id)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -203,12 +209,12 @@ func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
 // are reported, if it is not the zero id. Pools that do not serve are left out, and so is a
 // snapshot whose record cannot be read: its source is not known. Those of the upstream KubeVirt
 // driver are among them, and references are not.
-func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (page []Snapshot, next volume.ID) {
+func (s Snapshots) List(ctx context.Context, after, of volume.ID, most int) (page []Snapshot, next volume.ID) {
 	if after == (volume.ID{}) {
 		after = volume.FirstSnapshot()
 	}
 	var all []volume.ID
-	for _, p := range s.Pools {
+	for _, p := range s.set.Pools {
 		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
 			all = append(all, id)
 		}
@@ -220,7 +226,7 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 	}
 	slices.SortFunc(all, volume.ID.Compare)
 	for _, id := range slices.DeleteFunc(slices.Compact(all), volume.ID.IsReference) {
-		found, err := s.FindSnapshot(ctx, id)
+		found, err := s.Find(ctx, id)
 		if err != nil {
 			found, err = s.FindUpstream(ctx, id)
 		}

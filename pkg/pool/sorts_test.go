@@ -57,7 +57,7 @@ func (s sort) make(b *bench) {
 	request := pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}}
 	switch {
 	case s.inline:
-		must.Succeed(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		must.Succeed(b.t, b.Publications().PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
 	case s.block:
 		b.createBlock("pvc-1", mib)
 	default:

@@ -51,7 +51,7 @@ func TestStatusOfSnapshots(t *testing.T) {
 		for _, name := range []string{"daily", "weekly"} {
 			id, err := volume.ParseSnapshot(name)
 			must.Succeed(t, err)
-			made, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: source})
+			made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: id, Source: source})
 			must.Succeed(t, err)
 			promised += made.Promised
 		}
@@ -76,7 +76,7 @@ func TestStatusOfSnapshots(t *testing.T) {
 		for _, name := range []string{"daily", "weekly"} {
 			id, err := volume.ParseSnapshot(name)
 			must.Succeed(t, err)
-			must.Succeed(t, b.DeleteSnapshot(t.Context(), id))
+			must.Succeed(t, b.Snapshots().Delete(t.Context(), id))
 		}
 		b.later(2 * time.Minute)
 		if s := b.Status()[0].Snapshots; s != (ledger.SnapshotSum{}) {

@@ -410,11 +410,11 @@ func (a *arena) copyOf(name, snapshot string, mode volume.Mode, s swap) {
 	unlock()
 	unlock = a.hold(snapshot)
 	a.count("Snapshot", func() {
-		_, _ = a.Snapshot(ctx, pool.SnapshotRequest{ID: taken, Source: of, Way: pool.CopyWay{WhenWritten: volume.Accept}})
+		_, _ = a.Snapshots().Create(ctx, pool.SnapshotRequest{ID: taken, Source: of, Way: pool.CopyWay{WhenWritten: volume.Accept}})
 	})
 	unlock()
-	a.count("FindSnapshot", func() { _, _ = a.FindSnapshot(ctx, taken) })
-	a.count("Snapshots", func() { a.Snapshots(ctx, volume.ID{}, of, 10) })
+	a.count("FindSnapshot", func() { _, _ = a.Snapshots().Find(ctx, taken) })
+	a.count("Snapshots", func() { a.Snapshots().List(ctx, volume.ID{}, of, 10) })
 	awaitTick(a.t, a.root)
 	unlock = a.hold("pvc-6")
 	request.ID, request.Source = copied, &pool.Source{ID: taken}
@@ -425,7 +425,7 @@ func (a *arena) copyOf(name, snapshot string, mode volume.Mode, s swap) {
 	a.count("Delete", func() { _ = a.Delete(ctx, copied) })
 	unlock()
 	unlock = a.hold(snapshot)
-	a.count("DeleteSnapshot", func() { _ = a.DeleteSnapshot(ctx, taken) })
+	a.count("DeleteSnapshot", func() { _ = a.Snapshots().Delete(ctx, taken) })
 	unlock()
 }
 
@@ -469,19 +469,23 @@ func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
 		}
 	}
 	a.count("Create", func() { _, _ = a.Create(ctx, request) })
-	a.count("Publish", func() { published(a.Publish(ctx, pool.Publication{ID: vol, Target: target, Mode: mode})) })
+	a.count("Publish", func() {
+		published(a.Publications().Publish(ctx, pool.Publication{ID: vol, Target: target, Mode: mode}))
+	})
 	a.count("Expand", func() { _, _ = a.Expand(ctx, vol, target, mode, volume.Range{Required: 2 * mib}) })
-	a.count("Stats", func() { _, _ = a.Stats(ctx, vol, target) })
+	a.count("Stats", func() { _, _ = a.Publications().Stats(ctx, vol, target) })
 	a.count("Volume", func() { _, _ = a.Volume(ctx, vol) })
 	a.count("List", func() { a.List(ctx, volume.ID{}, 10) })
 	_, _ = a.Capacity(volume.PoolName{}, false)
-	a.count("Unpublish", func() { _ = a.Unpublish(ctx, vol, target) })
+	a.count("Unpublish", func() { _ = a.Publications().Unpublish(ctx, vol, target) })
 	a.count("Delete", func() { _ = a.Delete(ctx, vol) })
 	if mode == volume.ModeBlock {
 		return
 	}
-	a.count("PublishInline", func() { published(a.PublishInline(ctx, request, pool.Publication{ID: vol, Target: target})) })
-	a.count("Unpublish", func() { _ = a.Unpublish(ctx, vol, target) })
+	a.count("PublishInline", func() {
+		published(a.Publications().PublishInline(ctx, request, pool.Publication{ID: vol, Target: target}))
+	})
+	a.count("Unpublish", func() { _ = a.Publications().Unpublish(ctx, vol, target) })
 }
 
 // count notes how often something is swapped during a call.
@@ -559,7 +563,7 @@ func (a *arena) unpublishAll() {
 		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
 		must.Succeed(a.t, err)
 		unlock := a.hold(vol)
-		if err := a.Unpublish(a.t.Context(), id(a.t, vol), target); err != nil && !errors.Is(err, volume.ErrInUse) {
+		if err := a.Publications().Unpublish(a.t.Context(), id(a.t, vol), target); err != nil && !errors.Is(err, volume.ErrInUse) {
 			a.t.Error(err)
 		}
 		unlock()
@@ -578,8 +582,8 @@ func (a *arena) wantWhole() {
 			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}})
 			return err
 		})
-		must.Succeed(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
-		must.Succeed(a.t, a.Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
+		must.Succeed(a.t, a.Publications().Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
+		must.Succeed(a.t, a.Publications().Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
 		must.Succeed(a.t, a.Delete(a.t.Context(), id(a.t, c.name)))
 		unlock()
 	}
@@ -638,9 +642,9 @@ func TestOtherFilesAtTargetAreKept(t *testing.T) {
 			for vol, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
 				mode := map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock}[vol]
 				unlock := a.hold(vol)
-				wantError(t, a.Publish(t.Context(), pool.Publication{ID: id(t, vol), Target: a.target("a"), Mode: mode}), want)
+				wantError(t, a.Publications().Publish(t.Context(), pool.Publication{ID: id(t, vol), Target: a.target("a"), Mode: mode}), want)
 				if len(points) == 1 { // what is mounted is unmounted, so that pods can end
-					if err := a.Unpublish(t.Context(), id(t, vol), a.target("a")); !errors.Is(err, volume.ErrInUse) && !errors.Is(err, volume.ErrInvalid) {
+					if err := a.Publications().Unpublish(t.Context(), id(t, vol), a.target("a")); !errors.Is(err, volume.ErrInUse) && !errors.Is(err, volume.ErrInvalid) {
 						t.Errorf("unpublish: %v, want it refused", err)
 					}
 				}

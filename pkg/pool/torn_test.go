@@ -212,7 +212,7 @@ func snapshotID(t *testing.T, name string) volume.ID {
 
 // snapshot makes one that is not verified: what a test has just written counts as changed.
 func (b *bench) snapshot(name, of string) error {
-	_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{
+	_, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{
 		ID: snapshotID(b.t, name), Source: id(b.t, of), Way: pool.CopyWay{WhenWritten: volume.Accept},
 	})
 	return err
@@ -228,12 +228,12 @@ func (b *bench) restore(name, from string) (pool.Volume, error) {
 // wantOneBadSnapshot says that s-1 cannot be used, whole or not, and that all else can.
 func (b *bench) wantOneBadSnapshot() {
 	b.t.Helper()
-	_, err := b.FindSnapshot(b.t.Context(), snapshotID(b.t, "s-1"))
+	_, err := b.Snapshots().Find(b.t.Context(), snapshotID(b.t, "s-1"))
 	wantError(b.t, err, volume.ErrDamagedRecord)
 	wantError(b.t, b.snapshot("s-1", "pvc-1"), volume.ErrDamagedRecord)
 	_, err = b.restore("pvc-4", "s-1")
 	wantError(b.t, err, volume.ErrDamagedRecord)
-	if page, _ := b.Snapshots(b.t.Context(), volume.ID{}, volume.ID{}, 10); len(page) != 1 || page[0].ID != snapshotID(b.t, "s-2") {
+	if page, _ := b.Snapshots().List(b.t.Context(), volume.ID{}, volume.ID{}, 10); len(page) != 1 || page[0].ID != snapshotID(b.t, "s-2") {
 		b.t.Errorf("listed are the snapshots %+v, want s-2", page)
 	}
 	if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 1 {
@@ -279,7 +279,7 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 				}
 				must.Succeed(t, os.RemoveAll(b.Own("volumes", "~s-1.json.was")))
 				for _, name := range []string{"s-1", "s-2"} {
-					must.Succeed(t, b.DeleteSnapshot(t.Context(), snapshotID(t, name)))
+					must.Succeed(t, b.Snapshots().Delete(t.Context(), snapshotID(t, name)))
 				}
 				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
 				b.wantClean()
@@ -562,7 +562,7 @@ func (b *bench) tryAll() {
 		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
 		_ = b.publish(name, name)
 		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.Target(name), "", volume.Range{Required: 2 * mib})
-		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.Target(name))
+		_, _ = b.Publications().Stats(b.t.Context(), id(b.t, name), b.Target(name))
 		_ = b.unpublish(name, name)
 		_ = b.snapshot("s-1", name)
 		_ = b.snapshot("s-2", name)
@@ -571,10 +571,10 @@ func (b *bench) tryAll() {
 		_ = b.Delete(b.t.Context(), id(b.t, name))
 	}
 	for _, name := range []string{"s-1", "s-2"} {
-		_, _ = b.FindSnapshot(b.t.Context(), snapshotID(b.t, name))
-		_ = b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, name))
+		_, _ = b.Snapshots().Find(b.t.Context(), snapshotID(b.t, name))
+		_ = b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, name))
 	}
-	b.Snapshots(b.t.Context(), volume.ID{}, volume.ID{}, 10)
+	b.Snapshots().List(b.t.Context(), volume.ID{}, volume.ID{}, 10)
 	b.capacity()
 	b.settled()
 }

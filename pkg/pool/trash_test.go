@@ -129,7 +129,7 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
 	for name, attempt := range map[string]func(b *bench) error{
 		"a snapshot": func(b *bench) error {
-			_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, "pvc-1")})
+			_, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, "pvc-1")})
 			return err
 		},
 		"a clone": func(b *bench) error {
@@ -197,7 +197,7 @@ func TestSnapshotAfterDeletionOfOneByItsName(t *testing.T) {
 		b.keep("stuck", 0)
 		stop := b.startWithoutReaper()
 		for range 2 {
-			must.Succeed(t, b.snapshot("s-1", "pvc-1"), b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+			must.Succeed(t, b.snapshot("s-1", "pvc-1"), b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
 		}
 		stop()
 	})

@@ -19,7 +19,7 @@ import (
 
 // FindUpstream reports on a snapshot of the upstream KubeVirt driver. Errors: ErrNotFound,
 // ErrUnavailable, and ErrDamagedRecord or ErrPrecondition for what is none, or none that is whole.
-func (s *Set) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
+func (s Snapshots) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
 	var found Snapshot
 	err := s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
 		is, err := upstream.Read(in, id)
@@ -35,11 +35,11 @@ func (s *Set) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
 // content. Once it has begun it goes on when ctx ends, and the caller, who holds the lock of its
 // id, keeps that until it returns. Errors: ErrNotFound, ErrBusy while a volume is made from it,
 // ErrUnavailable, ErrPrecondition for a directory that is no such snapshot.
-func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
-	if err := s.pins.Free(id); err != nil {
+func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
+	if err := s.set.pins.Free(id); err != nil {
 		return err
 	}
-	ctx, end := s.UntilClose(ctx)
+	ctx, end := s.set.UntilClose(ctx)
 	defer end()
 	slowly := &reconcile.Pace{Done: new(atomic.Uint64)}
 	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
@@ -53,10 +53,10 @@ func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
 
 // anyUpstream searches the snapshotPath of each pool for a snapshot. It returns ErrNotFound only
 // if every one of them could be asked.
-func (s *Set) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
+func (s Snapshots) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error
 	done := false
-	for _, p := range s.Pools {
+	for _, p := range s.set.Pools {
 		err := withUpstream(p, func(in *dir.Dir) error { return do(p, in) })
 		switch {
 		case err == nil:

@@ -61,8 +61,8 @@ func mountRows(s *scene) []row {
 		func() { check(unix.Unmount(bareTarget, unix.UMOUNT_NOFOLLOW), unix.Rmdir(bareTarget)) }, nothing,
 	}
 	within := pair{
-		func() { check(pools.Publish(s.ctx, pool.Publication{ID: inside, Target: target})) },
-		func() { check(pools.Unpublish(s.ctx, inside, target)) }, nothing,
+		func() { check(pools.Publications().Publish(s.ctx, pool.Publication{ID: inside, Target: target})) },
+		func() { check(pools.Publications().Unpublish(s.ctx, inside, target)) }, nothing,
 	}
 	publish, unpublish := row{name: "NodePublishVolume", budget: budget{atMost: 3}}, row{name: "NodeUnpublishVolume", budget: budget{atMost: 2}}
 	rows := both("", s.samples, pair{a.publish(id), a.unpublish(id), nothing}, a.asked(bare), publish, unpublish)

@@ -188,9 +188,9 @@ func (w *world) publish() {
 	if in != "" {
 		p.Pool = poolName(in)
 	}
-	unlock, err := w.set.LockToPublish(p)
+	unlock, err := w.set.Publications().Lock(p)
 	must.Succeed(w, err)
-	err = w.set.Publish(background, p)
+	err = w.set.Publications().Publish(background, p)
 	unlock()
 	w.answer(err, want, "publish %s %s of %q at %s, read-only %v, single %v", p.Mode, name, in, target, p.ReadOnly, p.SingleTarget)
 }
@@ -235,7 +235,7 @@ func (w *world) publishInline() {
 		}
 	}
 	unlock := w.lockTarget(name, target)
-	err := w.set.PublishInline(background, pool.Request{ID: id(name), Pool: poolName(in), Range: r}, p)
+	err := w.set.Publications().PublishInline(background, pool.Request{ID: id(name), Pool: poolName(in), Range: r}, p)
 	unlock()
 	w.answer(err, want, "publish inline %s of %d to %d in %s at %s", name, r.Required, r.Limit, in, target)
 	if err == nil {
@@ -248,7 +248,7 @@ func (w *world) unpublish() {
 	want := w.mayUnpublish(name, target)
 	unlock, err := w.set.ShareTarget(id(name), w.target(target))
 	must.Succeed(w, err)
-	err = w.set.Unpublish(background, id(name), w.target(target))
+	err = w.set.Publications().Unpublish(background, id(name), w.target(target))
 	unlock()
 	w.answer(err, want, "unpublish %s from %s", name, target)
 }
@@ -330,7 +330,7 @@ func (w *world) stats() {
 	if v == nil || v.dir != nil && !w.carries(target, v) {
 		want = volume.ErrNotFound
 	}
-	got, err := w.set.Stats(background, id(name), w.target(target))
+	got, err := w.set.Publications().Stats(background, id(name), w.target(target))
 	w.answer(err, want, "stats of %s at %s", name, target)
 	if err != nil {
 		return

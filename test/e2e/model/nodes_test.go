@@ -149,7 +149,7 @@ func (m *member) try(what string, vol volume.ID, do func() error) bool {
 // use publishes a vol for one node, and takes it off again. Meanwhile no node may remove it, or
 // publish it too.
 func (m *member) use(ctx context.Context, vol volume.ID, target bind.Target) {
-	publish := func() error { return m.set.Publish(ctx, pool.Publication{ID: vol, Target: target}) }
+	publish := func() error { return m.set.Publications().Publish(ctx, pool.Publication{ID: vol, Target: target}) }
 	if !m.try("publish", vol, publish) {
 		return
 	}
@@ -158,7 +158,7 @@ func (m *member) use(ctx context.Context, vol volume.ID, target bind.Target) {
 		m.wantMounted(vol, target)
 	}
 	m.wantAlone(vol, -1)
-	unpublish := func() error { return m.set.Unpublish(background, vol, target) }
+	unpublish := func() error { return m.set.Publications().Unpublish(background, vol, target) }
 	for !m.try("unpublish", vol, unpublish) {
 		if m.Failed() {
 			return

@@ -102,7 +102,7 @@ func (w *world) snapshot() {
 	want := w.maySnapshot(name, of, when)
 	w.awaitTick(of)
 	unlock := w.lock(name)
-	got, err := w.set.Snapshot(background, pool.SnapshotRequest{ID: id(name), Source: id(of), Way: pool.CopyWay{WhenWritten: when}})
+	got, err := w.set.Snapshots().Create(background, pool.SnapshotRequest{ID: id(name), Source: id(of), Way: pool.CopyWay{WhenWritten: when}})
 	unlock()
 	w.answer(err, want, "snapshot %s of %s, %s", name, of, when)
 	if err != nil {
@@ -168,7 +168,7 @@ func (w *world) deleteSnapshot() {
 	}
 	delete(w.volumes, name)
 	unlock := w.lock(name)
-	err := w.set.DeleteSnapshot(background, id(name))
+	err := w.set.Snapshots().Delete(background, id(name))
 	unlock()
 	w.answer(err, want, "delete snapshot %s", name)
 }
@@ -190,7 +190,7 @@ func (w *world) listSnapshots() {
 	}
 	for more := true; more; more = from != (volume.ID{}) {
 		var page []pool.Snapshot
-		page, from = w.set.Snapshots(background, from, source, most)
+		page, from = w.set.Snapshots().List(background, from, source, most)
 		for _, s := range page {
 			if len(want) == 0 || s.ID.String() != want[0] {
 				w.Fatalf("after %q, of %q, comes %+v, want %v", after, of, s, want)
@@ -218,7 +218,7 @@ func (w *world) write() {
 
 // checkSnapshot compares what is reported of one snapshot.
 func (w *world) checkSnapshot(name string, v *modelVolume) {
-	got, err := w.set.FindSnapshot(background, id(name))
+	got, err := w.set.Snapshots().Find(background, id(name))
 	if !v.promised() {
 		w.answer(err, volume.ErrDamagedRecord, "find snapshot %s", name)
 		return
