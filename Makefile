@@ -244,7 +244,7 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 cluster-check:
 	@cd test/cluster && go run ./cmd/check
 
-# The programs of Kubernetes take 12 to 15 minutes of processor time to build, once. The module that names
+# The programs of Kubernetes take 20 to 25 minutes of processor time to build, once. The module that names
 # them has no code. The harness has the same flags, and so the same client.
 KUBERNETES := bin/cluster/kube-apiserver
 KUBERNETES_VERSION := $(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' test/cluster/kubernetes/go.mod)

@@ -125,10 +125,10 @@ func suiteImages(ctx context.Context, programs string, shell image.Image) ([]ima
 		return i
 	}
 	return []image.Image{
-		named(shell, "busybox:1.37.0-1"),
-		named(shell, "nginx:1.15-4"),
-		named(gnu, "glibc-dns-testing:2.0.0"),
-		named(all, "agnhost:2.63.0"),
+		named(shell, "busybox:1.37.0-2"),
+		named(shell, "nginx:1.27.0-2"),
+		named(gnu, "glibc-dns-testing:2.1.1"),
+		named(all, "agnhost:2.66.1"),
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"fmt"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -101,6 +102,21 @@ func argsOf(c corev1.Container) map[string]string {
 func volume(pod corev1.PodSpec, name string) corev1.Volume {
 	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
 	return pod.Volumes[i]
+}
+
+// The cluster of the tests has the sidecars that users get, as far as they are Go modules.
+func TestSidecarsAreThoseOfTestCluster(t *testing.T) {
+	modules, err := os.ReadFile("../cluster/kubernetes/go.mod")
+	succeed(t, err)
+	pod := podOf(t, overlay(t, map[string]string{"kustomization.yaml": "resources: [$csi]\ncomponents: [$csi/snapshots]"}))
+	for name, module := range map[string]string{
+		"csi-provisioner": "external-provisioner/v6", "csi-resizer": "external-resizer/v2", "csi-snapshotter": "external-snapshotter/v8",
+	} {
+		_, version, _ := strings.Cut(container(t, pod, name).Image, ":")
+		if want := "github.com/kubernetes-csi/" + module + " " + version + " "; !strings.Contains(string(modules), want) {
+			t.Errorf("test/cluster/kubernetes/go.mod does not have %s", want)
+		}
+	}
 }
 
 func TestContainerSpecs(t *testing.T) {
