@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,6 +39,9 @@ type Options struct {
 	Nodes []string
 	// Pools are what each node gets.
 	Pools []node.Pool
+	// HealthOn are the nodes whose kubelet asks for the health of volumes and shows it, which
+	// kubelets do only with a feature gate.
+	HealthOn []string
 	// Images are archives of all that the nodes run, as MakeImages makes them. If
 	// there are none they are made.
 	Images []string
@@ -76,7 +80,7 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	}
 	c.Log.Printf("control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler")
 	var err error
-	c.control, err = control.New(filepath.Join(c.Sandbox.Dir, "control"), c.Programs, c.Logs, c.Options.Nodes)
+	c.control, err = control.New(filepath.Join(c.Sandbox.Dir, "control"), c.Programs, c.Logs, c.Options.Nodes, c.serverGates())
 	if err != nil {
 		return c, err
 	}
@@ -168,7 +172,28 @@ func (c *Cluster) startNode(ctx context.Context, number int, name string) (*node
 		Images:     c.Images,
 		Pools:      c.Pools,
 		MaxPods:    250,
+
+		FeatureGates: c.kubeletGates(name),
 	})
+}
+
+// healthGate is the feature gate of Kubernetes for the health that CSI drivers report.
+const healthGate = "CSIVolumeHealth"
+
+func (c *Cluster) serverGates() string {
+	for _, node := range c.HealthOn {
+		if node != "" {
+			return healthGate + "=true"
+		}
+	}
+	return ""
+}
+
+func (c *Cluster) kubeletGates(node string) string {
+	if !slices.Contains(c.HealthOn, node) {
+		return ""
+	}
+	return healthGate + ": true"
 }
 
 func (c *Cluster) nodesReady(ctx context.Context) (string, error) {

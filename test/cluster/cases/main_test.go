@@ -44,6 +44,7 @@ func TestMain(m *testing.M) {
 	programs := flag.String("programs", "../../../bin/cluster", "directory with the programs of the cluster")
 	logs := flag.String("logs", "", "directory for the logs of the cluster, which is emptied; logs below that of the programs if not given")
 	nodes := flag.String("nodes", nodeA+","+nodeB, "names of the nodes; many cases want both")
+	healthOn := flag.String("health-on", nodeA, "names of the nodes whose kubelet shows the health of volumes, by a feature gate")
 	slower := flag.Int("slower", 1, "everything may take so many times as long as on a real machine")
 	images := flag.String("images", "", "directory with the images, as cluster images makes it; they are made if not given")
 	flag.StringVar(&poolKind, "pools", "btrfs", "filesystem of the pools with quotas: btrfs or xfs")
@@ -67,6 +68,7 @@ func TestMain(m *testing.M) {
 		Images:   archives,
 		Nodes:    strings.Split(*nodes, ","),
 		Pools:    cluster.Pools(poolKind),
+		HealthOn: strings.Split(*healthOn, ","),
 		Log:      progress.New(os.Stdout).Slower(*slower),
 	}))
 }

@@ -46,6 +46,8 @@ type user struct{ name, group, token string }
 type Plane struct {
 	// Dir has its files; Programs and Logs are where programs are and logs go.
 	dir, programs, logs string
+	// gates are the feature gates of the API server, as "Name=true".
+	gates string
 
 	users     map[string]user
 	processes []*process.Process
@@ -58,9 +60,10 @@ const Admin = "admin"
 func Node(name string) string { return "system:node:" + name }
 
 // New prepares a control plane for nodes of these names. Its files are in a
-// directory, its programs in another one.
-func New(dir, programs, logs string, nodes []string) (*Plane, error) {
-	p := &Plane{dir: dir, programs: programs, logs: logs, users: map[string]user{}}
+// directory, its programs in another one. The feature gates are those of the API
+// server, as "Name=true".
+func New(dir, programs, logs string, nodes []string, gates string) (*Plane, error) {
+	p := &Plane{dir: dir, programs: programs, logs: logs, gates: gates, users: map[string]user{}}
 	known := []user{
 		{name: Admin, group: "system:masters"},
 		{name: "system:kube-controller-manager"},
@@ -156,6 +159,7 @@ func (p *Plane) startServer(ctx context.Context) error {
 		"--audit-policy-file="+p.file("audit-policy.yaml"), "--audit-log-path="+audit.Path(p.logs),
 		// Else it looks nodes up by their names to fetch logs.
 		"--kubelet-preferred-address-types=InternalIP",
+		"--feature-gates="+p.gates,
 		"--v=1",
 	)
 	if err != nil {

@@ -87,8 +87,10 @@ kubeAPIBurst: 200
 registryPullQPS: 0
 serializeImagePulls: false
 nodeStatusUpdateFrequency: 4s
+# Also how often it asks for the health of volumes.
 volumeStatsAggPeriod: 5s
+featureGates: {%s}
 # How long a pod in use waits for its volume to grow.
 syncFrequency: 10s
-`, n.port(), n.healthPort(), containerdSocket, n.file("resolv.conf"), n.MaxPods, n.Cgroup)
+`, n.port(), n.healthPort(), containerdSocket, n.file("resolv.conf"), n.MaxPods, n.Cgroup, n.FeatureGates)
 }

@@ -46,6 +46,8 @@ type Config struct {
 	Pools  []Pool
 	// MaxPods is how many pods fit.
 	MaxPods int
+	// FeatureGates are those of its kubelet, as "Name: true".
+	FeatureGates string
 }
 
 // A Node is a running node.
