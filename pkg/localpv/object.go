@@ -61,9 +61,9 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 			Name:        o.Name,
 			Labels:      map[string]string{legacyNodeLabel: node.Name, nodeLabel: node.Name},
 			Annotations: kept,
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes, BlockOwnerDeletion: &yes,
-			}},
+			// It does not block the deletion of the node, which takes the right to set finalizers there on OpenShift
+			// (OwnerReferencesPermissionEnforcement).
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes}},
 		},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(o.Bytes, resource.BinarySI)},

@@ -23,7 +23,7 @@ func volume() *corev1.PersistentVolume {
 	return newVolume(node, config, devices.Offer{Name: "local-n1-pci-0", Path: "/dev/disk/by-path/pci-0", Bytes: 1<<30 + 512})
 }
 
-// What users' tools read of a volume.
+// What users' tools read of a volume. What it does not have of upstream's is blockOwnerDeletion, for which OpenShift wants a right to nodes.
 func TestVolumeIsCompatibleWithUpstream(t *testing.T) {
 	const want = `
 metadata:
@@ -39,7 +39,7 @@ metadata:
     local-pv-provisioner.cybozu.io/storageClassName: local-storage
     local-pv-provisioner.cybozu.io/volumeMode: Filesystem
   ownerReferences:
-  - {apiVersion: v1, kind: Node, name: n1, uid: uid, controller: true, blockOwnerDeletion: true}
+  - {apiVersion: v1, kind: Node, name: n1, uid: uid, controller: true}
 spec:
   accessModes: [ReadWriteOnce]
   capacity: {storage: "1073742336"}
