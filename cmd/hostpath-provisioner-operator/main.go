@@ -80,39 +80,8 @@ func main() {
 }
 
 func run(s settings, config render.Config) error {
-	cluster, err := ctrl.GetConfig()
-	if err != nil {
-		return err
-	}
-	scheme, err := operator.Scheme()
-	if err != nil {
-		return err
-	}
-	caches, err := operator.CacheOptions(config.Namespace)
-	if err != nil {
-		return err
-	}
 	policy := operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion)
-	grace := 10 * time.Second
-	m, err := ctrl.NewManager(cluster, manager.Options{
-		Scheme:                  scheme,
-		Cache:                   caches,
-		Client:                  operator.ClientOptions(),
-		HealthProbeBindAddress:  s.health,
-		LivenessEndpointName:    "/livez",
-		LeaderElection:          s.elect,
-		LeaderElectionID:        operator.LeaderElection,
-		LeaderElectionNamespace: config.Namespace,
-		// The next one takes over at once when this one ends.
-		LeaderElectionReleaseOnCancel: true,
-		GracefulShutdownTimeout:       &grace,
-		Metrics: metricsserver.Options{
-			BindAddress:    s.metrics,
-			SecureServing:  true,
-			FilterProvider: operator.Authorize,
-			TLSOpts:        []func(*tls.Config){policy.Configure},
-		},
-	})
+	m, err := newManager(s, config.Namespace, policy)
 	if err != nil {
 		return err
 	}
@@ -153,6 +122,42 @@ func run(s settings, config render.Config) error {
 		return cause
 	}
 	return nil
+}
+
+// newManager makes what runs the controllers of an operator in a namespace, while that holds its Lease.
+func newManager(s settings, namespace string, policy *operator.TLSPolicy) (manager.Manager, error) {
+	cluster, err := ctrl.GetConfig()
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := operator.Scheme()
+	if err != nil {
+		return nil, err
+	}
+	caches, err := operator.CacheOptions(namespace)
+	if err != nil {
+		return nil, err
+	}
+	grace := 10 * time.Second
+	return ctrl.NewManager(cluster, manager.Options{
+		Scheme:                  scheme,
+		Cache:                   caches,
+		Client:                  operator.ClientOptions(),
+		HealthProbeBindAddress:  s.health,
+		LivenessEndpointName:    "/livez",
+		LeaderElection:          s.elect,
+		LeaderElectionID:        operator.LeaderElection,
+		LeaderElectionNamespace: namespace,
+		// The next one takes over at once when this one ends.
+		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       &grace,
+		Metrics: metricsserver.Options{
+			BindAddress:    s.metrics,
+			SecureServing:  true,
+			FilterProvider: operator.Authorize,
+			TLSOpts:        []func(*tls.Config){policy.Configure},
+		},
+	})
 }
 
 // addMoves has the manager move volumes of a driver in a namespace.
