@@ -374,44 +374,67 @@ func ofOtherUser(path string) bool {
 // descriptors looks for a device that a process has open for writing. One that only reads it loses nothing that is its own,
 // and udev does so whenever a device was closed.
 func (s *search) descriptors(pid int) error {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
+	dir, err := os.Open(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
 		return allow(err)
 	}
-	for _, e := range entries {
-		open := describe(pid, e.Name())
-		if !open.writes {
-			continue
+	defer func() { _ = dir.Close() }()
+	for {
+		names, err := dir.Readdirnames(256) // a process may have a million
+		for _, name := range names {
+			device, err := s.descriptor(pid, name)
+			if err != nil {
+				return err
+			}
+			if device {
+				s.users.Processes = append(s.users.Processes, describeProcess(pid))
+				return nil
+			}
 		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return allow(err)
+		}
+	}
+}
+
+// descriptor says whether a descriptor is of one of the devices, and for writing. The mode of its link says the latter of all
+// but those that neither read nor write: what fdinfo has besides grows with what the process does with it.
+func (s *search) descriptor(pid int, name string) (bool, error) {
+	link := fmt.Sprintf("/proc/%d/fd/%s", pid, name)
+	info, err := os.Lstat(link)
+	if err == nil && info.Mode().Perm()&0o600 == 0o400 {
+		return false, nil
+	}
+	device, err := s.opens(link, func() (mount, bool) {
+		open := describe(pid, name)
 		on, known := s.seen[open.mount]
 		if !known { // it has no place any more
 			on = mount{on: fmt.Sprintf("mount %d", open.mount)}
 		}
-		device, err := s.opens(filepath.Join(dir, e.Name()), on)
-		if !device && err == nil {
-			device, err = s.registered(pid, e.Name())
-		}
-		if err != nil {
-			return err
-		}
-		if device && !ours(pid) {
-			s.users.Processes = append(s.users.Processes, describeProcess(pid))
-			return nil
-		}
+		return on, open.writes
+	})
+	if !device && err == nil {
+		device, err = s.registered(pid, name)
 	}
-	return nil
+	return device && !ours(pid), err
 }
 
-// opens says whether a link of a process leads to one of the devices. What has no path, as a socket, is none. A file that is open is
-// asked of its filesystem without a name, and NFS asks its server even so.
-func (s *search) opens(link string, on mount) (bool, error) {
+// opens says whether a link of a process leads to one of the devices. What has no path, as a socket, is none, nor what is not asked
+// for after all. A file that is open is asked of its filesystem without a name, and NFS asks its server even so.
+func (s *search) opens(link string, where func() (on mount, asked bool)) (bool, error) {
 	to, err := os.Readlink(link)
 	if err == nil && !strings.HasPrefix(to, "/") {
 		return false, nil
 	}
 	if err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
 		return false, allow(err)
+	}
+	on, asked := where()
+	if !asked {
+		return false, nil
 	}
 	server := "files on " + on.on
 	device, err := s.leads(server, func() (file, error) { return stat(unix.AT_FDCWD, link) })
@@ -440,7 +463,7 @@ type descriptor struct {
 }
 
 func describe(pid int, name string) descriptor {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, name))
+	content, err := readStart(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, name))
 	field := func(key string) string {
 		_, after, _ := strings.Cut(string(content), key+":\t")
 		value, _, _ := strings.Cut(after, "\n")
@@ -464,6 +487,18 @@ func ours(pid int) bool {
 	return err == nil && ownErr == nil && its == own
 }
 
+// readStart reads what a file of the kernel begins with.
+func readStart(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	start := make([]byte, 512)
+	n, err := file.Read(start)
+	return start[:n], err
+}
+
 func describeProcess(pid int) string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
@@ -484,7 +519,7 @@ func (s *search) memory(pid int) error {
 		return allow(err)
 	}
 	for _, m := range shared {
-		device, err := s.opens(m.link(pid), s.filesystem(m))
+		device, err := s.opens(m.link(pid), func() (mount, bool) { return s.filesystem(m), true })
 		if err != nil {
 			return err
 		}
