@@ -47,6 +47,7 @@ type moving struct {
 	address            string
 	identity           mover.Identity
 	bytesPerSecond     int64
+	silence            time.Duration
 
 	// The source's.
 	bytes          int64
@@ -54,7 +55,8 @@ type moving struct {
 	verify         transfer.Verify
 	aborted        bool
 	// The target's.
-	pool, fence string
+	pool, fence   string
+	evenConfirmed bool
 }
 
 // parseMoving reads the command line and reports all problems at once.
@@ -72,6 +74,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 	flags.StringVar(&m.identity.KeyFile, "key-file", "", "private key of --cert-file")
 	flags.StringVar(&m.identity.CAFile, "ca-file", "", "certificate of the authority of both sides, made for this move")
 	flags.Int64Var(&m.bytesPerSecond, "bytes-per-second", 0, "limit of what is sent; 0 for none")
+	flags.DurationVar(&m.silence, "silence", mover.Silence, "end a connection on which the other node has answered nothing for so long, at least 1s")
 	if command == moveOutCommand {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; remove: remove it, after its copy was confirmed")
 		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
@@ -84,6 +87,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 		flags.StringVar(&m.address, "address", ":8444", "address to listen on for move-out")
 		flags.StringVar(&m.pool, "pool", "", "pool of the copy; may be empty where there is one")
 		flags.StringVar(&m.fence, "fence", "", "what move-out has reported as fence when it handed the volume over; required to confirm")
+		flags.BoolVar(&m.evenConfirmed, "even-confirmed", false, "abort a copy that was confirmed too: no pod has used it, and the other node has all of the volume")
 	}
 	problems := cmdline.ParseAll(flags, args)
 	if errors.Is(problems, flag.ErrHelp) {
@@ -131,6 +135,9 @@ func (m *moving) check(command, verify string) error {
 	}
 	if m.bytes < 0 || m.bytesPerSecond < 0 {
 		problems = errors.Join(problems, errors.New("--bytes and --bytes-per-second: must not be negative"))
+	}
+	if m.silence < time.Second {
+		problems = errors.Join(problems, errors.New("--silence: must be at least 1s"))
 	}
 	switch verify {
 	case "", "changed":
@@ -218,9 +225,9 @@ func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, r
 	case stepConfirm:
 		return in.Confirm(ctx, m.fence)
 	case stepAbort:
-		return in.Abort(ctx)
+		return in.Abort(ctx, m.evenConfirmed)
 	}
-	listener, err := mover.Listen(ctx, m.address, m.identity)
+	listener, err := mover.Listen(ctx, m.address, m.identity, m.silence)
 	if err != nil {
 		return err
 	}
@@ -240,7 +247,7 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	case stepRemove:
 		return last, out.Remove(ctx)
 	}
-	if out.Dial, err = mover.Dialer(m.address, m.identity); err != nil {
+	if out.Dial, err = mover.Dialer(m.address, m.identity, m.silence); err != nil {
 		return last, err
 	}
 	last.Event = mover.HandedOver

@@ -42,10 +42,10 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		moves.Unfence:       func() error { return m.pools.Moves().Unfence(ctx, move, r.TargetAborted) },
 		moves.HandOver:      func() error { return m.pools.Moves().HandOver(ctx, move, r.Fence) },
 		moves.RemoveSource:  func() error { return m.pools.Moves().RemoveSource(ctx, move) },
-		moves.Based:         func() error { return m.pools.Moves().Based(ctx, move, r.Was, r.Base) },
+		moves.Based:         func() error { return m.pools.Moves().Based(ctx, move, r.Was, r.Base, r.Verify) },
 		moves.Received:      func() error { return m.pools.Moves().Received(ctx, move, r.Fence) },
 		moves.ConfirmTarget: func() error { return m.pools.Moves().ConfirmTarget(ctx, move, r.Fence) },
-		moves.AbortTarget:   func() error { return m.pools.Moves().AbortTarget(ctx, move) },
+		moves.AbortTarget:   func() error { return m.pools.Moves().AbortTarget(ctx, move, r.EvenConfirmed) },
 	}[name]()
 }
 
@@ -83,6 +83,7 @@ func described(is pool.MoveState, err error) (*moves.Volume, error) {
 	return &moves.Volume{
 		Pool: is.Pool.String(), UID: is.UID, Recorded: is.Recorded, Used: is.Used,
 		Shape: moves.Shape{Mode: string(is.Mode), Bytes: is.Bytes, BlockBytes: is.BlockBytes, BytesPerInode: is.BytesPerInode},
-		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Base: is.Base, Moved: is.Moved,
+		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Moved: is.Moved,
+		Base: is.Base, Verify: is.Verify,
 	}, nil
 }

@@ -127,7 +127,7 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
 		var release func()
-		release, reply.Base, filling, err = i.claim(ctx, into, says.Base != "")
+		release, reply, filling, err = i.claim(ctx, into, says.Base != "")
 		defer release()
 	}
 	if err != nil {
@@ -142,7 +142,7 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 			if says.Base == "" {
 				return nil
 			}
-			return i.based(ctx, filling, says.Base)
+			return i.based(ctx, filling, says.Base, says.Verify)
 		})
 	case sessionReceived:
 		i.Report(Event{Event: Received})
@@ -178,11 +178,11 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 }
 
 // claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
-// a session, and would change what pods have. From then on it is not known of the copy what it equals: base is what that was. If it is
+// a session, and would change what pods have. From then on it is not known of the copy what it equals: was has what that was. If it is
 // to equal a reference, filling is recorded instead, which no other session has: only in its place may this one record the reference.
-func (i *In) claim(ctx context.Context, into *dir.Dir, toBeBased bool) (release func(), base, filling string, err error) {
+func (i *In) claim(ctx context.Context, into *dir.Dir, toBeBased bool) (release func(), was answer, filling string, err error) {
 	if release, err = into.TryLockDir(); err != nil {
-		return func() {}, "", "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+		return func() {}, was, "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
 	}
 	if toBeBased {
 		filling = beingFilled + rand.Text()
@@ -192,21 +192,21 @@ func (i *In) claim(ctx context.Context, into *dir.Dir, toBeBased bool) (release 
 		err = fmt.Errorf("the copy of volume %s was confirmed in between", i.Volume)
 	}
 	if err == nil && v.Base != filling {
-		err = i.based(ctx, v.Base, filling)
+		err = i.based(ctx, v.Base, filling, "")
 	}
-	if base = v.Base; strings.HasPrefix(base, beingFilled) {
-		base = ""
+	if was.UID = v.UID; !strings.HasPrefix(v.Base, beingFilled) {
+		was.Base, was.Verify = v.Base, v.Verify
 	}
-	return release, base, filling, err
+	return release, was, filling, err
 }
 
 // beingFilled begins what is recorded of a copy that a session fills. No token of a reference has a hyphen.
 const beingFilled = "filling-"
 
-// based records what reference of the source the copy equals, in the place of what was recorded.
-func (i *In) based(ctx context.Context, was, token string) error {
+// based records what reference of the source the copy equals by which comparison, in the place of what was recorded.
+func (i *In) based(ctx context.Context, was, token, verify string) error {
 	r := i.request("")
-	r.Was, r.Base = was, token
+	r.Was, r.Base, r.Verify = was, token, verify
 	_, err := i.Driver.Repeat(ctx, moves.Based, r)
 	return err
 }
@@ -239,13 +239,15 @@ func (i *In) Confirm(ctx context.Context, fence string) error {
 	return err
 }
 
-// Abort removes the copy, unless it was confirmed. What else has the name is not of this move, and stays.
-func (i *In) Abort(ctx context.Context) error {
+// Abort removes the copy, unless it was confirmed, or even then. What else has the name is not of this move, and stays.
+func (i *In) Abort(ctx context.Context, evenConfirmed bool) error {
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
 	if moves.IsNotFound(err) || err == nil && v.Move != i.Move && v.Moved != i.Move {
 		return nil
 	}
-	_, err = i.Driver.Repeat(ctx, moves.AbortTarget, i.request(""))
+	r := i.request("")
+	r.EvenConfirmed = evenConfirmed
+	_, err = i.Driver.Repeat(ctx, moves.AbortTarget, r)
 	return err
 }
 

@@ -81,8 +81,10 @@ type hello struct {
 	Move    string `json:"move"`
 	// Shape is that of the source.
 	moves.Shape
-	// Base is the reference of the source that the copy equals when the session has ended; empty for none.
-	Base string `json:"base,omitempty"`
+	// Base is the reference of the source that the copy equals when the session has ended, and Verify the way in which the two are
+	// compared; empty for none.
+	Base   string `json:"base,omitempty"`
+	Verify string `json:"verify,omitempty"`
 	// UID is that of the copy which is whole, and Fence what it is whole as of.
 	UID   string `json:"uid,omitempty"`
 	Fence string `json:"fence,omitempty"`
@@ -90,10 +92,11 @@ type hello struct {
 
 // An answer is that to a hello.
 type answer struct {
-	// UID is that of the copy, and Base the reference of the source that it has equalled so far.
-	UID   string `json:"uid,omitempty"`
-	Base  string `json:"base,omitempty"`
-	Error string `json:"error,omitempty"`
+	// UID is that of the copy, and Base the reference of the source that it has equalled so far, by the comparison Verify.
+	UID    string `json:"uid,omitempty"`
+	Base   string `json:"base,omitempty"`
+	Verify string `json:"verify,omitempty"`
+	Error  string `json:"error,omitempty"`
 }
 
 const (

@@ -232,7 +232,7 @@ func (r *rig) wantMoved(fence, data string) {
 	if err := r.publish(r.from, "a"); !errors.Is(err, volume.ErrPrecondition) {
 		r.t.Errorf("the source is published as well: %v", err)
 	}
-	if err := r.in.Abort(r.t.Context()); err == nil {
+	if err := r.in.Abort(r.t.Context(), false); err == nil {
 		r.t.Error("the confirmed volume is aborted")
 	}
 	for range 2 {
@@ -400,7 +400,7 @@ func TestCopyAbortedBeforeReceived(t *testing.T) {
 	dial, sessions := r.out.Dial, 0
 	r.out.Dial = func(ctx context.Context) (net.Conn, error) {
 		if sessions++; sessions == 3 { // after the passes and the last pass
-			must.Succeed(t, r.in.Abort(ctx))
+			must.Succeed(t, r.in.Abort(ctx, false))
 			state, err := r.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
 			must.Succeed(t, err)
 			_, err = r.to.Call(ctx, moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
@@ -428,7 +428,7 @@ func TestUndoneWhileWaiting(t *testing.T) {
 		t.Errorf("it is handed over as of %s", fence)
 	}
 	r.unpublish(r.from, "a")
-	must.Succeed(t, r.in.Abort(t.Context()))
+	must.Succeed(t, r.in.Abort(t.Context(), false))
 	must.Succeed(t, r.publish(r.from, "b"))
 	r.unpublish(r.from, "b")
 }
@@ -438,7 +438,7 @@ func TestNothingToUndo(t *testing.T) {
 	r := newRig(t)
 	other := *r.in
 	other.Driver = r.from
-	must.Succeed(t, r.in.Abort(t.Context()), other.Abort(t.Context()), r.out.Undo(t.Context(), true))
+	must.Succeed(t, r.in.Abort(t.Context(), false), other.Abort(t.Context(), false), r.out.Undo(t.Context(), true))
 	must.Succeed(t, r.publish(r.from, "a"))
 	r.unpublish(r.from, "a")
 	_, err := r.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "another", Peer: "node-2"})
@@ -640,7 +640,7 @@ func (r *rig) session(base string) net.Conn {
 func TestStrangersAreSilent(t *testing.T) {
 	r := newRig(t)
 	a := newAuthority(t)
-	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth), time.Minute)
 	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -651,7 +651,7 @@ func TestStrangersAreSilent(t *testing.T) {
 		must.Succeed(t, err)
 		defer stranger.Close()
 	}
-	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth))
+	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth), time.Minute)
 	must.Succeed(t, err)
 	began := time.Now()
 	fence, err := r.out.Copy(t.Context())
@@ -730,10 +730,10 @@ func TestIdentities(t *testing.T) {
 // connect has the two sides exchange a byte each.
 func connect(t *testing.T, target, source mover.Identity) error {
 	t.Helper()
-	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", target)
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", target, time.Minute)
 	must.Succeed(t, err)
 	defer listener.Close()
-	dial, err := mover.Dialer(listener.Addr().String(), source)
+	dial, err := mover.Dialer(listener.Addr().String(), source, time.Minute)
 	must.Succeed(t, err)
 	served := make(chan error, 1)
 	go func() {
@@ -772,12 +772,73 @@ func TestUnusableIdentity(t *testing.T) {
 		{}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile}, {CertFile: whole.CertFile, KeyFile: whole.KeyFile, CAFile: whole.KeyFile},
 		{CertFile: whole.CertFile, KeyFile: a.File, CAFile: whole.CAFile},
 	} {
-		if l, err := mover.Listen(t.Context(), "127.0.0.1:0", broken); err == nil {
+		if l, err := mover.Listen(t.Context(), "127.0.0.1:0", broken, time.Minute); err == nil {
 			t.Errorf("%d: %v listens", i, l)
 		}
-		if _, err := mover.Dialer("127.0.0.1:1", broken); err == nil {
+		if _, err := mover.Dialer("127.0.0.1:1", broken, time.Minute); err == nil {
 			t.Errorf("%d: a source can dial", i)
 		}
+	}
+}
+
+// The files of both sides are made anew while the target waits, as those of a Secret that was deleted.
+func TestIdentityMadeAnew(t *testing.T) {
+	a, another := newAuthority(t), newAuthority(t)
+	target := identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth)
+	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", target, time.Minute)
+	must.Succeed(t, err)
+	defer listener.Close()
+	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
+	dial, err := mover.Dialer(listener.Addr().String(), source, time.Minute)
+	must.Succeed(t, err)
+	for _, side := range []struct{ was, is mover.Identity }{
+		{target, identity(t, another, mover.TargetName, x509.ExtKeyUsageServerAuth)},
+		{source, identity(t, another, mover.SourceName, x509.ExtKeyUsageClientAuth)},
+	} {
+		for was, is := range map[string]string{side.was.CertFile: side.is.CertFile, side.was.KeyFile: side.is.KeyFile, side.was.CAFile: side.is.CAFile} {
+			data, err := os.ReadFile(is)
+			must.Succeed(t, err)
+			must.Succeed(t, os.WriteFile(was, data, 0o600))
+		}
+	}
+	served := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			_, err = conn.Write([]byte{1})
+			err = errors.Join(err, conn.Close())
+		}
+		served <- err
+	}()
+	conn, err := dial(t.Context())
+	must.Succeed(t, err)
+	defer conn.Close()
+	_, err = io.ReadFull(conn, make([]byte, 1))
+	must.Succeed(t, err, <-served)
+}
+
+// What a copy was compared with in another way is no base.
+func TestBaseOfAnotherComparison(t *testing.T) {
+	for verify, want := range map[string]bool{"all": true, "changed": false, "": false} {
+		t.Run(verify, func(t *testing.T) {
+			r := newRig(t)
+			r.out.Verify = "all"
+			state, err := r.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-2"})
+			must.Succeed(t, err)
+			request := moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape}
+			_, err = r.to.Call(t.Context(), moves.PrepareTarget, request)
+			must.Succeed(t, err)
+			request.Base, request.Verify = "one", verify
+			_, err = r.to.Call(t.Context(), moves.Based, request)
+			must.Succeed(t, err)
+			r.listen()
+			fence, err := r.out.Copy(t.Context())
+			must.Succeed(t, err)
+			if asked := slices.Contains(r.events, mover.Unbased); asked != want { // there is no such reference
+				t.Errorf("the events are %q", r.events)
+			}
+			r.wantMoved(fence, "first")
+		})
 	}
 }
 
@@ -786,7 +847,7 @@ func TestDialUntilTargetListens(t *testing.T) {
 	a := newAuthority(t)
 	source := identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth)
 	address := testenv.FreeAddress(t)
-	dial, err := mover.Dialer(address, source)
+	dial, err := mover.Dialer(address, source, time.Minute)
 	must.Succeed(t, err)
 	dialed := make(chan error, 1)
 	go func() {
@@ -796,7 +857,7 @@ func TestDialUntilTargetListens(t *testing.T) {
 		}
 		dialed <- err
 	}()
-	listener, err := mover.Listen(t.Context(), address, identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth))
+	listener, err := mover.Listen(t.Context(), address, identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth), time.Minute)
 	must.Succeed(t, err)
 	defer listener.Close()
 	conn, err := listener.Accept()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
@@ -127,7 +126,7 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 	for {
 		based := false
 		err := o.session(ctx, sessionPass, hello{Shape: v.Shape}, func(conn net.Conn, is answer) error {
-			base := o.openReference(ctx, v, is.Base)
+			base := o.openReference(ctx, v, is)
 			if based = base != nil; based {
 				defer func() { _ = base.Close() }() // opened for reading
 			}
@@ -233,15 +232,15 @@ var errNoReference = errors.New("the driver makes no reference of the volume")
 func (o *Out) copyReferences(ctx context.Context, v moves.Volume) error {
 	before := int64(-1)
 	for range mostPasses {
-		token := o.Verify + rand.Text()
+		token := rand.Text()
 		r := moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, Reference: token, Base: o.base}
 		if _, err := o.Driver.Repeat(ctx, moves.Reference, r); err != nil {
 			return fmt.Errorf("%w: %w", errNoReference, err)
 		}
 		based := false
 		sent := o.sent
-		if err := o.session(ctx, sessionPass, hello{Shape: v.Shape, Base: token}, func(conn net.Conn, is answer) error {
-			base := o.openReference(ctx, v, is.Base)
+		if err := o.session(ctx, sessionPass, hello{Shape: v.Shape, Base: token, Verify: o.Verify}, func(conn net.Conn, is answer) error {
+			base := o.openReference(ctx, v, is)
 			if based = base != nil; based {
 				defer func() { _ = base.Close() }() // opened for reading
 			}
@@ -274,13 +273,13 @@ func (o *Out) reference(token string) string {
 	return id.String()
 }
 
-// openReference opens what the copy equals. It returns nil where that is not known, and for what is not there any more: then the pass
-// does without.
-func (o *Out) openReference(ctx context.Context, v moves.Volume, token string) *dir.Dir {
-	if token == "" || !strings.HasPrefix(token, o.Verify) {
+// openReference opens what the copy equals. It returns nil where that is not known, or was compared in another way, and for what is not
+// there any more: then the pass does without.
+func (o *Out) openReference(ctx context.Context, v moves.Volume, is answer) *dir.Dir {
+	if is.Base == "" || is.Verify != o.Verify {
 		return nil
 	}
-	d, err := o.Open(ctx, o.reference(token), v)
+	d, err := o.Open(ctx, o.reference(is.Base), v)
 	if err != nil {
 		o.Report(Event{Event: Unbased, Error: err.Error()})
 		return nil

@@ -23,8 +23,19 @@ type Identity struct {
 	CertFile, KeyFile, CAFile string
 }
 
-// Target is the configuration of the target: it takes the source alone.
+// Target is the configuration of the target: it takes the source alone. The files are read for each connection: they may be made anew while
+// the target waits.
 func (i Identity) Target() (*tls.Config, error) {
+	if _, err := i.target(); err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return i.target() },
+	}, nil
+}
+
+func (i Identity) target() (*tls.Config, error) {
 	c, ca, err := i.load()
 	if err != nil {
 		return nil, err
@@ -61,38 +72,34 @@ func (i Identity) load() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}, SessionTicketsDisabled: true}, ca, nil
 }
 
-// keepAlive has a peer that went away without a word be noticed within half a minute.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
-
-// Listen waits for the source at an address.
-func Listen(ctx context.Context, address string, i Identity) (net.Listener, error) {
+// Listen waits for the source at an address. A connection ends whose other side is silent for so long: see watch.
+func Listen(ctx context.Context, address string, i Identity, silence time.Duration) (net.Listener, error) {
 	config, err := i.Target()
 	if err != nil {
 		return nil, err
 	}
-	listener, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", address)
+	listener, err := (&net.ListenConfig{KeepAliveConfig: keepAlive(silence)}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	return tls.NewListener(listener, config), nil
+	return tls.NewListener(watching{listener, silence}, config), nil
 }
 
 // dialAgain is how long Dialer waits before it tries again.
 const dialAgain = 500 * time.Millisecond
 
-// Dialer connects to the target at an address. It tries again as long as nothing listens there, until ctx ends.
-func Dialer(address string, i Identity) (func(context.Context) (net.Conn, error), error) {
-	config, err := i.Source()
-	if err != nil {
+// Dialer connects to the target at an address. It tries again as long as nothing listens there, until ctx ends. A connection ends whose
+// other side is silent for so long: see watch.
+func Dialer(address string, i Identity, silence time.Duration) (func(context.Context) (net.Conn, error), error) {
+	if _, err := i.Source(); err != nil {
 		return nil, err
 	}
-	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: saying, KeepAliveConfig: keepAlive}, Config: config}
+	dialer := &net.Dialer{Timeout: saying, KeepAliveConfig: keepAlive(silence)}
 	return func(ctx context.Context) (net.Conn, error) {
 		for {
 			conn, err := dialer.DialContext(ctx, "tcp", address)
-			var unreachable *net.OpError
-			if err == nil || !errors.As(err, &unreachable) || unreachable.Op != "dial" {
-				return conn, err
+			if err == nil {
+				return secure(ctx, watch(conn, silence), i)
 			}
 			select {
 			case <-ctx.Done():
@@ -101,4 +108,18 @@ func Dialer(address string, i Identity) (func(context.Context) (net.Conn, error)
 			}
 		}
 	}, nil
+}
+
+// secure has both sides prove what they are.
+func secure(ctx context.Context, conn net.Conn, i Identity) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, saying)
+	defer cancel()
+	config, err := i.Source()
+	if err == nil {
+		secured := tls.Client(conn, config)
+		if err = secured.HandshakeContext(ctx); err == nil {
+			return secured, nil
+		}
+	}
+	return nil, errors.Join(err, conn.Close())
 }

@@ -496,14 +496,19 @@ func (s Moves) Received(ctx context.Context, m Move, fence string) error {
 }
 
 // Based records what the copy equals, durably: the token of a reference of its source, none where that is empty, or what no reference
-// has while it is filled. That takes the place of what was recorded; if something else is, the copy is another one, or another session
+// has while it is filled; and the way in which the two were compared. That takes the place of what was recorded; if something else is, the copy is another one, or another session
 // fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition
 // also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s Moves) Based(ctx context.Context, m Move, was, token string) error {
-	if token != "" {
-		if _, err := volume.ParseID(token); err != nil {
-			return err
+func (s Moves) Based(ctx context.Context, m Move, was, token, verify string) error {
+	for _, name := range []string{token, verify} {
+		if name != "" {
+			if _, err := volume.ParseID(name); err != nil {
+				return err
+			}
 		}
+	}
+	if verify != "" && token == "" {
+		return fmt.Errorf("%w: a copy that is said to equal nothing was compared with nothing", volume.ErrInvalid)
 	}
 	v, err := s.findTarget(ctx, m)
 	if err != nil {
@@ -511,14 +516,14 @@ func (s Moves) Based(ctx context.Context, m Move, was, token string) error {
 	}
 	defer v.close()
 	rec := *v.entry.Record
-	switch rec.Move.Base {
-	case token:
+	switch {
+	case rec.Move.Base == token && rec.Move.Verify == verify:
 		return v.durable()
-	case was:
+	case rec.Move.Base == was:
 	default:
 		return fmt.Errorf("note what the copy of volume %s equals: %w: it was made anew, or another session fills it", m.Volume, volume.ErrPrecondition)
 	}
-	rec.Move.Base = token
+	rec.Move.Base, rec.Move.Verify = token, verify
 	if err := v.write(ctx, &rec); err != nil {
 		return fmt.Errorf("note what the copy of volume %s equals: %w", m.Volume, err)
 	}
@@ -570,10 +575,10 @@ func (v *side) movedBy(m Move) bool {
 	return v.entry.Record != nil && v.entry.Record.Moved == m.ID.String() && v.entry.Move() == (store.Move{})
 }
 
-// AbortTarget removes the copy that the move has made. One that is not there is no error. The caller holds the volume's lock.
-// Errors: ErrPrecondition for anything else of that name, also a copy that was confirmed, ErrUnavailable, ErrDamagedRecord, ErrIO,
-// ErrAmbiguous.
-func (s Moves) AbortTarget(ctx context.Context, m Move) error {
+// AbortTarget removes the copy that the move has made. One that is not there is no error. A copy that was confirmed is removed only for a
+// caller who knows that no pod has used it, and that the source has all of it still. The caller holds the volume's lock. Errors:
+// ErrPrecondition for anything else of that name, ErrInUse, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s Moves) AbortTarget(ctx context.Context, m Move, evenConfirmed bool) error {
 	v, err := s.findToMove(ctx, m.Volume)
 	if errors.Is(err, volume.ErrNotFound) {
 		return nil
@@ -583,6 +588,7 @@ func (s Moves) AbortTarget(ctx context.Context, m Move) error {
 	}
 	defer v.close()
 	switch is := v.entry.Move(); {
+	case v.movedBy(m) && evenConfirmed:
 	case v.movedBy(m):
 		return fmt.Errorf("abort volume %s: %w: it was confirmed, and is the volume now", m.Volume, volume.ErrPrecondition)
 	case !is.Is(store.MoveTarget, m.ID):

@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -222,7 +223,7 @@ func TestTarget(t *testing.T) {
 				_, other := m.of("move-2")
 				_, err = m.tryPrepare(other)
 				wantError(t, err, volume.ErrExists)
-				wantError(t, m.to.Moves().AbortTarget(t.Context(), other), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().AbortTarget(t.Context(), other, false), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().Received(t.Context(), other, "f"), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), other, "f"), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().RemoveSource(t.Context(), m.in), volume.ErrPrecondition)
@@ -239,8 +240,8 @@ func TestTarget(t *testing.T) {
 				// A pass after it begins anew: the copy is not whole.
 				m.prepare()
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "e"), volume.ErrPrecondition)
-				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
-				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
+				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
+				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
 				m.to.settled()
 				m.to.wantVolumes()
 				if got := m.to.Status()[0].Promised; got != 0 {
@@ -256,7 +257,7 @@ func TestTargetOfNameThatIsTaken(t *testing.T) {
 		m.to.create("pvc-1", mib)
 		_, err := m.tryPrepare(m.in)
 		wantError(t, err, volume.ErrExists)
-		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in, false), volume.ErrPrecondition)
 		wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 		m.to.wantVolumes("pvc-1")
 	})
@@ -277,12 +278,22 @@ func TestHandedOver(t *testing.T) {
 		wantError(t, m.from.Moves().Unfence(t.Context(), m.out, false), volume.ErrPrecondition)
 		wantError(t, m.publishAt(m.from, volume.ModeMount, "a"), volume.ErrPrecondition)
 		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
-		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in), volume.ErrPrecondition)
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in, false), volume.ErrPrecondition)
 		m.to.wantVolumes("pvc-1")
+	})
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) { // a target that was given up comes back
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, m.handOver()))
+		_, other := m.of("move-2")
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), other, true), volume.ErrPrecondition)
+		must.Succeed(t, m.publishAt(m.to, volume.ModeMount, "a"))
+		wantError(t, m.to.Moves().AbortTarget(t.Context(), m.in, true), volume.ErrInUse)
+		must.Succeed(t, m.to.unpublish("pvc-1", "a"))
+		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, true))
+		m.to.wantVolumes()
 	})
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.handOver()
-		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
+		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
 		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, true))
 		must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"))
 		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
@@ -336,7 +347,7 @@ func TestLostTarget(t *testing.T) {
 		_, err := m.tryPrepare(m.in)
 		wantError(t, err, volume.ErrLost)
 		wantError(t, m.to.Moves().Received(t.Context(), m.in, "f"), volume.ErrNotFound)
-		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in))
+		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
 		m.prepare()
 	})
 }
@@ -509,9 +520,35 @@ func TestVersionOfMovingRecord(t *testing.T) {
 		}
 		m.prepare()
 		want("prepared", 1, 2)
+		// A mover that knows no bases would fill the copy and leave the base as it was: its driver, which knows version 2, must not let it.
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "", "one", "all"))
+		want("based", 1, 3)
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "one", "", ""))
+		want("filled", 1, 2)
 		fence := m.handOver()
 		want("handed over", 2, 2)
 		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
 		want("confirmed", 2, 1)
+	})
+}
+
+// In a record of version 2 a base is not relied on: a mover that knew none may have filled the copy since.
+func TestBaseOfEarlierVersion(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "", "one", "all"))
+		must.Succeed(t, m.to.Close(t.Context()))
+		path := m.to.Own("volumes", "pvc-1.json")
+		data, err := os.ReadFile(path)
+		must.Succeed(t, err)
+		earlier := bytes.Replace(data, []byte(`"version":3`), []byte(`"version":2`), 1)
+		if bytes.Equal(data, earlier) {
+			t.Fatalf("the record is %s", data)
+		}
+		must.Succeed(t, os.WriteFile(path, earlier, 0o600))
+		m.to.startNode("node-2", local)
+		if state, err := m.to.Moves().State(t.Context(), m.in.Volume); err != nil || state.Base != "" || state.Verify != "" || state.Role != "target" {
+			t.Errorf("the copy is %+v (%v)", state, err)
+		}
 	})
 }

@@ -142,14 +142,20 @@ func TestBased(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		ctx := t.Context()
 		m.prepare()
-		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "", "filling-1"))
+		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "", "filling-1", ""))
 		for range 2 {
-			must.Succeed(t, m.to.Moves().Based(ctx, m.in, "filling-1", "one"))
+			must.Succeed(t, m.to.Moves().Based(ctx, m.in, "filling-1", "one", "all"))
 		}
-		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "one", "filling-2"))
+		if state, err := m.to.Moves().State(ctx, m.in.Volume); err != nil || state.Base != "one" || state.Verify != "all" {
+			t.Errorf("the copy is %+v (%v)", state, err)
+		}
+		if err := m.to.Moves().Based(ctx, m.in, "one", "", "all"); !errors.Is(err, volume.ErrInvalid) {
+			t.Errorf("a copy that was compared with nothing: %v", err)
+		}
+		must.Succeed(t, m.to.Moves().Based(ctx, m.in, "one", "filling-2", ""))
 		late := func(when, was string) {
 			t.Helper()
-			if err := m.to.Moves().Based(ctx, m.in, was, "two"); !errors.Is(err, volume.ErrPrecondition) {
+			if err := m.to.Moves().Based(ctx, m.in, was, "two", "all"); !errors.Is(err, volume.ErrPrecondition) {
 				t.Errorf("%s: %v", when, err)
 			}
 			if state, err := m.to.Moves().State(ctx, m.in.Volume); err != nil || state.Base == "two" {
@@ -157,7 +163,7 @@ func TestBased(t *testing.T) {
 			}
 		}
 		late("after another session has begun", "filling-1")
-		must.Succeed(t, m.to.Moves().AbortTarget(ctx, m.in))
+		must.Succeed(t, m.to.Moves().AbortTarget(ctx, m.in, false))
 		m.prepare()
 		late("after the copy was made anew", "filling-2")
 	})

@@ -130,7 +130,7 @@ func spoil(t *testing.T, path string, with func(string) error) {
 // badRecords are texts that are no records of pvc-1, with what is said of them.
 var badRecords = map[string]struct{ text, says string }{
 	"of another volume":              {`{"version":1,"id":"pvc-2","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "pvc-2"},
-	"of a newer version":             {`{"version":3,"id":{"name":"pvc-1"}}`, "version 3"},
+	"of a newer version":             {`{"version":4,"id":{"name":"pvc-1"}}`, "version 4"},
 	"without a version":              {`{"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "version 0"},
 	"with a uid that has a dot":      {`{"version":1,"id":"pvc-1","uid":"by.hand","mode":"mount","bytes":1}`, "by.hand"},
 	"with a uid for too long a name": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef0123456789ab","mode":"mount","bytes":1}`, "0123456789abcdef0123456789ab"},

@@ -51,10 +51,14 @@ type Request struct {
 	Base      string `json:"base,omitempty"`
 	// Was is the base that Based takes the place of.
 	Was string `json:"was,omitempty"`
+	// Verify is the way in which the copy was compared with Base.
+	Verify string `json:"verify,omitempty"`
 	// LeaveSnapshots has Fence leave the snapshots of the volume behind.
 	LeaveSnapshots bool `json:"leaveSnapshots,omitempty"`
 	// TargetAborted tells Unfence that the copy on the other node is gone.
 	TargetAborted bool `json:"targetAborted,omitempty"`
+	// EvenConfirmed tells AbortTarget that no pod has used the copy, and that the source has all of it still.
+	EvenConfirmed bool `json:"evenConfirmed,omitempty"`
 	// Pool is that of the copy that PrepareTarget makes, and Shape what it has like its source. Fence takes from it the size of
 	// a volume without a record.
 	Pool string `json:"pool,omitempty"`
@@ -85,8 +89,9 @@ type Volume struct {
 	Peer       string `json:"peer,omitempty"`
 	Fence      string `json:"fence,omitempty"`
 	HandedOver bool   `json:"handedOver,omitempty"`
-	// Base is the reference that a target equals.
-	Base string `json:"base,omitempty"`
+	// Base is the reference that a target equals, and Verify the way in which the two were compared.
+	Base   string `json:"base,omitempty"`
+	Verify string `json:"verify,omitempty"`
 	// Moved is the last move that was confirmed here.
 	Moved string `json:"moved,omitempty"`
 }

@@ -28,7 +28,7 @@ const (
 	// lifetime is that of certificates, and deadline that of a mover that has them. What ran longer is made anew, with new ones.
 	lifetime = 7 * 24 * time.Hour
 	deadline = 3 * 24 * time.Hour
-	// skew is how far the clocks of nodes may be behind.
+	// skew is how far the clocks of nodes may be apart from that of the operator.
 	skew = 6 * time.Hour
 )
 
@@ -79,6 +79,6 @@ func template(name string, now time.Time) *x509.Certificate {
 	serial.SetBytes(raw[:])
 	return &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name + " " + serial.Text(36)},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(lifetime),
+		NotBefore: now.Add(-skew), NotAfter: now.Add(lifetime + skew),
 	}
 }

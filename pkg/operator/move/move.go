@@ -8,6 +8,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,6 +182,16 @@ func (m moving) copy(ctx context.Context) (saying, error) {
 		m.Status.Phase = v1alpha1.Undoing
 		return next("Undoing", "%s", why), nil
 	}
+	source, target, err := m.nodeStates(ctx)
+	switch {
+	case err != nil:
+		return saying{}, err
+	case !target.there:
+		m.Status.Phase = v1alpha1.Undoing
+		return next("Undoing", "%s", target.away(m.Status.TargetNode)), nil
+	case !source.there:
+		return says("NodeGone", "%s, which has the volume: the move goes on if it comes back", source.away(m.Status.SourceNode)), nil
+	}
 	said, err := m.movers(ctx, volume)
 	if err != nil || said != (saying{}) {
 		return said, err
@@ -220,15 +231,16 @@ func (m moving) find(ctx context.Context, key client.ObjectKey, to client.Object
 
 // switchOver makes the copy the volume, and replaces the PersistentVolume.
 func (m moving) switchOver(ctx context.Context) (saying, error) {
-	// A mover that still ran could begin the copy anew.
-	left, err := m.removePods(ctx, roleOut, roleIn)
-	if err != nil || len(left) > 0 {
-		return says("Switching", "wait for the movers to end: %s", list(left)), err
+	replaced, err := m.replaced(ctx)
+	if err != nil {
+		return saying{}, err
 	}
-	if done, said, err := m.node(ctx, roleConfirm); !done || err != nil {
-		return says("Switching", "make the copy on node %s the volume: %s", m.Status.TargetNode, said), err
+	if !replaced {
+		if said, err := m.confirm(ctx); err != nil || said != (saying{}) {
+			return said, err
+		}
 	}
-	done, said, err := m.replaceVolume(ctx)
+	done, said, err := m.replaceVolume(ctx, m.Status.TargetNode)
 	if err != nil || !done {
 		return next("Switching", "%s", said), err
 	}
@@ -240,11 +252,54 @@ func (m moving) switchOver(ctx context.Context) (saying, error) {
 	return next("Removing", "the volume is on node %s: remove the old copy on node %s", m.Status.TargetNode, m.Status.SourceNode), nil
 }
 
+// confirm makes the copy the volume. If the target goes for good before that, or before the PersistentVolume leads to it, no pod has
+// written there, and the source has everything: it is used again.
+func (m moving) confirm(ctx context.Context) (saying, error) {
+	source, target, err := m.nodeStates(ctx)
+	if err != nil {
+		return saying{}, err
+	}
+	away := target.away(m.Status.TargetNode)
+	switch {
+	case !target.there && !source.ready:
+		return says("NodeGone", "%s, and %s: both have all of the volume", away, source.away(m.Status.SourceNode)), nil
+	case !target.there:
+		m.Status.Phase = v1alpha1.Undoing
+		return next("Undoing", "%s: have the volume be used on node %s again", away, m.Status.SourceNode), nil
+	case away != "":
+		away += ", then the volume is used on node " + m.Status.SourceNode + " again: "
+	}
+	// A mover that still ran could begin the copy anew.
+	left, err := m.removePods(ctx, roleOut, roleIn)
+	if err != nil || len(left) > 0 {
+		return says("Switching", "%swait for the movers to end: %s", away, list(left)), err
+	}
+	if done, said, err := m.node(ctx, roleConfirm); !done || err != nil {
+		return says("Switching", "%smake the copy on node %s the volume: %s", away, m.Status.TargetNode, said), err
+	}
+	return saying{}, nil
+}
+
+// wanted says whether the claim is there. Until it is deleted, the last copy of its volume is not removed.
+func (m moving) wanted(ctx context.Context) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
+	return there && claim.UID == m.Status.ClaimUID && claim.DeletionTimestamp == nil, err
+}
+
 // remove removes the old copy, and what the move has made.
 func (m moving) remove(ctx context.Context) (saying, error) {
 	ending, stuck, err := m.freeStuck(ctx)
 	if err != nil {
 		return saying{}, err
+	}
+	source, target, err := m.nodeStates(ctx)
+	if err != nil {
+		return saying{}, err
+	}
+	if wanted, err := m.wanted(ctx); err != nil || wanted && !target.ready {
+		return says("Removing", "%s, with the volume: node %s keeps what it had at the switch until it answers, or the claim is deleted",
+			target.away(m.Status.TargetNode), m.Status.SourceNode), err
 	}
 	if done, said, err := m.node(ctx, roleRemove); !done || err != nil {
 		return says("Removing", "remove the old copy on node %s: %s", m.Status.SourceNode, said), err
@@ -257,19 +312,28 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 	if len(stuck) > 0 {
 		message += fmt.Sprintf("; delete what waits for it on node %s in vain: %s", m.Status.SourceNode, list(stuck))
 	}
+	if !source.there {
+		message += fmt.Sprintf("; if node %s comes back, remove what it had there: move-out --step=remove", m.Status.SourceNode)
+	}
 	return next("Moved", "%s", message), nil
 }
 
 // undo has the volume be used on the source again, and removes the copy. The copy is confirmed by nothing any more: that begins
-// with the phase Switching. So the source goes first if the target does not answer.
+// with the phase Switching. So the source goes first if the target does not answer. A source that does not answer has no other copy
+// be removed, and its fence is not forgotten.
 func (m moving) undo(ctx context.Context) (saying, error) {
-	source, err := m.nodeState(ctx, m.Status.SourceNode)
+	source, target, err := m.nodeStates(ctx)
 	if err != nil {
 		return saying{}, err
 	}
-	target, err := m.nodeState(ctx, m.Status.TargetNode)
-	if err != nil {
-		return saying{}, err
+	if wanted, err := m.wanted(ctx); err != nil || wanted && !source.ready {
+		return says("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete the claim", source.away(m.Status.SourceNode)), err
+	}
+	if left, err := m.removePods(ctx, roleConfirm); err != nil || len(left) > 0 {
+		return says("Undoing", "wait for the movers to end: %s", list(left)), err
+	}
+	if done, said, err := m.putBack(ctx); err != nil || !done {
+		return next("Undoing", "%s", said), err
 	}
 	steps := []role{roleAbort, roleUndo}
 	if target.there && !target.ready && source.ready {
@@ -292,7 +356,14 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 		return saying{}, err
 	}
 	m.Status.Phase = v1alpha1.Failed
-	return next("Undone", "the volume is on node %s as before: %s", m.Status.SourceNode, why), nil
+	message := fmt.Sprintf("the volume is on node %s as before: %s", m.Status.SourceNode, cmp.Or(target.away(m.Status.TargetNode), why))
+	if !source.there {
+		message = fmt.Sprintf("%s; if node %s comes back, undo the move there: move-out --step=undo --target-aborted", why, m.Status.SourceNode)
+	}
+	if !target.there {
+		message += fmt.Sprintf("; if node %s comes back, remove the copy there: move-in --step=abort --even-confirmed", m.Status.TargetNode)
+	}
+	return next("Undone", "%s", message), nil
 }
 
 // release removes what the move has made, and lets the object go. A move that has ended or not begun needs nothing of it: until then the

@@ -11,6 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
 
 const (
@@ -127,11 +130,21 @@ func (m moving) cleanUp(ctx context.Context) ([]string, error) {
 	for _, object := range []client.Object{&corev1.Secret{}, &networkingv1.NetworkPolicy{}} {
 		err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.DriverNamespace, Name: m.meta("").Name}, object)
 		if err == nil && m.has(object) {
-			err = m.delete(ctx, object)
+			err = m.drop(ctx, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}
 	}
 	return nil, nil
+}
+
+// drop deletes an object that was read, and that nothing keeps any more.
+func (m moving) drop(ctx context.Context, object client.Object) error {
+	if controllerutil.RemoveFinalizer(object, v1alpha1.Finalizer) {
+		if err := m.Client.Update(ctx, object); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+	}
+	return m.delete(ctx, object)
 }

@@ -78,6 +78,25 @@ func (m moving) nodeOf(r role) string {
 // A nodeState says of a node that it has an object, and that its kubelet answers.
 type nodeState struct{ there, ready bool }
 
+// away says of a node that does not answer what is the matter, and what ends that; it is empty for one that does.
+func (s nodeState) away(name string) string {
+	switch {
+	case s.ready:
+		return ""
+	case s.there:
+		return fmt.Sprintf("node %s does not answer (if it never comes back, delete its Node object)", name)
+	}
+	return fmt.Sprintf("node %s is gone", name)
+}
+
+// nodeStates are those of the source and of the target.
+func (m moving) nodeStates(ctx context.Context) (source, target nodeState, err error) {
+	if source, err = m.nodeState(ctx, m.Status.SourceNode); err == nil {
+		target, err = m.nodeState(ctx, m.Status.TargetNode)
+	}
+	return source, target, err
+}
+
 func (m moving) nodeState(ctx context.Context, name string) (s nodeState, err error) {
 	node := &corev1.Node{}
 	if err := m.APIReader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -202,7 +221,7 @@ func (m moving) identities(ctx context.Context) (bool, error) {
 	if err != nil || len(left) > 0 {
 		return false, err
 	}
-	return false, m.delete(ctx, secret)
+	return false, m.drop(ctx, secret)
 }
 
 // standStill notes when no pod used the volume any more.
@@ -260,6 +279,11 @@ func (m moving) args(r role, volume *corev1.PersistentVolume) []string {
 		return append(args, "--step=confirm", "--fence="+m.Status.Fence)
 	case roleUndo:
 		return append(args, "--step=undo", "--target-aborted")
+	case roleAbort:
+		if m.Status.Fence != "" { // the copy may be confirmed, and no PersistentVolume has led to it
+			args = append(args, "--even-confirmed")
+		}
+		return append(args, "--step="+string(r))
 	default:
 		return append(args, "--step="+string(r))
 	}

@@ -100,6 +100,29 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
+// The clocks of the two nodes and of the operator are hours apart, from when the certificates are made until no mover has them any more.
+func TestClocksApart(t *testing.T) {
+	data, err := issue(time.Now())
+	must.Succeed(t, err)
+	for _, age := range []time.Duration{0, lifetime - deadline, lifetime} {
+		for _, apart := range []time.Duration{-5 * time.Hour, -time.Hour, 0, time.Hour, 5 * time.Hour} {
+			for _, side := range []struct {
+				file string
+				use  x509.ExtKeyUsage
+			}{{sourceFile, x509.ExtKeyUsageClientAuth}, {targetFile, x509.ExtKeyUsageServerAuth}} {
+				pool := x509.NewCertPool()
+				pool.AppendCertsFromPEM(data[authorityFile])
+				pair, err := tls.X509KeyPair(data[side.file+".crt"], data[side.file+".key"])
+				must.Succeed(t, err)
+				at := time.Now().Add(age + apart)
+				if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{side.use}}); err != nil {
+					t.Errorf("after %v, by a clock that is %v ahead: %v", age, apart, err)
+				}
+			}
+		}
+	}
+}
+
 func TestMessagesAreShort(t *testing.T) {
 	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
 		t.Errorf("%d bytes", len(got))

@@ -11,7 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
@@ -28,7 +30,7 @@ const (
 // the object is replaced.
 var ownFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
 
-// replacement is the PersistentVolume on the target, in place of the one on the source.
+// replacement is the PersistentVolume that takes the place of another. Where it is, recreate says.
 func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume) *corev1.PersistentVolume {
 	to := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{
 		Name: of.Name, Labels: of.Labels, Annotations: map[string]string{}, Finalizers: slices.Clone(of.Finalizers),
@@ -44,9 +46,7 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 	if to.Spec.ClaimRef != nil {
 		to.Spec.ClaimRef.ResourceVersion = ""
 	}
-	to.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{m.Status.TargetNode}}},
-	}}}}
+	to.Spec.NodeAffinity = onNode(m.Status.TargetNode)
 	// Other controllers may have taken their finalizers off one that is deleted.
 	if saved != nil {
 		for _, finalizer := range saved.Finalizers {
@@ -59,7 +59,13 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 	return to
 }
 
-// save keeps what replaces a PersistentVolume, so that nothing is lost between the two.
+func onNode(name string) *corev1.VolumeNodeAffinity {
+	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}},
+	}}}}
+}
+
+// save keeps what replaces a PersistentVolume, so that nothing is lost between the two: a Secret that is deleted by hand stays.
 func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume) error {
 	secret, err := m.secret(ctx)
 	if err != nil {
@@ -78,6 +84,9 @@ func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume) error
 		return err
 	}
 	secret.Data[volumeFile] = data
+	if secret.DeletionTimestamp == nil {
+		controllerutil.AddFinalizer(secret, v1alpha1.Finalizer)
+	}
 	return m.Client.Update(ctx, secret)
 }
 
@@ -94,20 +103,42 @@ func savedIn(secret *corev1.Secret) (*corev1.PersistentVolume, error) {
 	return volume, nil
 }
 
-// replaceVolume does the next step of replacing the PersistentVolume under its claim, by what is there. The volume is done when its claim
-// is bound again, or is gone.
-func (m moving) replaceVolume(ctx context.Context) (done bool, said string, err error) {
+// replaced says whether the PersistentVolume has taken the place of the one before: pods may use the volume on the target.
+func (m moving) replaced(ctx context.Context) (bool, error) {
+	now := &corev1.PersistentVolume{}
+	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
+	return there && now.Annotations[movedBy] == string(m.UID), err
+}
+
+// putBack undoes what replaceVolume has begun, if it has.
+func (m moving) putBack(ctx context.Context) (done bool, said string, err error) {
+	secret := &corev1.Secret{ObjectMeta: m.meta("")}
+	if there, err := m.find(ctx, client.ObjectKeyFromObject(secret), secret); err != nil || !there || !m.has(secret) || secret.Data[volumeFile] == nil {
+		return err == nil, "", err
+	}
+	now := &corev1.PersistentVolume{}
+	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
+	others := there && now.Annotations[movedBy] != string(m.UID) && (now.UID != m.Status.VolumeUID || now.Annotations[reclaimPolicy] == "")
+	if err != nil || others {
+		return err == nil, "", err
+	}
+	return m.replaceVolume(ctx, m.Status.SourceNode)
+}
+
+// replaceVolume does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
+// its claim is bound again, or is gone.
+func (m moving) replaceVolume(ctx context.Context, node string) (done bool, said string, err error) {
 	now := &corev1.PersistentVolume{}
 	err = m.APIReader.Get(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
-	switch {
+	switch at := place.NodeOfVolume(now); {
 	case apierrors.IsNotFound(err):
-		return m.recreate(ctx)
+		return m.recreate(ctx, node)
 	case err != nil:
 		return false, "", err
-	case now.Annotations[movedBy] == string(m.UID):
-		return m.bind(ctx, now)
-	case now.UID != m.Status.VolumeUID:
+	case now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID:
 		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
+	case at == node && (now.UID != m.Status.VolumeUID || now.DeletionTimestamp == nil):
+		return m.bind(ctx, now)
 	}
 	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)
 	if err := m.save(ctx, now); err != nil {
@@ -140,8 +171,8 @@ func (m moving) patch(ctx context.Context, volume *corev1.PersistentVolume, chan
 	return client.IgnoreNotFound(err)
 }
 
-// recreate makes the PersistentVolume of the target of what was saved.
-func (m moving) recreate(ctx context.Context) (bool, string, error) {
+// recreate makes the PersistentVolume on a node of what was saved.
+func (m moving) recreate(ctx context.Context, node string) (bool, string, error) {
 	secret, err := m.secret(ctx)
 	if err != nil {
 		return false, "", err
@@ -151,8 +182,10 @@ func (m moving) recreate(ctx context.Context) (bool, string, error) {
 		return false, "", err
 	}
 	if saved == nil {
-		return false, "", fmt.Errorf("the secret %s has no PersistentVolume", secret.Name)
+		return false, fmt.Sprintf("the secret %s was removed by force, and with it the PersistentVolume %s of the volume %s on node %s: make it with the annotation %s: %s",
+			secret.Name, m.Status.Volume, m.Status.VolumeHandle, node, movedBy, m.UID), nil
 	}
+	saved.Spec.NodeAffinity = onNode(node)
 	if err := m.Client.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
 		return false, "", err
 	}
@@ -161,6 +194,10 @@ func (m moving) recreate(ctx context.Context) (bool, string, error) {
 
 // bind waits until the claim is bound again, and gives the volume its policy back.
 func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool, string, error) {
+	policy := corev1.PersistentVolumeReclaimPolicy(volume.Annotations[reclaimPolicy])
+	if policy == "" && volume.UID == m.Status.VolumeUID {
+		return true, "", nil
+	}
 	claim := &corev1.PersistentVolumeClaim{}
 	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
 	if client.IgnoreNotFound(err) != nil {
@@ -180,7 +217,6 @@ func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool
 			return false, fmt.Sprintf("wait for the claim %s to be bound", claim.Name), nil
 		}
 	}
-	policy := corev1.PersistentVolumeReclaimPolicy(volume.Annotations[reclaimPolicy])
 	if policy == "" {
 		return true, "", nil
 	}

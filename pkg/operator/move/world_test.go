@@ -65,6 +65,7 @@ type world struct {
 	keeps    bool // disruption budgets
 	replicas bool // the StatefulSet makes its pod again
 	looked   int
+	wasGone  map[string]bool // nodes whose objects were deleted once
 }
 
 var scheme = func() *runtime.Scheme {
@@ -101,7 +102,7 @@ func (w *world) write(do func() error) error {
 
 func newWorld(t *testing.T, more ...client.Object) *world {
 	t.Helper()
-	w := &world{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true}
+	w := &world{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true, wasGone: map[string]bool{}}
 	objects := append([]client.Object{claimOf("data"), volumeOf("pv"), driverSet(), class()}, more...)
 	for _, name := range []string{nodeA, nodeB, nodeC} {
 		objects = append(objects, node(name), driverPod(name), capacity(name, map[string]string{nodeA: "0", nodeB: "100Gi", nodeC: "50Gi"}[name]))
@@ -317,6 +318,7 @@ func (w *world) run(name string, meanwhile ...func(look int)) {
 // live has the rest of the cluster do its part.
 func (w *world) live() {
 	w.Helper()
+	w.collectPods()
 	pods := &corev1.PodList{}
 	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
 	for i := range pods.Items {
@@ -324,8 +326,43 @@ func (w *world) live() {
 	}
 	w.bindClaim()
 	w.schedule()
-	if w.records[nodeA].publishes() && w.records[nodeB].publishes() {
+	if w.publishes(nodeA) && w.publishes(nodeB) {
 		w.Fatal("both nodes publish the volume")
+	}
+}
+
+// publishes says whether a node would publish the volume. What is left on one that was given up is not asked for while the
+// PersistentVolume is on another.
+func (w *world) publishes(on string) bool {
+	w.Helper()
+	volume := volumeOf("pv")
+	return w.records[on].publishes() && (!w.wasGone[on] || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
+}
+
+// goes deletes the object of a node, and comes makes it again.
+func (w *world) goes(name string) {
+	w.Helper()
+	w.wasGone[name] = true
+	must.Succeed(w, w.api.Delete(w.Context(), node(name)))
+}
+
+func (w *world) comes(name string) {
+	w.Helper()
+	must.Succeed(w, w.api.Create(w.Context(), node(name)))
+}
+
+// collectPods removes the pods of nodes that are gone, as Kubernetes does.
+func (w *world) collectPods() {
+	w.Helper()
+	if len(w.wasGone) == 0 {
+		return
+	}
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods))
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; !w.has(node(pod.Spec.NodeName)) {
+			must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), pod)))
+		}
 	}
 }
 
@@ -352,7 +389,7 @@ func (w *world) schedule() {
 	pod := appPod("data-0", false)
 	volume := volumeOf("pv")
 	if !w.has(pod) {
-		if !w.replicas || !w.has(volume) {
+		if !w.replicas || !w.has(volume) || !w.has(node(place.NodeOfVolume(volume))) {
 			return
 		}
 		pod = appPod("data-0", false)
@@ -419,9 +456,10 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 			delete(w.records, pod.Spec.NodeName)
 		}
 	case roleAbort:
-		if own != nil && own.moved == flags["move"] {
+		_, even := flags["even-confirmed"]
+		if own != nil && own.moved == flags["move"] && !even {
 			problem = "it was confirmed"
-		} else if mine {
+		} else if mine || own != nil && own.moved == flags["move"] {
 			delete(w.records, pod.Spec.NodeName)
 		}
 	case roleUndo:

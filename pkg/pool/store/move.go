@@ -30,6 +30,8 @@ type Move struct {
 	// Base is the reference of the source that a target equals, or what no reference has, by which a session that fills the target
 	// knows that it is still the one which does; empty where neither is known.
 	Base string `json:"base,omitempty"`
+	// Verify is the way in which the target was compared with Base; empty where that is not known.
+	Verify string `json:"verify,omitempty"`
 	// HandedOver says that the target may have been confirmed, so that the source stays fenced.
 	HandedOver bool `json:"handedOver,omitempty"`
 	// Recorded says that the source had no record before it was fenced.
@@ -43,12 +45,26 @@ func (m Move) Is(role MoveRole, id volume.MoveID) bool { return m.Role == role &
 // volume be unpublished and deleted, and refuses all else.
 const movedVersion = 2
 
+// basedVersion is that of a record with a base. A mover that knows no bases could change what it fills, and leave the base as it was: its
+// driver takes this for unreadable, too.
+const basedVersion = 3
+
 // version is what a record of these contents has.
 func (r *Record) version() int {
-	if r.Move != (Move{}) {
+	switch {
+	case r.Move.Base != "":
+		return basedVersion
+	case r.Move != (Move{}):
 		return movedVersion
 	}
 	return recordVersion
+}
+
+// forgetBase forgets a base in a record of the version before: a mover that knew none may have filled the copy since.
+func (r *Record) forgetBase() {
+	if r.Version == movedVersion {
+		r.Move.Base, r.Move.Verify = "", ""
+	}
 }
 
 // validMove reports whether what the record says of moves fits together.
@@ -62,14 +78,19 @@ func validMove(r Record) bool {
 	m := r.Move
 	_, idErr := volume.ParseMoveID(m.ID)
 	_, peerErr := volume.ParseNodeID(m.Peer)
-	if idErr != nil || peerErr != nil || m.Fence != "" && !validName(m.Fence) || m.Base != "" && !validName(m.Base) || r.Inline || r.IsSnapshot() {
+	if idErr != nil || peerErr != nil || r.Inline || r.IsSnapshot() {
 		return false
+	}
+	for _, name := range []string{m.Fence, m.Base, m.Verify} {
+		if name != "" && !validName(name) {
+			return false
+		}
 	}
 	switch m.Role {
 	case MoveSource:
-		return m.Fence != "" && m.Base == ""
+		return m.Fence != "" && m.Base == "" && m.Verify == ""
 	case MoveTarget:
-		return !m.HandedOver && !m.Recorded
+		return !m.HandedOver && !m.Recorded && (m.Base != "" || m.Verify == "")
 	}
 	return false
 }

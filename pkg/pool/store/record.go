@@ -94,9 +94,10 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 			return damaged("%v", err)
 		}
 	}
+	r.forgetBase()
 	switch {
-	case r.Version != recordVersion && r.Version != movedVersion:
-		return damaged("it has version %d, this driver knows %d and %d", r.Version, recordVersion, movedVersion)
+	case r.Version < recordVersion || r.Version > basedVersion:
+		return damaged("it has version %d, this driver knows %d to %d", r.Version, recordVersion, basedVersion)
 	case unfit != nil:
 		return damaged("%v", unfit)
 	case r.Version != r.version() || !validMove(r):

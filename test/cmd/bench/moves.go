@@ -65,9 +65,9 @@ func (t *tunnel) path(name string) string { return filepath.Join(t.on, name) }
 
 // connect makes a connection as movers do.
 func (t *tunnel) connect() (here, there *tls.Conn) {
-	listener := got(mover.Listen(t.s.ctx, "127.0.0.1:0", t.target))
+	listener := got(mover.Listen(t.s.ctx, "127.0.0.1:0", t.target, mover.Silence))
 	defer func() { check(listener.Close()) }()
-	dial := got(mover.Dialer(listener.Addr().String(), t.source))
+	dial := got(mover.Dialer(listener.Addr().String(), t.source, mover.Silence))
 	done := make(chan error, 1)
 	go func() {
 		conn, err := listener.Accept()

@@ -218,7 +218,7 @@ func testRecord(t *testing.T, s *scene) {
 // A driver that is too old must touch nothing of what a newer one wrote, and its runbook has
 // to distinguish that from a record that is torn.
 func testNewerRecord(t *testing.T, s *scene) {
-	newer := []byte(`{"version":3,"id":"pvc-1","bytes":"64Mi","data":{}}`)
+	newer := []byte(`{"version":4,"id":"pvc-1","bytes":"64Mi","data":{}}`)
 	written, err := os.ReadFile(s.record())
 	s.Must(err)
 	s.Must(os.WriteFile(s.record(), newer, 0o600))

@@ -1,0 +1,231 @@
+package move
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// long is after how many looks a move that has not ended waits for something that does not come.
+const long = 25
+
+// A target that is given up at any step, and may come back later, costs nothing: the volume is used on the source again, unless pods may
+// have written to the target. Then the source keeps what it had until the target is there.
+func TestTargetIsGoneAtAnyStep(t *testing.T) {
+	waited := map[v1alpha1.Phase]int{}
+	backs := []int{1, 3, long}
+	if testing.Short() {
+		backs = backs[1:]
+	}
+	for _, back := range backs {
+		for at, done := 1, true; done; at += every() {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			done = false
+			w.run("m", func(look int) {
+				switch look {
+				case at:
+					w.goes(nodeB)
+					done = true
+				case at + back:
+					if back == long {
+						waited[w.move("m").Status.Phase]++
+						w.wantWaitsForTarget()
+					}
+					w.comes(nodeB)
+				}
+			})
+			w.wantWhole()
+			if t.Failed() {
+				t.Fatalf("the target goes at look %d, and comes back %d later", at, back)
+			}
+		}
+	}
+	if !testing.Short() && waited[v1alpha1.Removing] == 0 {
+		t.Errorf("moves have waited in the phases %v: nothing was tested", waited)
+	}
+}
+
+// wantWaitsForTarget expects a move that cannot end without its target to say so, and the source to keep what it has.
+func (w *world) wantWaitsForTarget() {
+	w.Helper()
+	if own := w.records[nodeA]; own == nil || w.move("m").Status.Phase != v1alpha1.Removing || !strings.Contains(w.says("m"), "node node-b is gone") {
+		w.Errorf("in the phase %s the source has %+v, and the move says %q", w.move("m").Status.Phase, own, w.says("m"))
+	}
+}
+
+// wantWhole expects the volume where its object is, and that what was left elsewhere is said, with what removes it.
+func (w *world) wantWhole() {
+	w.Helper()
+	on, other, remove := nodeA, nodeB, "move-in --step=abort --even-confirmed"
+	if w.move("m").Status.Phase != v1alpha1.Failed {
+		on, other, remove = nodeB, nodeA, "move-out --step=remove"
+	}
+	if left := w.records[other]; left != nil {
+		if !strings.Contains(w.says("m"), "if node "+other+" comes back") || !strings.Contains(w.says("m"), remove) {
+			w.Errorf("node %s has %+v, and the move says %q", other, left, w.says("m"))
+		}
+		delete(w.records, other)
+	}
+	if !w.has(node(on)) {
+		w.comes(on)
+	}
+	w.wantOn(on)
+}
+
+// A source that goes at any step before the switch has the move wait for it, and after that it is not needed.
+func TestSourceIsGoneAtAnyStep(t *testing.T) {
+	waited := map[v1alpha1.Phase]int{}
+	for at, done := 1, true; done; at += every() {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		done = false
+		w.run("m", func(look int) {
+			switch look {
+			case at:
+				w.goes(nodeA)
+				done = true
+			case at + long:
+				waited[w.move("m").Status.Phase]++
+				if w.records[nodeA] == nil || !strings.Contains(w.says("m"), "node node-a is gone") {
+					t.Errorf("the source has %+v, and the move says %q", w.records[nodeA], w.says("m"))
+				}
+				w.comes(nodeA)
+			}
+		})
+		w.wantWhole()
+		if t.Failed() {
+			t.Fatalf("the source goes at look %d", at)
+		}
+	}
+	if waited[v1alpha1.Copying] == 0 || waited[v1alpha1.Fenced] == 0 {
+		t.Errorf("moves have waited in the phases %v: nothing was tested", waited)
+	}
+}
+
+// The fence of a source that is gone is not forgotten: a move that is undone waits for the node, and if the claim is deleted instead it says
+// what is left.
+func TestUndoWithoutSource(t *testing.T) {
+	for name, claimGoes := range map[string]bool{"the node comes back": false, "the claim is deleted": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			w.keeps = true
+			for range 12 {
+				w.reconcile("m")
+				w.live()
+			}
+			w.goes(nodeA)
+			if !claimGoes {
+				must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+			}
+			for range long {
+				w.reconcile("m")
+				w.live()
+			}
+			if m := w.move("m"); m == nil || w.records[nodeA].role != "source" || w.records[nodeB] == nil || !strings.Contains(w.says("m"), "node node-a is gone") {
+				t.Fatalf("the nodes have %+v, and the move says %q", w.records, w.says("m"))
+			}
+			if !claimGoes {
+				w.comes(nodeA)
+				w.run("m")
+				w.wantOn(nodeA)
+				return
+			}
+			w.replicas = false
+			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+			w.run("m")
+			if !strings.Contains(w.says("m"), "if node node-a comes back") || w.records[nodeB] != nil {
+				t.Errorf("it says %q, and the target has %+v", w.says("m"), w.records[nodeB])
+			}
+			w.wantNothingLeft()
+		})
+	}
+}
+
+// A source that does not answer has no other copy be removed.
+func TestNoCopyIsRemovedWithoutSource(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.run("m", func(look int) {
+		m := w.move("m")
+		switch {
+		case m != nil && m.Status.Phase == v1alpha1.Switching && len(w.wasGone) == 0:
+			w.goes(nodeB)
+			w.goes(nodeA)
+		case look == long:
+			w.comes(nodeB)
+		case look == 2*long:
+			if w.records[nodeB] == nil {
+				t.Error("the only copy on a node that answers is gone")
+			}
+			if !w.has(node(nodeA)) {
+				w.comes(nodeA)
+			}
+		}
+	})
+	w.wantWhole()
+}
+
+// What a move has made in the driver's namespace may be deleted by hand at any time, or all the time.
+func TestOwnObjectsDeletedAtAnyStep(t *testing.T) {
+	remove := func(w *world) {
+		meta := moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")
+		for _, object := range []client.Object{&corev1.Secret{ObjectMeta: meta}, &networkingv1.NetworkPolicy{ObjectMeta: meta}} {
+			must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), object)))
+		}
+	}
+	eachLook(t, remove, func(w *world) { w.wantOn(nodeB) })
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.run("m", func(int) { remove(w) })
+	w.wantOn(nodeB)
+}
+
+// Without what replaces the PersistentVolume, which only force can remove, the move says what has to be made.
+func TestSecretRemovedByForce(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	removed := false
+	w.run("m", func(look int) {
+		volume := volumeOf("pv")
+		switch there := w.has(volume); {
+		case !there && !removed:
+			secret := &corev1.Secret{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")}
+			w.has(secret)
+			secret.Finalizers = nil
+			w.update(secret)
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), secret)))
+			removed = true
+		case !there && look > long:
+			said := w.says("m")
+			for _, needed := range []string{"PersistentVolume pv", "volume pvc-1", "node node-b", movedBy + ": move-m"} {
+				if !strings.Contains(said, needed) {
+					t.Fatalf("it says %q, without %q", said, needed)
+				}
+			}
+			volume = volumeOf("pv")
+			volume.UID, volume.Spec.NodeAffinity = "by hand", onNode(nodeB)
+			volume.Annotations[movedBy] = "move-m"
+			must.Succeed(t, w.api.Create(t.Context(), volume))
+		}
+	})
+	if !removed {
+		t.Error("nothing was tested")
+	}
+	w.wantOn(nodeB)
+}
+
+// A pod that is deleted at any time comes back, and is where the volume is in the end.
+func TestPodDeletedAtAnyStep(t *testing.T) {
+	eachLook(t, func(w *world) {
+		must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), appPod("data-0", false))))
+	}, func(w *world) {
+		volume := volumeOf("pv")
+		if w.has(volume); place.NodeOfVolume(volume) != nodeB {
+			w.Errorf("the volume is on %s", place.NodeOfVolume(volume))
+		}
+		w.wantOn(nodeB)
+	})
+}
