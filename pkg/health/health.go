@@ -226,7 +226,7 @@ func (f Facts) remark() Condition {
 	case f.Unsearched != nil:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
 	case f.Strays.Unseen > 0:
-		return Condition{Message: fmt.Sprintf("in order as far as is known; %d files could not be checked for being outside its limit, because processes have leases of them", f.Strays.Unseen)}
+		return Condition{Message: fmt.Sprintf("in order as far as is known; %d files could not be checked for being outside its limit, because processes have leases of them, or they are encrypted without their key", f.Strays.Unseen)}
 	case f.Unpromised:
 		return Condition{Message: "in order; the volume has no record, so that no size is promised or enforced, and the numbers are the whole pool's"}
 	case f.Unenforced:

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +24,7 @@ func TestRemoveTree_deepWithoutKey(t *testing.T) {
 			root := open(t, testenv.MadeFS(t, "ext4", 64<<20, "-O", "encrypt"))
 			volume := filepath.Join(root.String(), "volume")
 			must.Succeed(t, os.Remove(filepath.Join(root.String(), "lost+found")), os.Mkdir(volume, 0o777))
-			takeKey := encrypt(t, volume)
+			takeKey := testenv.Encrypt(t, volume)
 			for _, path := range paths {
 				makeDeep(t, volume+path)
 			}
@@ -41,7 +40,7 @@ func TestRemoveTree_protectedWithoutKey(t *testing.T) {
 	root := open(t, testenv.MadeFS(t, "ext4", 64<<20, "-O", "encrypt"))
 	volume := filepath.Join(root.String(), "volume")
 	must.Succeed(t, os.Remove(filepath.Join(root.String(), "lost+found")), os.Mkdir(volume, 0o777))
-	takeKey := encrypt(t, volume)
+	takeKey := testenv.Encrypt(t, volume)
 	makeDeep(t, volume+"/d")
 	chattr(t, "+ia", volume+"/d/0", volume+"/d")
 	takeKey()
@@ -71,41 +70,5 @@ func makeDeep(t *testing.T, path string) {
 	must.Succeed(t, os.MkdirAll(path, 0o755))
 	for i := range 3 {
 		must.Succeed(t, os.WriteFile(filepath.Join(path, fmt.Sprint(i)), []byte("content"), 0o600))
-	}
-}
-
-// encrypt gives a directory a key, and returns what takes it away.
-func encrypt(t *testing.T, path string) (takeKey func()) {
-	t.Helper()
-	d := open(t, path)
-	do := func(request uintptr, argument unsafe.Pointer) {
-		t.Helper()
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), request, uintptr(argument)); errno != 0 {
-			t.Fatalf("ioctl %#x of %s: %v", request, path, errno)
-		}
-	}
-	key := struct { // struct fscrypt_add_key_arg of linux/fscrypt.h
-		unix.FscryptAddKeyArg
-		raw [64]byte
-	}{}
-	key.Key_spec.Type, key.Raw_size = unix.FSCRYPT_KEY_SPEC_TYPE_IDENTIFIER, uint32(len(key.raw))
-	copy(key.raw[:], "of a pod")
-	do(unix.FS_IOC_ADD_ENCRYPTION_KEY, unsafe.Pointer(&key))
-	policy := unix.FscryptPolicyV2{
-		Version: unix.FSCRYPT_POLICY_V2, Flags: unix.FSCRYPT_POLICY_FLAGS_PAD_32,
-		Contents_encryption_mode: unix.FSCRYPT_MODE_AES_256_XTS, Filenames_encryption_mode: unix.FSCRYPT_MODE_AES_256_CTS,
-	}
-	copy(policy.Master_key_identifier[:], key.Key_spec.U[:])
-	do(unix.FS_IOC_SET_ENCRYPTION_POLICY, unsafe.Pointer(&policy))
-	return func() {
-		t.Helper()
-		unix.Sync() // what is not written keeps the key
-		remove := unix.FscryptRemoveKeyArg{Key_spec: key.Key_spec}
-		must.Succeed(t, d.Close())
-		d = open(t, filepath.Dir(path))
-		do(unix.FS_IOC_REMOVE_ENCRYPTION_KEY, unsafe.Pointer(&remove))
-		if remove.Removal_status_flags != 0 {
-			t.Fatalf("the key is still in use: %#x", remove.Removal_status_flags)
-		}
 	}
 }

@@ -82,7 +82,7 @@ type Usage struct {
 type Strays struct {
 	Outside int
 	// Unseen is how many files could not be asked. Opening a file that a process has a write lease
-	// of (fcntl(2), F_SETLEASE) answers EWOULDBLOCK.
+	// of (fcntl(2), F_SETLEASE) answers EWOULDBLOCK, and one that is encrypted without its key ENOKEY.
 	Unseen int
 }
 

@@ -32,7 +32,7 @@ func (s *straySearch) File(in *dir.Dir, name string) error {
 	}
 	id, ok, err := projectOf(in, name)
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, unix.ENOKEY):
 		s.found.Unseen++
 	case err != nil:
 		return fmt.Errorf("read the project of a file in %s: %w", in, err)
@@ -57,7 +57,7 @@ func (*straySearch) Leave(*dir.Dir) error { return nil }
 
 // projectOf is the project of a regular file. It returns false for all else, which holds no
 // data, and for what is gone by now. It returns EWOULDBLOCK for a file that a process has a write
-// lease of.
+// lease of, and ENOKEY for one that is encrypted without its key.
 func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
 	f, err := in.OpenFile(name)
 	if dir.IsMissing(err) || errors.Is(err, dir.ErrNotFile) {

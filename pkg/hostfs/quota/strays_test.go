@@ -87,6 +87,22 @@ func TestStraysBehindLeases(t *testing.T) {
 	}
 }
 
+// A user can encrypt files and take the key away: they cannot be opened, and do not hide what else has left.
+func TestStraysBehindEncryption(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.MadeFS(t, "ext4", 64<<20, "-O", "encrypt")
+	must.Succeed(t, os.MkdirAll(root+"/volume/encrypted", 0o755))
+	takeKey := testenv.Encrypt(t, root+"/volume/encrypted")
+	for _, name := range []string{"encrypted/a", "encrypted/b", "other"} {
+		must.Succeed(t, os.WriteFile(root+"/volume/"+name, []byte("data"), 0o600))
+	}
+	takeKey()
+	got, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { return nil })
+	if want := (quota.Strays{Outside: 2, Unseen: 2}); got != want || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+}
+
 // The owner of a file in a user namespace, as of a pod with hostUsers: false, cannot change its project.
 func TestOwnerInUserNamespaceKeepsProject(t *testing.T) {
 	testenv.NeedRoot(t)

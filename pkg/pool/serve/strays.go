@@ -30,7 +30,7 @@ const (
 
 var (
 	errStrays = errors.New("their owner changed their project")
-	errLeases = errors.New("processes have leases of them")
+	errLeases = errors.New("processes have leases of them, or they are encrypted without their key")
 	errLong   = fmt.Errorf("it took more than %v; the rest is not searched", longestSearch)
 )
 
