@@ -11,8 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,9 +62,14 @@ type world struct {
 	trap     *trap.Trap
 	// programs are those of the movers, by their commands.
 	programs map[string]string
-	address  string
-	certs    map[string][]string
-	count    int // of moves
+	// prefix is what programs are run by, and silence what they are given, if a test has them talk over a network.
+	prefix  map[string][]string
+	silence time.Duration
+	address string
+	// mob kills processes; nil for none.
+	mob   *mob
+	certs map[string][]string
+	count int // of moves
 	// sized: the volume has no record, and the mover is told its size.
 	sized bool
 	last  mover.Event // of the last pass
@@ -218,6 +225,7 @@ func (w *world) move() {
 		if out.says("waiting") {
 			w.stopWriter()
 		}
+		w.strike(out, in)
 		w.keep(w.from, w.to)
 		if !in.running() {
 			in = w.start("move-in", "copy")
@@ -275,6 +283,7 @@ func (w *world) run(command, step string, more ...string) {
 	began := time.Now()
 	for m := w.start(command, step, more...); !m.ended(); <-again.C {
 		w.within(began, m)
+		w.strike(m)
 		w.keep(w.from, w.to)
 		if !m.running() && !m.ended() {
 			m = w.again(m)
@@ -411,8 +420,12 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 	if w.sized && command == "move-out" {
 		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
 	}
+	if w.silence > 0 {
+		args = append(args, "--silence="+w.silence.String())
+	}
 	m := &moverProcess{command: command, step: step, more: more, exited: make(chan struct{}), news: make(chan struct{}, 1)}
-	m.cmd = exec.Command(w.programs[command], args...)
+	line := slices.Concat(w.prefix[command], []string{w.programs[command]}, args)
+	m.cmd = exec.Command(line[0], line[1:]...)
 	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	m.cmd.Stderr = &m.errors
 	said, err := m.cmd.StdoutPipe()
@@ -447,6 +460,10 @@ func (m *moverProcess) kill() {
 	_ = m.cmd.Process.Kill() // it may have ended
 	<-m.exited
 }
+
+// stop has the process stand still, and goOn ends that.
+func (m *moverProcess) stop() error { return m.cmd.Process.Signal(syscall.SIGSTOP) }
+func (m *moverProcess) goOn() error { return m.cmd.Process.Signal(syscall.SIGCONT) }
 
 func (m *moverProcess) running() bool {
 	select {

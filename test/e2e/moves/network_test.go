@@ -1,0 +1,236 @@
+package moves
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A network is between the movers of two nodes, which are in network namespaces of their own.
+type network struct {
+	testing.TB
+	sides [2]string // the namespaces of the source and of the target
+	macs  [2]string
+}
+
+const device = "veth0" // of both sides
+
+var addresses = [2]string{"192.0.2.1", "192.0.2.2"}
+
+// A direction is which packets are lost.
+type direction struct {
+	name string
+	from [2]bool // from the source, from the target
+}
+
+var directions = []direction{
+	{"to the target", [2]bool{true, false}},
+	{"to the source", [2]bool{false, true}},
+	{"both", [2]bool{true, true}},
+}
+
+func newNetwork(t *testing.T) *network {
+	t.Helper()
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "ip", "tc", "nsenter")
+	n := &network{TB: t}
+	for i, side := range []string{"source", "target"} {
+		n.sides[i] = fmt.Sprintf("hostpath-%d-%s", os.Getpid(), side)
+		n.ip("netns", "add", n.sides[i])
+		t.Cleanup(func() { n.ip("netns", "del", n.sides[i]) })
+	}
+	n.ip("link", "add", device, "netns", n.sides[0], "type", "veth", "peer", "name", device, "netns", n.sides[1])
+	for i, side := range n.sides {
+		n.ip("-n", side, "address", "add", addresses[i]+"/24", "dev", device)
+		n.ip("-n", side, "link", "set", device, "up")
+		fields := strings.Fields(n.ip("-n", side, "-o", "link", "show", device))
+		for at, field := range fields {
+			if field == "link/ether" {
+				n.macs[i] = fields[at+1]
+			}
+		}
+	}
+	n.mend()
+	return n
+}
+
+func (n *network) ip(args ...string) string { n.Helper(); return n.run("ip", args...) }
+
+func (n *network) run(program string, args ...string) string {
+	n.Helper()
+	out, err := exec.Command(program, args...).CombinedOutput()
+	if err != nil {
+		n.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// cut has packets be lost without a word: they go to a station that is not there.
+func (n *network) cut(d direction) {
+	n.Helper()
+	for i, lost := range d.from {
+		if lost {
+			n.neighbour(i, "02:00:00:00:00:ff")
+		}
+	}
+}
+
+func (n *network) mend() {
+	n.Helper()
+	for i := range n.sides {
+		n.neighbour(i, n.macs[1-i])
+	}
+}
+
+// neighbour has a side send to a station as the other one.
+func (n *network) neighbour(of int, station string) {
+	n.Helper()
+	n.ip("-n", n.sides[of], "neighbour", "replace", addresses[1-of], "lladdr", station, "dev", device, "nud", "permanent")
+}
+
+// slow has both sides send no more than this in a second.
+func (n *network) slow(bytes int) {
+	n.Helper()
+	for _, side := range n.sides {
+		n.run("tc", "-n", side, "qdisc", "replace", "dev", device, "root", "tbf", "rate", fmt.Sprint(bytes, "bps"), "burst", "64kb", "latency", "300ms")
+	}
+}
+
+func (n *network) fast() {
+	n.Helper()
+	for _, side := range n.sides {
+		n.run("tc", "-n", side, "qdisc", "del", "dev", device, "root")
+	}
+}
+
+// over has the movers talk over a network, and give up a side that is silent for a second.
+func (w *world) over(n *network) {
+	w.address, w.silence = addresses[1]+":8444", time.Second
+	w.prefix = map[string][]string{"move-out": {"nsenter", "--net=/run/netns/" + n.sides[0]}, "move-in": {"nsenter", "--net=/run/netns/" + n.sides[1]}}
+}
+
+// writeBulk writes what takes seconds over a slow link, where the pod writes nothing.
+func (w *world) writeBulk() {
+	w.Helper()
+	name, at := w.from.Target("pod"), int64(8*mib)
+	if !w.volume.Block {
+		name, at = filepath.Join(name, "bulk"), 0
+	}
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	must.Succeed(w, err)
+	_, err = f.WriteAt(bytes.Repeat([]byte("bulk"), 2*mib), at)
+	must.Succeed(w, err, f.Sync(), f.Close())
+}
+
+// soon is within what a connection ends that was cut: both sides are silent for a second then. What is sent into the dark is repeated for a
+// quarter of an hour.
+const soon = 30 * time.Second
+
+// The network is cut in a pass over a slow link, and again in the fence. Each time both sides end soon, nothing changes hands, and the movers
+// go on when they are run again.
+func TestNetworkIsCut(t *testing.T) {
+	if testing.Short() {
+		testCut(t, ways()[0], directions[0])
+		return
+	}
+	for _, way := range ways() {
+		for _, d := range directions {
+			t.Run(way.String()+"/"+d.name, func(t *testing.T) { testCut(t, way, d) })
+		}
+	}
+}
+
+func testCut(t *testing.T, way way, d direction) {
+	n := newNetwork(t)
+	w := newWorld(t, way, none)
+	w.begin()
+	w.over(n)
+	w.writeBulk()
+	n.slow(1 << 20)
+	in, out := w.start("move-in", "copy"), w.start("move-out", "copy")
+	out.awaitBytes()
+	n.cut(d)
+	cut := time.Now()
+	out.await("unbased") // or it ends: from references it goes on with another session
+	in.await("refused")
+	if took := time.Since(cut); took > soon {
+		t.Errorf("both sides end after %v:\n%s\n%s", took, out.output(), in.output())
+	}
+	w.look()
+	if t.Failed() {
+		return
+	}
+	n.mend()
+	if testing.Short() {
+		n.fast()
+	}
+	if !out.running() {
+		out = w.start("move-out", "copy")
+	}
+	out.await("waiting")
+	n.cut(d)
+	w.stopWriter()
+	out.await("unused")
+	w.wantRefused(w.from)
+	w.wantRefused(w.to)
+	n.mend()
+	out.kill()
+	in.kill()
+	w.move()
+	w.end()
+}
+
+// awaitBytes waits until a pass has sent some.
+func (m *moverProcess) awaitBytes() {
+	for {
+		m.mu.Lock()
+		for _, e := range m.events {
+			if e.Event == mover.Passing && e.Bytes > 0 {
+				m.mu.Unlock()
+				return
+			}
+		}
+		m.mu.Unlock()
+		select {
+		case <-m.news:
+		case <-m.exited:
+			return
+		}
+	}
+}
+
+// A peer that is slow is no peer that is silent: the target takes nothing for much longer than a side may be silent, and goes on.
+func TestTargetIsSlow(t *testing.T) {
+	n := newNetwork(t)
+	w := newWorld(t, ways()[0], none)
+	w.begin()
+	w.over(n)
+	w.writeBulk()
+	n.slow(1 << 20)
+	in, out := w.start("move-in", "copy"), w.start("move-out", "copy")
+	out.awaitBytes()
+	must.Succeed(t, in.stop())
+	select {
+	case <-out.exited:
+		t.Errorf("the source gives up a target that is slow:\n%s", out.output())
+	case <-time.After(4 * w.silence):
+	}
+	must.Succeed(t, in.goOn())
+	n.fast()
+	out.await("waiting")
+	w.stopWriter()
+	fence := out.await("handed-over").Fence
+	in.await("ended")
+	w.run("move-in", "confirm", "--fence="+fence)
+	w.run("move-out", "remove")
+	w.end()
+}
