@@ -204,7 +204,7 @@ func (s Snapshots) Find(_ context.Context, id volume.ID) (Snapshot, error) {
 	return in.visit.snapshots().Describe(id, in.entry), nil
 }
 
-// Snapshots are up to most snapshots in the order of their ids, beginning after an id; the zero
+// List returns up to most snapshots in the order of their ids, beginning after an id; the zero
 // id comes before all. If others follow, next is the id to go on after. Only those of a source
 // are reported, if it is not the zero id. Pools that do not serve are left out, and so is a
 // snapshot whose record cannot be read: its source is not known. Those of the upstream KubeVirt

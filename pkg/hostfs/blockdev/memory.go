@@ -27,12 +27,12 @@ func (m mapping) link(pid int) string {
 
 // mappingQuery is struct procmap_query of linux/fs.h.
 type mappingQuery struct {
-	size, flags, at        uint64
-	from, to, mode         uint64
-	pageSize, offset, file uint64
-	major, minor           uint32
-	nameSize, buildIDSize  uint32
-	name, buildID          uint64
+	size, flags, at uint64
+	from, to        uint64
+	_               [4]uint64 // flags, size of pages, offset and inode
+	major, minor    uint32
+	_               [2]uint32 // sizes of the name and of the build id
+	_               [2]uint64 // where these go
 }
 
 // Of linux/fs.h: PROCMAP_QUERY, and PROCMAP_QUERY_VMA_SHARED, _COVERING_OR_NEXT_VMA and _FILE_BACKED_VMA.
