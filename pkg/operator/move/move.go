@@ -297,7 +297,11 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 	if err != nil {
 		return saying{}, err
 	}
-	if wanted, err := m.wanted(ctx); err != nil || wanted && !target.ready {
+	removal := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleRemove))}
+	if _, err := m.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil {
+		return saying{}, err
+	}
+	if wanted, err := m.wanted(ctx); err != nil || wanted && !target.ready && removal.Status.Phase != corev1.PodSucceeded {
 		return says("Removing", "%s, with the volume: node %s keeps what it had at the switch until it answers, or the claim is deleted",
 			target.away(m.Status.TargetNode), m.Status.SourceNode), err
 	}
