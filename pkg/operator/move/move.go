@@ -360,6 +360,11 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 		return saying{}, err
 	}
 	m.Status.Phase = v1alpha1.Failed
+	return next("Undone", "%s", m.undone(source, target, why)), nil
+}
+
+// undone says where the volume is after undo, and what to do on a node that may come back.
+func (m moving) undone(source, target nodeState, why string) string {
 	message := fmt.Sprintf("the volume is on node %s as before: %s", m.Status.SourceNode, cmp.Or(target.away(m.Status.TargetNode), why))
 	if !source.there {
 		message = fmt.Sprintf("%s; if node %s comes back, undo the move there: move-out --step=undo --target-aborted", why, m.Status.SourceNode)
@@ -367,7 +372,7 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	if !target.there {
 		message += fmt.Sprintf("; if node %s comes back, remove the copy there: move-in --step=abort --even-confirmed", m.Status.TargetNode)
 	}
-	return next("Undone", "%s", message), nil
+	return message
 }
 
 // release removes what the move has made, and lets the object go. A move that has ended or not begun needs nothing of it: until then the
