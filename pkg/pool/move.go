@@ -496,9 +496,9 @@ func (s Moves) Received(ctx context.Context, m Move, fence string) error {
 }
 
 // Based records what the copy equals, durably: the token of a reference of its source, none where that is empty, or what no reference
-// has while it is filled; and the way in which the two were compared. That takes the place of what was recorded; if something else is, the copy is another one, or another session
-// fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition
-// also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+// has while it is filled; and the way in which the two were compared. That takes the place of what was recorded; if something else is,
+// the copy is another one, or another session fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock.
+// Errors: ErrInvalid, ErrNotFound, ErrPrecondition also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s Moves) Based(ctx context.Context, m Move, was, token, verify string) error {
 	for _, name := range []string{token, verify} {
 		if name != "" {
