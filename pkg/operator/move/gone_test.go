@@ -103,7 +103,7 @@ func TestSourceIsGoneAtAnyStep(t *testing.T) {
 			t.Fatalf("the source goes at look %d", at)
 		}
 	}
-	if waited[v1alpha1.Copying] == 0 || waited[v1alpha1.Fenced] == 0 {
+	if waited[v1alpha1.Copying] == 0 || !testing.Short() && waited[v1alpha1.Fenced] == 0 {
 		t.Errorf("moves have waited in the phases %v: nothing was tested", waited)
 	}
 }

@@ -79,7 +79,7 @@ var scheme = func() *runtime.Scheme {
 // every is how many of the steps a test does something at: short runs take some.
 func every() int {
 	if testing.Short() {
-		return 5
+		return 11
 	}
 	return 1
 }
