@@ -2,11 +2,15 @@ package moves
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,7 +22,7 @@ import (
 // A network is between the movers of two nodes, which are in network namespaces of their own.
 type network struct {
 	testing.TB
-	sides [2]string // the namespaces of the source and of the target
+	sides [2]string // the ids of processes in the namespaces of the source and of the target
 	macs  [2]string
 }
 
@@ -41,18 +45,16 @@ var directions = []direction{
 func newNetwork(t *testing.T) *network {
 	t.Helper()
 	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "ip", "tc", "nsenter")
+	testenv.NeedPrograms(t, "ip", "tc", "nsenter", "cat")
 	n := &network{TB: t}
-	for i, side := range []string{"source", "target"} {
-		n.sides[i] = fmt.Sprintf("hostpath-%d-%s", os.Getpid(), side)
-		n.ip("netns", "add", n.sides[i])
-		t.Cleanup(func() { n.ip("netns", "del", n.sides[i]) })
+	for i := range n.sides {
+		n.sides[i] = holdNetwork(t)
 	}
-	n.ip("link", "add", device, "netns", n.sides[0], "type", "veth", "peer", "name", device, "netns", n.sides[1])
-	for i, side := range n.sides {
-		n.ip("-n", side, "address", "add", addresses[i]+"/24", "dev", device)
-		n.ip("-n", side, "link", "set", device, "up")
-		fields := strings.Fields(n.ip("-n", side, "-o", "link", "show", device))
+	n.run("ip", "link", "add", device, "netns", n.sides[0], "type", "veth", "peer", "name", device, "netns", n.sides[1])
+	for i := range n.sides {
+		n.in(i, "ip", "address", "add", addresses[i]+"/24", "dev", device)
+		n.in(i, "ip", "link", "set", device, "up")
+		fields := strings.Fields(n.in(i, "ip", "-o", "link", "show", device))
 		for at, field := range fields {
 			if field == "link/ether" {
 				n.macs[i] = fields[at+1]
@@ -63,13 +65,33 @@ func newNetwork(t *testing.T) *network {
 	return n
 }
 
-func (n *network) ip(args ...string) string { n.Helper(); return n.run("ip", args...) }
+// holdNetwork starts a process in a network namespace of its own, and returns its id. It ends with the test, also if that is killed: what
+// it reads ends then. The namespace has no name, so that it goes with its last process.
+func holdNetwork(t *testing.T) string {
+	t.Helper()
+	holder := exec.CommandContext(context.WithoutCancel(t.Context()), "cat")
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	end, err := holder.StdinPipe()
+	must.Succeed(t, err, holder.Start())
+	t.Cleanup(func() { must.Succeed(t, end.Close(), holder.Wait()) })
+	return strconv.Itoa(holder.Process.Pid)
+}
 
-func (n *network) run(program string, args ...string) string {
+// enter is what a program is run by in the namespace of a side.
+func (n *network) enter(side int) []string {
+	return []string{"nsenter", "--net=/proc/" + n.sides[side] + "/ns/net"}
+}
+
+func (n *network) in(side int, command ...string) string {
 	n.Helper()
-	out, err := exec.Command(program, args...).CombinedOutput()
+	return n.run(slices.Concat(n.enter(side), command)...)
+}
+
+func (n *network) run(command ...string) string {
+	n.Helper()
+	out, err := exec.CommandContext(n.Context(), command[0], command[1:]...).CombinedOutput()
 	if err != nil {
-		n.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
+		n.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 	}
 	return string(out)
 }
@@ -94,33 +116,34 @@ func (n *network) mend() {
 // neighbour has a side send to a station as the other one.
 func (n *network) neighbour(of int, station string) {
 	n.Helper()
-	n.ip("-n", n.sides[of], "neighbour", "replace", addresses[1-of], "lladdr", station, "dev", device, "nud", "permanent")
+	n.in(of, "ip", "neighbour", "replace", addresses[1-of], "lladdr", station, "dev", device, "nud", "permanent")
 }
 
 // slow has both sides send no more than this in a second.
 func (n *network) slow(bytes int) {
 	n.Helper()
-	for _, side := range n.sides {
-		n.run("tc", "-n", side, "qdisc", "replace", "dev", device, "root", "tbf", "rate", fmt.Sprint(bytes, "bps"), "burst", "64kb", "latency", "300ms")
+	for side := range n.sides {
+		n.in(side, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", fmt.Sprint(bytes, "bps"), "burst", "64kb", "latency", "300ms")
 	}
 }
 
 func (n *network) fast() {
 	n.Helper()
-	for _, side := range n.sides {
-		n.run("tc", "-n", side, "qdisc", "del", "dev", device, "root")
+	for side := range n.sides {
+		n.in(side, "tc", "qdisc", "del", "dev", device, "root")
 	}
 }
 
 // over has the movers talk over a network, and give up a side that is silent for a second.
 func (w *world) over(n *network) {
 	w.address, w.silence = addresses[1]+":8444", time.Second
-	w.prefix = map[string][]string{"move-out": {"nsenter", "--net=/run/netns/" + n.sides[0]}, "move-in": {"nsenter", "--net=/run/netns/" + n.sides[1]}}
+	w.prefix = map[string][]string{"move-out": n.enter(0), "move-in": n.enter(1)}
 }
 
 // writeBulk writes what takes seconds over a slow link, where the pod writes nothing.
 func (w *world) writeBulk() {
 	w.Helper()
+	w.bulk = true
 	name, at := w.from.Target("pod"), int64(8*mib)
 	if !w.volume.Block {
 		name, at = filepath.Join(name, "bulk"), 0

@@ -65,6 +65,8 @@ type world struct {
 	// prefix is what programs are run by, and silence what they are given, if a test has them talk over a network.
 	prefix  map[string][]string
 	silence time.Duration
+	// bulk: the volume has had more data than filesystems keep for their own.
+	bulk    bool
 	address string
 	// mob kills processes; nil for none.
 	mob   *mob
@@ -175,6 +177,10 @@ func (w *world) end() {
 	w.check(w.to, nil)
 	for _, n := range []*node{w.from, w.to} {
 		n.pool.AwaitErased()
+		if w.bulk { // a driver sees what was freed within a minute, and when it starts
+			must.Succeed(w, n.Process.Kill(), n.Process.Restart(w.Context()))
+			n.AwaitServing()
+		}
 		n.Eventually("the promise is given back", func() bool {
 			must.Succeed(w, n.pool.Settle())
 			free, err := n.Capacity(w.Context(), "")
