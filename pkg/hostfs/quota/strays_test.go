@@ -90,9 +90,6 @@ func TestStraysBehindLeases(t *testing.T) {
 // A user can encrypt files and take the key away: they cannot be opened, and do not hide what else has left.
 func TestStraysBehindEncryption(t *testing.T) {
 	testenv.NeedRoot(t)
-	if testenv.Guest() {
-		t.Skip("the guest's kernel has no ciphers: the host has them, and no project is limited here")
-	}
 	root := testenv.MadeFS(t, "ext4", 64<<20, "-O", "encrypt")
 	must.Succeed(t, os.MkdirAll(root+"/volume/encrypted", 0o755))
 	takeKey := testenv.Encrypt(t, root+"/volume/encrypted")

@@ -25,6 +25,7 @@ var modules = []string{
 	"bridge", "veth",
 	// What filesystems ask for by the name of an algorithm only.
 	"crc32c_generic", "xxhash_generic", "blake2b_generic", "sha256_generic",
+	"sha512_generic", "hmac", "aes_generic", "xts", "cts", "cbc", "ecb",
 }
 
 // A kernel is Debian's, unpacked.
