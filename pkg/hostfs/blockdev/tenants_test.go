@@ -75,8 +75,7 @@ func TestMemoryOfOthersTakesNone(t *testing.T) {
 			_, err := unix.Mmap(3, int64(2*i*os.Getpagesize()), os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
 			must.Succeed(t, err)
 		}
-		fmt.Println("mapped")
-		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other test ends
+		awaitSearch()
 		return
 	}
 	_, device := attach(t, 1*mib, 0)
@@ -104,14 +103,19 @@ func TestDescriptorsOfOthersTakeNone(t *testing.T) {
 			_, err := unix.Dup(poll)
 			must.Succeed(t, err)
 		}
-		fmt.Println("mapped")
-		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other test ends
+		awaitSearch()
 		return
 	}
 	_, device := attach(t, 1*mib, 0)
 	facts, err := blockdev.Inspect(device.Number())
 	must.Succeed(t, err)
 	wantLittle(t, []blockdev.Facts{facts})
+}
+
+// awaitSearch says in the other process that it is ready, and waits until it was searched.
+func awaitSearch() {
+	fmt.Println("mapped")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // it is closed then
 }
 
 // wantLittle searches the process that the test is as well, which has files to inherit, and wants that to take little memory.
