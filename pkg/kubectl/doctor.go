@@ -65,7 +65,7 @@ type reading struct {
 	ask  func() error
 }
 
-// read asks for all of it at once. What cannot be had concerns only the checks that need it.
+// read asks for all of it at once. What cannot be read fails only the checks that need it.
 func (c *cluster) read(ctx context.Context, readings []reading) error {
 	errs := make([]error, len(readings))
 	free := make(chan struct{}, atOnce)
