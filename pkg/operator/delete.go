@@ -49,9 +49,12 @@ func (r *Reconciler) reportDeletion(ctx context.Context, object *hppv1.HostPathP
 	return r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver)))
 }
 
-// removeWorkloads unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it
+// removeWorkloads waits for moves, unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it
 // waits for. The driver goes last: without it no pod that uses a volume can end, and a claim of a pool may be a volume of the driver itself.
 func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	if waiting, err = r.awaitMoves(ctx, object); len(waiting) > 0 || err != nil {
+		return waiting, err
+	}
 	if waiting, err = r.removePools(ctx, object); len(waiting) > 0 || err != nil {
 		return waiting, err
 	}
