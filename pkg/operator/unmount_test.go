@@ -483,6 +483,7 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 		"on a claim":     {Name: "local", Path: "/mnt/old", PVCTemplate: &hppv1.ClaimTemplate{}},
 		"in a directory": {Name: "local", Path: "/mnt/old"},
 		"inside":         {Name: "local", Path: "/mnt/old/csi/local"},
+		"in a directory, with the name of the removed one": {Name: "old", Path: "/mnt/old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object, mounter := onClaims(), mounterOf("old", "here")
@@ -499,21 +500,22 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 			}
 			s.reconcile("hpp")
 			s.reconcile("hpp")
-			job, next := cleanUpOf(mounter), mounterOf("local", "here")
-			if !s.has(job) || s.has(next) {
+			job, next := cleanUpOf(mounter), mounterOf(pool.Name, "here")
+			if !s.has(job) || pool.Name != "old" && s.has(next) {
 				t.Fatalf("the clean-up has begun: %v, the next mounter is there: %v", s.has(job), s.has(next))
 			}
-			if pools := serves(); strings.Contains(pools, "local") || !strings.Contains(pools, "other") {
+			of := `"name":"` + pool.Name
+			if pools := serves(); strings.Contains(pools, of) || !strings.Contains(pools, "other") {
 				t.Fatalf("the driver has %s", pools)
 			}
 			s.reconcile("hpp")
-			if said := s.waitsFor(); !strings.Contains(said, "pool local: it comes once pool old at /mnt/old on here is unmounted") {
+			if said := s.waitsFor(); !strings.Contains(said, "pool "+pool.Name+": it comes once pool old at /mnt/old on here is unmounted") {
 				t.Errorf("the object waits for %q", said)
 			}
 			s.completed(job)
 			s.reconcile("hpp")
 			s.reconcile("hpp")
-			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, "local") {
+			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, of) {
 				t.Errorf("the first mounter is there: %v, the next one: %v, the driver has %s", s.has(mounter), s.has(next), pools)
 			}
 		})
