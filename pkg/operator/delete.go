@@ -87,9 +87,9 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 		waiting = append(waiting, fmt.Sprintf("pool %s on %s: it is used by %s", at.Pool, at.Node, status.Some(sets.List(pods))))
 	}
 	slices.Sort(waiting)
-	shown := object
+	shown := withoutPools(object, (*hppv1.StoragePool).SharesDevice)
 	if len(waiting) == 0 {
-		shown = withoutClaims(object)
+		shown = withoutPools(object, func(p *hppv1.StoragePool) bool { return p.PVCTemplate != nil })
 	}
 	wanted, err := r.deploy(ctx, shown)
 	waiting = append(waiting, wanted.leaving...)
@@ -99,10 +99,10 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 	return c.running(ctx, ofPool)
 }
 
-// withoutClaims is an object without its pools on claims, of which it knows where they were.
-func withoutClaims(object *hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
+// withoutPools is an object without some of its pools on claims, of which it knows where they were.
+func withoutPools(object *hppv1.HostPathProvisioner, some func(*hppv1.StoragePool) bool) *hppv1.HostPathProvisioner {
 	without := object.DeepCopy()
 	without.Status.MountedPools = places(object)
-	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil })
+	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return some(&p) })
 	return without
 }

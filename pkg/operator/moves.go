@@ -63,6 +63,6 @@ func (r *Reconciler) awaitMoves(ctx context.Context, object *hppv1.HostPathProvi
 		waiting = append(waiting, fmt.Sprintf("VolumeMove %s/%s, which is %s: let it end, or delete it", moves[i].Namespace, moves[i].Name, moves[i].Status.Phase))
 	}
 	slices.Sort(waiting)
-	_, err = r.deploy(ctx, object)
+	_, err = r.deploy(ctx, withoutPools(object, (*hppv1.StoragePool).SharesDevice))
 	return waiting, err
 }

@@ -297,6 +297,25 @@ func TestSharedDeviceIsRefused(t *testing.T) {
 	}
 }
 
+// Nor does one that is deleted have more nodes mount it while it waits.
+func TestSharedDeviceIsNotMountedByADeletion(t *testing.T) {
+	object := onClaims()
+	block, now := corev1.PersistentVolumeBlock, metav1.Now()
+	object.DeletionTimestamp = &now
+	*object.Spec.StoragePools[0].PVCTemplate = hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeMode: &block}
+	was := mounterOf("local", "here")
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), driverPod("here"), driverPod("there"), was, claimFor(was, corev1.ReadWriteMany),
+		podWith("user", "here", claimed("data")), volumeOn("data", "here", inPool("local")))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(mounterOf("local", "there")) {
+		t.Error("another node mounts it")
+	}
+	if said := s.waitsFor(); s.replicas(was) != 1 || !strings.Contains(said, "used by pod space/user") || !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+		t.Errorf("the mounter has %d replicas, the object waits for %q", s.replicas(was), said)
+	}
+}
+
 // A claim that grows with its template costs money or space: an event says so, also where a takeover brings the larger template.
 func TestGrowthOfAClaimIsSaid(t *testing.T) {
 	size := func(size string) corev1.VolumeResourceRequirements {
