@@ -124,7 +124,7 @@ func TestFileThatIsWrittenAllTheTimeIsCopied(t *testing.T) {
 
 // Entries of every kind come, go and move while they are copied: that is no error.
 func TestEntriesThatComeAndGo(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "stays"), 0o755), os.Mkdir(filepath.Join(src, "gets"), 0o755))
 		for i := range 50 {
 			write(t, filepath.Join(src, "stays", fmt.Sprint(i)), "content")
@@ -159,7 +159,7 @@ func TestEntriesThatComeAndGo(t *testing.T) {
 
 // A write lease would have a process that opens the file wait for as long as its holder likes, up to 45 seconds.
 func TestFileWithWriteLeaseIsAnErrorAtOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		write(t, filepath.Join(src, "leased"), "content")
 		f, err := os.OpenFile(filepath.Join(src, "leased"), os.O_RDWR, 0)
 		must.Succeed(t, err)
