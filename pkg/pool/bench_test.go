@@ -72,6 +72,17 @@ func newBench(t *testing.T, root string) *bench {
 	return &bench{t: t, Node: pooltest.New(t, root)}
 }
 
+// withQuotas runs a test on a pool on a real filesystem, where the kernel keeps the sizes.
+func withQuotas(t *testing.T, root, datadir string, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(datadir)
+		test(t, b)
+	})
+}
+
 func (b *bench) start(datadir string) { b.startNode("node-1", datadir) }
 
 func (b *bench) startNode(name, datadir string) {

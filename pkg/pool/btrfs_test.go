@@ -4,17 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -37,10 +34,7 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
 	root := testenv.CountingBtrfs(t, 512*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
 		switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
@@ -51,9 +45,7 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 		b.create("pvc-2", 16*mib)
 		for _, name := range []string{"pvc-1", "pvc-2"} {
 			nested := b.Path("pool", name, "nested")
-			if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			command(t, "btrfs", "subvolume", "create", nested)
 			for _, in := range []string{b.Path("pool", name), nested} {
 				if err := os.WriteFile(in+"/data", make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
 					t.Errorf("writing 32 MiB into 16 at %s: %v, want EDQUOT", in, err)
@@ -74,10 +66,7 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 512*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		b.later(time.Minute)
 		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
@@ -108,10 +97,7 @@ func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 func TestUseAbovePromiseIsForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		const used, empty = 192 * mib, 128 * mib
 		b.createBlock("pvc-used", used)
 		b.create("pvc-empty", empty)
@@ -144,10 +130,7 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		const size = 64 * mib
 		b.createBlock("pvc-1", size)
 		disk := b.Path("pool", "pvc-1", "disk.img")
@@ -206,10 +189,7 @@ func writeBehind(t *testing.T, path string, bytes, skip int64) {
 func TestSnapshotOfDiscardedDiskIsPromisedItsExtents(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(`[{"name":"local","path":"pool","allocation":"thin"}]`)
+	withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, b *bench) {
 		const size, part = 128 * mib, 32 * mib
 		b.createBlock("pvc-1", size)
 		disk := b.Path("pool", "pvc-1", "disk.img")
@@ -262,10 +242,7 @@ func writeEvery(t *testing.T, path string, bytes, step int64) {
 func TestCopiesWithSimpleQuotas(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.SimpleBtrfs(t, 2<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.snapshotBetweenWrites("pvc-disk", 32*mib)
 		b.rewriteAfterSnapshot("pvc-tree", 64*mib)
 		b.cloneAndWrite("pvc-first", 64*mib)
@@ -366,10 +343,7 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
+	withQuotas(t, root, `[{"name":"local","path":"pool","enforcement":"required"}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 128*mib)
 		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
 		made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
@@ -384,10 +358,7 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 func TestCloneWithoutLimitOfVolumeWithOne(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 512*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: id(t, "pvc-1")}})
@@ -400,10 +371,7 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 64*mib)
 		nested := b.Path("pool", "pvc-1", "nested")
 		command(t, "btrfs", "subvolume", "create", nested)

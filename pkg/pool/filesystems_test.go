@@ -196,10 +196,7 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	run("quota", "enable", root)
 	run("subvolume", "create", root+"/a")
 	run("subvolume", "create", root+"/b")
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(neighbours)
+	withQuotas(t, root, neighbours, func(t *testing.T, b *bench) {
 		before, err := b.Capacity(poolNamed(t, "b"), false)
 		must.Succeed(t, err)
 		b.createIn("a", "pvc-1", 200*mib)

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -32,10 +31,7 @@ func TestDeleteRemovesProtectedVolume(t *testing.T) {
 			if tt.fs == "btrfs" {
 				command(t, "btrfs", "quota", "enable", root)
 			}
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, root)
-				b.real = quota.Detect
-				b.start(local)
+			withQuotas(t, root, local, func(t *testing.T, b *bench) {
 				b.create("pvc-1", 16*mib)
 				volume := b.Path("pool", "pvc-1")
 				must.Succeed(t, os.WriteFile(volume+"/file", nil, 0o600))
@@ -63,10 +59,7 @@ func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 		for _, readOnly := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, read-only %v", name, readOnly), func(t *testing.T) {
 				root := mount(t, 512*mib)
-				synctest.Test(t, func(t *testing.T) {
-					b := newBench(t, root)
-					b.real = quota.Detect
-					b.start(local)
+				withQuotas(t, root, local, func(t *testing.T, b *bench) {
 					b.create("pvc-1", 16*mib)
 					volume := b.Path("pool", "pvc-1")
 					must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
@@ -90,10 +83,7 @@ func TestSnapshotOfFullProtectedVolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr", "btrfs")
 	root := testenv.CountingBtrfs(t, 512*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
+	withQuotas(t, root, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		volume := b.Path("pool", "pvc-1")
 		must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
@@ -145,10 +135,7 @@ func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := mount(t, 512*mib)
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, root)
-				b.real = quota.Detect
-				b.start(local)
+			withQuotas(t, root, local, func(t *testing.T, b *bench) {
 				b.create("pvc-1", 16*mib)
 				b.create("pvc-2", mib)
 				volume := b.Path("pool", "pvc-1")

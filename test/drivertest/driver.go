@@ -6,10 +6,13 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -163,6 +166,21 @@ func (d *Driver) Eventually(what string, done func() bool) {
 			d.Fatalf("%s: not within %v", what, Patience)
 		}
 	}
+}
+
+// Metric is the value of a series of a pool, of a driver with ServeMetrics.
+func (d *Driver) Metric(name, pool string) float64 {
+	d.Helper()
+	scraped, err := d.Metrics(d.Context())
+	d.Must(err)
+	series := fmt.Sprintf("\n%s{pool=%q} ", name, pool)
+	_, rest, ok := strings.Cut(scraped, series)
+	if !ok {
+		d.Fatalf("no metric %s", series)
+	}
+	value, err := strconv.ParseFloat(strings.SplitN(rest, "\n", 2)[0], 64)
+	d.Must(err)
+	return value
 }
 
 // Repeat makes a call until it is not ABORTED any more, as kubelet and the sidecars do: another call, a check of the driver, or what

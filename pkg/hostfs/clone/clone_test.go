@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,22 +30,23 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = 1 << 20
 
-// filesystems are those that the package has to do with, and how a file is copied there.
-var filesystems = []struct {
+// A filesystem is one that the package has to do with.
+type filesystem struct {
 	kind   string
-	bytes  int64
-	method clone.Method
-}{
-	{"xfs", 512 * mib, clone.Share},
-	{"btrfs", 512 * mib, clone.Share},
-	{"ext4", 512 * mib, clone.Copy},
+	method clone.Method // of a file there
 }
 
-// onEach runs a test on each filesystem, with an empty source and an empty copy.
-func onEach(t *testing.T, test func(t *testing.T, src, dst string, method clone.Method)) {
-	for _, f := range filesystems {
+// sharing are those whose files can share blocks.
+var (
+	sharing     = []filesystem{{"xfs", clone.Share}, {"btrfs", clone.Share}}
+	filesystems = append(slices.Clone(sharing), filesystem{"ext4", clone.Copy})
+)
+
+// onEach runs a test on each of some filesystems, with an empty source and an empty copy.
+func onEach(t *testing.T, of []filesystem, test func(t *testing.T, src, dst string, method clone.Method)) {
+	for _, f := range of {
 		t.Run(f.kind, func(t *testing.T) {
-			root := testenv.LoopFS(t, f.kind, f.bytes)
+			root := testenv.LoopFS(t, f.kind, 512*mib)
 			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
 			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
 			test(t, src, dst, f.method)
@@ -74,7 +76,7 @@ func tree(t testing.TB, src, dst string, o clone.Options) clone.Result {
 
 func TestTree(t *testing.T) {
 	t.Run("every kind of entry with all attributes", func(t *testing.T) {
-		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 			clonetest.Hostile(t, src)
 			must.Succeed(t, os.Chown(src, 107, 107), os.Chmod(src, 0o770))
 			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3})
@@ -94,7 +96,7 @@ func TestTree(t *testing.T) {
 	})
 
 	t.Run("deep trees take few descriptors", func(t *testing.T) {
-		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 			const levels = 4000
 			at := open(t, src)
 			for range levels {
@@ -295,7 +297,7 @@ func TestWrittenRightBefore(t *testing.T) {
 // A copy has the attributes of its source and no others, whatever its directory gives to new entries and whatever
 // an earlier pass has left: what more it has could give access that the source denies.
 func TestTreeHasNoAttributesThatItsSourceLacks(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		clonetest.Hostile(t, src)
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "a", "loses"), 0o755), unix.Setxattr(filepath.Join(src, "a", "loses"), "user.lost", []byte("lost"), 0))
 		var entries []string
@@ -356,39 +358,34 @@ func awaitTick(t testing.TB, root string) {
 // TestWritesThroughMappings: a page that was dirty before the copying began must still
 // show as a change when it is written again.
 func TestWritesThroughMappings(t *testing.T) {
-	for _, kind := range []string{"xfs", "btrfs"} {
-		t.Run(kind, func(t *testing.T) {
-			root := testenv.LoopFS(t, kind, 512*mib)
-			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
-			var pages [][]byte
-			for _, name := range []string{"a", "b"} {
-				write(t, filepath.Join(src, name), strings.Repeat("0", 4096))
-				f, err := os.OpenFile(filepath.Join(src, name), os.O_RDWR, 0)
-				must.Succeed(t, err)
-				page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				must.Succeed(t, err, f.Close())
-				defer func() { must.Succeed(t, unix.Munmap(page)) }()
-				page[0] = 'x' // dirty and mapped writable from here on
-				pages = append(pages, page)
+	onEach(t, sharing, func(t *testing.T, src, dst string, _ clone.Method) {
+		var pages [][]byte
+		for _, name := range []string{"a", "b"} {
+			write(t, filepath.Join(src, name), strings.Repeat("0", 4096))
+			f, err := os.OpenFile(filepath.Join(src, name), os.O_RDWR, 0)
+			must.Succeed(t, err)
+			page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			must.Succeed(t, err, f.Close())
+			defer func() { must.Succeed(t, unix.Munmap(page)) }()
+			page[0] = 'x' // dirty and mapped writable from here on
+			pages = append(pages, page)
+		}
+		awaitTick(t, filepath.Dir(src))
+		nth := 0
+		result := tree(t, src, dst, clone.Options{Rounds: 1, Pause: func(context.Context) error {
+			if nth++; nth == 2 { // one is copied, one is not
+				pages[0][1], pages[1][1] = 'y', 'y'
 			}
-			awaitTick(t, root)
-			nth := 0
-			result := tree(t, src, dst, clone.Options{Rounds: 1, Pause: func(context.Context) error {
-				if nth++; nth == 2 { // one is copied, one is not
-					pages[0][1], pages[1][1] = 'y', 'y'
-				}
-				return nil
-			}})
-			if result.PointInTime || result.Changed != 2 {
-				t.Errorf("%+v, want two changed files to be noticed", result)
-			}
-		})
-	}
+			return nil
+		}})
+		if result.PointInTime || result.Changed != 2 {
+			t.Errorf("%+v, want two changed files to be noticed", result)
+		}
+	})
 }
 
 func TestFile(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		content := bytes.Repeat([]byte("0123456789abcdef"), 5*mib/16)
 		must.Succeed(t, os.WriteFile(filepath.Join(src, "disk"), content, 0o600))
 		from, err := os.Open(filepath.Join(src, "disk"))
@@ -421,29 +418,24 @@ func TestFile(t *testing.T) {
 // What is read and written shares nothing with its source, also where the filesystem could: the source may be
 // unknown to who promises space for the copy.
 func TestCopySharesNoBlocks(t *testing.T) {
-	for _, kind := range []string{"xfs", "btrfs"} {
-		t.Run(kind, func(t *testing.T) {
-			root := testenv.LoopFS(t, kind, 512*mib)
-			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
-			f, err := os.Create(filepath.Join(src, "sparse"))
+	onEach(t, sharing, func(t *testing.T, src, dst string, _ clone.Method) {
+		f, err := os.Create(filepath.Join(src, "sparse"))
+		must.Succeed(t, err)
+		for _, at := range []int64{0, 17*mib + 4096, 90 * mib} {
+			_, err := f.WriteAt(bytes.Repeat([]byte("0123456789abcdef"), 3*mib/32+1), at)
 			must.Succeed(t, err)
-			for _, at := range []int64{0, 17*mib + 4096, 90 * mib} {
-				_, err := f.WriteAt(bytes.Repeat([]byte("0123456789abcdef"), 3*mib/32+1), at)
-				must.Succeed(t, err)
+		}
+		must.Succeed(t, f.Truncate(128*mib), f.Sync(), f.Close())
+		if result := tree(t, src, dst, clone.Options{Method: clone.Copy}); result.Shared {
+			t.Errorf("%+v", result)
+		}
+		clonetest.Same(t, src, dst)
+		for _, path := range []string{filepath.Join(src, "sparse"), filepath.Join(dst, "sparse")} {
+			if blocks, shared := extents(t, path); shared || blocks > 6*mib {
+				t.Errorf("%s takes %d bytes for 4.5 MiB of data, and shares blocks: %v", path, blocks, shared)
 			}
-			must.Succeed(t, f.Truncate(128*mib), f.Sync(), f.Close())
-			if result := tree(t, src, dst, clone.Options{Method: clone.Copy}); result.Shared {
-				t.Errorf("%+v", result)
-			}
-			clonetest.Same(t, src, dst)
-			for _, path := range []string{filepath.Join(src, "sparse"), filepath.Join(dst, "sparse")} {
-				if blocks, shared := extents(t, path); shared || blocks > 6*mib {
-					t.Errorf("%s takes %d bytes for 4.5 MiB of data, and shares blocks: %v", path, blocks, shared)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // extents are how many bytes of the disk a file takes, and whether it shares any (FIEMAP_EXTENT_SHARED).
@@ -557,27 +549,22 @@ func aFragmentedFile(t *testing.T, path string) *os.File {
 
 // A file that would stop its writers for too long is not shared.
 func TestLimit(t *testing.T) {
-	for _, kind := range []string{"xfs", "btrfs"} {
-		t.Run(kind, func(t *testing.T) {
-			root := testenv.LoopFS(t, kind, 512*mib)
-			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
-			f := aFragmentedFile(t, filepath.Join(src, "fragmented"))
-			few, many := clone.Limit(clone.Stall(50)), clone.Limit(clone.Stall(1000))
-			if err := few.Check(f); !errors.Is(err, clone.ErrFragmented) {
-				t.Errorf("the file, with a limit for 50 extents: %v, want ErrFragmented", err)
-			}
-			must.Succeed(t, many.Check(f), clone.Limit(0).Check(f))
-			_, err := clone.Tree(t.Context(), open(t, src), open(t, dst), clone.Options{Rounds: 1, MaxStall: few})
-			if !errors.Is(err, clone.ErrFragmented) {
-				t.Errorf("the tree, with a limit for 50 extents: %v, want ErrFragmented", err)
-			}
-			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
-			if result := tree(t, src, dst, clone.Options{Rounds: 1, MaxStall: many}); result.Stall == 0 {
-				t.Errorf("it does not say how long the writers waited: %+v", result)
-			}
-		})
-	}
+	onEach(t, sharing, func(t *testing.T, src, dst string, _ clone.Method) {
+		f := aFragmentedFile(t, filepath.Join(src, "fragmented"))
+		few, many := clone.Limit(clone.Stall(50)), clone.Limit(clone.Stall(1000))
+		if err := few.Check(f); !errors.Is(err, clone.ErrFragmented) {
+			t.Errorf("the file, with a limit for 50 extents: %v, want ErrFragmented", err)
+		}
+		must.Succeed(t, many.Check(f), clone.Limit(0).Check(f))
+		_, err := clone.Tree(t.Context(), open(t, src), open(t, dst), clone.Options{Rounds: 1, MaxStall: few})
+		if !errors.Is(err, clone.ErrFragmented) {
+			t.Errorf("the tree, with a limit for 50 extents: %v, want ErrFragmented", err)
+		}
+		must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+		if result := tree(t, src, dst, clone.Options{Rounds: 1, MaxStall: many}); result.Stall == 0 {
+			t.Errorf("it does not say how long the writers waited: %+v", result)
+		}
+	})
 }
 
 func TestSubvolume(t *testing.T) {
@@ -629,7 +616,7 @@ func TestExchangedEntriesAreCopied(t *testing.T) {
 		{"file-1", "file-2"}, {"file-3", "changed-1/inside"}, {"directory-1", "directory-2"}, {"link-1", "link-2"},
 		{"file-4", "directory-3"}, {"changed-2/inside", "changed-3/inside"},
 	}
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		for _, pair := range exchanged {
 			for _, name := range pair {
 				path := filepath.Join(src, name)
@@ -679,7 +666,7 @@ func TestExchangedEntriesAreCopied(t *testing.T) {
 
 // While pods stand still, a new file in a directory has none of its neighbours copied again.
 func TestOnlyWhatChangedInDirectoryIsCopiedAgain(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		for n := range 100 {
 			at := filepath.Join(src, "directory", fmt.Sprint(n%10), fmt.Sprint(n))
 			must.Succeed(t, os.MkdirAll(filepath.Dir(at), 0o755))
@@ -713,7 +700,7 @@ func TestOnlyWhatChangedInDirectoryIsCopiedAgain(t *testing.T) {
 func TestEntryThatWasAwayIsCopied(t *testing.T) {
 	for _, in := range []string{".", "directory"} {
 		t.Run(in, func(t *testing.T) {
-			onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+			onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 				must.Succeed(t, os.MkdirAll(filepath.Join(src, in), 0o755), os.Mkdir(filepath.Join(src, "other"), 0o755))
 				name, other := filepath.Join(src, in, "name"), filepath.Join(src, "other", "name")
 				exchange := func() {

@@ -47,6 +47,10 @@ func during(t *testing.T, work func(nth int) error) (stop func()) {
 // What a file holds and who may read it belong together: a copy of one moment never has a secret with the mode, the
 // owner and the attributes that the file had before or after it.
 func TestFileIsCopiedWithTheAttributesOfItsContent(t *testing.T) {
+	copies := 400
+	if testing.Short() {
+		copies = 100
+	}
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, 512*mib)
@@ -70,7 +74,7 @@ func TestFileIsCopiedWithTheAttributesOfItsContent(t *testing.T) {
 			})
 			defer stop()
 			still, value := 0, make([]byte, 16)
-			for i := range 400 {
+			for i := range copies {
 				dst := filepath.Join(root, fmt.Sprint("dst", i))
 				must.Succeed(t, os.Mkdir(dst, 0o700))
 				if result := tree(t, src, dst, clone.Options{Rounds: 1}); !result.PointInTime {
@@ -87,7 +91,7 @@ func TestFileIsCopiedWithTheAttributesOfItsContent(t *testing.T) {
 					t.Errorf("copy %d of one moment has the secret with mode %s and attribute %v", i, info.Mode(), err == nil)
 				}
 			}
-			if t.Logf("%d of 400 were of one moment", still); still == 0 {
+			if t.Logf("%d of %d were of one moment", still, copies); still == 0 {
 				t.Error("no copy was of one moment")
 			}
 		})
@@ -124,7 +128,7 @@ func TestFileThatIsWrittenAllTheTimeIsCopied(t *testing.T) {
 
 // Entries of every kind come, go and move while they are copied: that is no error.
 func TestEntriesThatComeAndGo(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "stays"), 0o755), os.Mkdir(filepath.Join(src, "gets"), 0o755))
 		for i := range 50 {
 			write(t, filepath.Join(src, "stays", fmt.Sprint(i)), "content")
@@ -159,7 +163,7 @@ func TestEntriesThatComeAndGo(t *testing.T) {
 
 // A write lease would have a process that opens the file wait for as long as its holder likes, up to 45 seconds.
 func TestFileWithWriteLeaseIsAnErrorAtOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		write(t, filepath.Join(src, "leased"), "content")
 		f, err := os.OpenFile(filepath.Join(src, "leased"), os.O_RDWR, 0)
 		must.Succeed(t, err)

@@ -13,7 +13,7 @@ import (
 
 // What is mounted in the source is not copied in the place of what is below, and nothing is called a copy that lacks that.
 func TestMountsInTheSource(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		other := t.TempDir()
 		write(t, filepath.Join(other, "file"), "another")
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "sub"), 0o750))

@@ -28,7 +28,7 @@ func TestNothingWaitsForDiskInStandstill(t *testing.T) {
 				copyInStandstill(t, root, f.method)
 				return
 			}
-			lists := strace.Calls(t, testenv.LoopFS(t, f.kind, f.bytes))["standstill"]
+			lists := strace.Calls(t, testenv.LoopFS(t, f.kind, 512*mib))["standstill"]
 			if len(lists) != 1 {
 				t.Fatalf("%d standstills were traced, want one", len(lists))
 			}

@@ -230,7 +230,7 @@ func TestWriteUnderWayBeforeStandstillIsWaitedFor(t *testing.T) {
 // A store through a mapping that was under way while a file was copied is in the copy, although the ctime is older: here it is
 // taken out of the copy.
 func TestFileThatChangedRightBeforeItWasCopiedIsCopiedAgain(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "directory"), 0o755))
 		name := filepath.Join("directory", "file")
 		write(t, filepath.Join(src, name), "stored")
@@ -258,7 +258,7 @@ func TestFileThatChangedRightBeforeItWasCopiedIsCopiedAgain(t *testing.T) {
 
 // A copy whose size or mtime is not that of its file is no copy of it, however old the file is.
 func TestFileWithOtherSizeThanItsCopyIsCopiedAgain(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		write(t, filepath.Join(src, "one"), "content")
 		write(t, filepath.Join(src, "two"), "content")
 		must.Succeed(t, os.Link(filepath.Join(src, "two"), filepath.Join(src, "three")))
@@ -282,7 +282,7 @@ func TestFileWithOtherSizeThanItsCopyIsCopiedAgain(t *testing.T) {
 
 // Once its pods go on, a program removes its secret, and then opens its directory, which is the volume, to all.
 func TestRootIsOfMomentOfTheRest(t *testing.T) {
-	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		must.Succeed(t, os.Chmod(src, 0o700))
 		write(t, filepath.Join(src, "secret"), "secret")
 		write(t, filepath.Join(src, "other"), "")

@@ -37,7 +37,8 @@ const head = `# Metrics
 What ` + "`GET /metrics`" + ` shows. [configuration.md](configuration.md#metrics) has how it is served and who can read it.
 
 A scrape answers from memory, and never waits for a pool or a call. The numbers of a pool's filesystem are up to 10 seconds old, and what is
-counted volume by volume up to a minute or more. What is not known is absent, and never 0.
+counted volume by volume up to a minute or more. What is not known is absent, and never 0. Names in ` + "`_total`" + ` are counters, others gauges
+unless the table says summary or histogram.
 
 - how full the disk is: ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + `
 - whether volumes can take more than is free: ` + "`hostpath_pool_filesystem_unlimited_volumes > 0 or hostpath_pool_filesystem_promised_unused_bytes > hostpath_pool_free_bytes`" + `
@@ -48,18 +49,22 @@ counted volume by volume up to a minute or more. What is not known is absent, an
 - which calls fail: ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + `
 `
 
-// A section is the metrics whose names begin alike.
-type section struct{ prefix, title, text string }
+// A section is the metrics whose names begin alike. The text says of the labels that all of them have.
+type section struct {
+	prefix, title, text string
+	labels              []string
+}
 
 var sections = []section{
-	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
-	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*` with the names of their claims."},
-	{"hostpath_csi_", "Calls", ""},
-	{"hostpath_abandoned_", "What hangs", ""},
-	{"hostpath_tracing_", "Tracing", ""},
-	{"hostpath_build_", "The program", ""},
-	{"kubevirt_hpp_pool_", "Of the upstream driver", ""},
-	{"kubevirt_hpp_volume_", "Moves of volumes", "Of the operator, with those [of its own](operator.md#metrics). `node` is where the volume is. A series goes with its VolumeMove."},
+	{"hostpath_pool_", "Pools", "One series for each `pool` of the node. In a shared pool the volumes and promises are those that the node knows of.", []string{"pool"}},
+	{"hostpath_volume_", "Volumes", "One series for each `volume` of a `pool`, only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*` with the names of their claims.", []string{"pool", "volume"}},
+	{"hostpath_csi_", "Calls", "", nil},
+	{"hostpath_abandoned_", "What hangs", "", nil},
+	{"hostpath_tracing_", "Tracing", "", nil},
+	{"hostpath_build_", "The program", "", nil},
+	{"kubevirt_hpp_pool_", "Of the upstream driver", "", nil},
+	{"kubevirt_hpp_volume_move_", "Moves of volumes", "Of the operator, with those [of its own](operator.md#metrics): one series for each `move` in `move_namespace`, from `node` to `target`, until the VolumeMove goes.", []string{"move", "move_namespace", "node", "target"}},
+	{"kubevirt_hpp_volume_moves", "All moves", "", nil},
 }
 
 func write(w io.Writer) error {
@@ -73,10 +78,10 @@ func write(w io.Writer) error {
 		if s.text != "" {
 			fmt.Fprintf(w, "\n%s\n", s.text)
 		}
-		fmt.Fprint(w, "\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+		fmt.Fprint(w, "\n| metric | meaning |\n|---|---|\n")
 		for _, family := range families {
 			if strings.HasPrefix(family.GetName(), s.prefix) {
-				fmt.Fprintf(w, "| `%s` | %s | %s | %s |\n", family.GetName(), kind(family), labels(family), meaning(family))
+				fmt.Fprintf(w, "| `%s` | %s |\n", family.GetName(), meaning(family)+kind(family)+labels(family, s.labels))
 			}
 		}
 	}
@@ -118,17 +123,28 @@ func example() *metrics.Metrics {
 	return m
 }
 
-func kind(family *dto.MetricFamily) string { return strings.ToLower(family.GetType().String()) }
+// kind is what a name does not say.
+func kind(family *dto.MetricFamily) string {
+	switch family.GetType() {
+	case dto.MetricType_COUNTER, dto.MetricType_GAUGE:
+		return ""
+	default:
+		return " A " + strings.ToLower(family.GetType().String()) + "."
+	}
+}
 
-func labels(family *dto.MetricFamily) string {
+// labels are those that not all metrics of the section have.
+func labels(family *dto.MetricFamily, of []string) string {
 	var names []string
 	for _, label := range family.GetMetric()[0].GetLabel() {
-		names = append(names, label.GetName())
+		if !slices.Contains(of, label.GetName()) {
+			names = append(names, "`"+label.GetName()+"`")
+		}
 	}
 	if len(names) == 0 {
-		return "none"
+		return ""
 	}
-	return strings.Join(names, ", ")
+	return " Labels: " + strings.Join(names, ", ") + "."
 }
 
 func meaning(family *dto.MetricFamily) string {
@@ -141,7 +157,7 @@ func meaning(family *dto.MetricFamily) string {
 	for _, bucket := range histogram.GetBucket() {
 		bounds = append(bounds, strconv.FormatFloat(bucket.GetUpperBound(), 'g', -1, 64))
 	}
-	return text + " Buckets: " + strings.Join(bounds, ", ")
+	return text + " Buckets: " + strings.Join(bounds, ", ") + "."
 }
 
 // usual are the groups of the metrics that are not the driver's own.

@@ -3,7 +3,6 @@ package faults
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -145,7 +144,7 @@ func (w *world) wantAlive(during string) {
 				w.Errorf("%s: Probe answers %v, %v", during, answer, err)
 			}
 		},
-		"the metrics":                         func() { w.metric("hostpath_pool_serving", "other") },
+		"the metrics":                         func() { w.Metric("hostpath_pool_serving", "other") },
 		"the life of volumes in another pool": func() { w.wantWork("other") },
 		"the list": func() {
 			_, err := w.List(w.Context(), 0)
@@ -173,21 +172,6 @@ func (w *world) wantAlive(during string) {
 func (w *world) awaitServing(serving bool) {
 	w.Helper()
 	w.Eventually(fmt.Sprintf("the metric reports that the pool serves: %v", serving), func() bool {
-		return w.metric("hostpath_pool_serving", "local") == map[bool]float64{true: 1}[serving]
+		return w.Metric("hostpath_pool_serving", "local") == map[bool]float64{true: 1}[serving]
 	})
-}
-
-// metric is the value of a series of a pool.
-func (w *world) metric(name, pool string) float64 {
-	w.Helper()
-	scraped, err := w.Metrics(w.Context())
-	w.Must(err)
-	series := fmt.Sprintf("\n%s{pool=%q} ", name, pool)
-	_, rest, ok := strings.Cut(scraped, series)
-	if !ok {
-		w.Fatalf("no metric %s", series)
-	}
-	value, err := strconv.ParseFloat(strings.SplitN(rest, "\n", 2)[0], 64)
-	w.Must(err)
-	return value
 }

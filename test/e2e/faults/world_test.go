@@ -322,7 +322,7 @@ func (w *world) promisedIsSum() error {
 	for _, v := range w.acknowledged {
 		sum += v.Bytes
 	}
-	if got := w.metric("hostpath_pool_promised_bytes", "local"); got != float64(sum) {
+	if got := w.Metric("hostpath_pool_promised_bytes", "local"); got != float64(sum) {
 		return fmt.Errorf("%v bytes are promised, and the volumes have %d", got, sum)
 	}
 	return nil

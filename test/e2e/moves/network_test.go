@@ -143,7 +143,6 @@ func (w *world) over(n *network) {
 // writeBulk writes what takes seconds over a slow link, where the pod writes nothing.
 func (w *world) writeBulk() {
 	w.Helper()
-	w.bulk = true
 	name, at := w.from.Target("pod"), int64(8*mib)
 	if !w.volume.Block {
 		name, at = filepath.Join(name, "bulk"), 0

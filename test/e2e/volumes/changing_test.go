@@ -9,7 +9,7 @@ import (
 // snapshotsWhileFileChanges makes snapshots of a volume that is full of one file, as the disk of a virtual machine is, which is written
 // all the time. For each the file is copied several times, and there is room for one copy.
 func snapshotsWhileFileChanges(b *bench) {
-	const promise = 64 * mib
+	promise := short(64 * mib)
 	b.create("busy", promise)
 	path := filepath.Join(b.publish("busy", "pod"), "data")
 	for n := range 4 {

@@ -15,7 +15,7 @@ func inodesOf(bytes int64) int64 { return 1 + bytes/(16<<10) }
 
 // inodesAreBounded fills a volume with empty files. XFS counts what their inodes take in no quota.
 func inodesAreBounded(b *bench) {
-	const promise = 64 * mib
+	promise := short(64 * mib)
 	b.create("empty-files", promise)
 	path := b.publish("empty-files", "pod")
 	var s unix.Statfs_t

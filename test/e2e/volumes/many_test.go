@@ -16,7 +16,7 @@ func manyVolumes(b *bench) {
 	count := 10000
 	switch {
 	case testing.Short() && testenv.Guest():
-		count = 300
+		count = 100
 	case testing.Short():
 		count = 2000
 	}

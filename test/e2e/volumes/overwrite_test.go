@@ -66,7 +66,7 @@ func (b *bench) overwrite(path string, size int64, flags int) error {
 
 // writesAtRandomWhileSharing writes each block of a disk that shares all of them with a snapshot.
 func writesAtRandomWhileSharing(b *bench) {
-	const promise = 64 * mib
+	promise := short(64 * mib)
 	disk := drivertest.Volume{ID: "disk", Pool: "local", Block: true, Bytes: promise}
 	_, err := b.Create(b.Context(), disk)
 	b.Must(err)

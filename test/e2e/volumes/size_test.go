@@ -9,7 +9,7 @@ import (
 )
 
 func holdsItsPromise(b *bench) {
-	const promise = 64 * mib
+	promise := short(64 * mib)
 	users := map[string]uint32{"nobody": nobody, "root": 0}
 	if b.fs.rootIsExempt {
 		delete(users, "root")
@@ -51,40 +51,41 @@ func (b *bench) fill(w *writer, promise int64) (size int64) {
 }
 
 func growsWhileWritten(b *bench) {
-	b.create("growing", 64*mib)
+	unit := short(mib)
+	b.create("growing", 64*unit)
 	path := b.publish("growing", "pod")
 	w := b.writer(filepath.Join(path, "data"), nobody)
-	if size, err := w.write(48 * mib); err != nil {
+	if size, err := w.write(48 * unit); err != nil {
 		b.Errorf("writing: %v after %d bytes", err, size)
 	}
 
 	// Far enough from the limit a writer does not notice.
 	grown := make(chan error, 1)
-	go func() { grown <- b.expand("growing", "pod", 80*mib) }()
-	if size, err := w.write(60 * mib); err != nil {
+	go func() { grown <- b.expand("growing", "pod", 80*unit) }()
+	if size, err := w.write(60 * unit); err != nil {
 		b.Errorf("writing while the volume grows: %v after %d bytes", err, size)
 	}
 	b.Must(<-grown)
 
 	// One that was refused goes on.
-	b.fill(w, 80*mib)
-	b.Must(b.expand("growing", "pod", 96*mib))
-	b.fill(w, 96*mib)
-	b.wantSpace("growing", "pod", 96*mib, 96*mib)
+	b.fill(w, 80*unit)
+	b.Must(b.expand("growing", "pod", 96*unit))
+	b.fill(w, 96*unit)
+	b.wantSpace("growing", "pod", 96*unit, 96*unit)
 
 	// One that tries again and again gets in as the limit rises.
 	go func() {
-		for bytes := int64(100 * mib); bytes < 128*mib; bytes += 4 * mib {
+		for bytes := int64(100 * unit); bytes < 128*unit; bytes += 4 * unit {
 			if err := b.expand("growing", "pod", bytes); err != nil {
 				grown <- err
 				return
 			}
 		}
-		grown <- b.expand("growing", "pod", 160*mib)
+		grown <- b.expand("growing", "pod", 160*unit)
 	}()
-	size := b.insist(w, 128*mib, grown)
+	size := b.insist(w, 128*unit, grown)
 	w.close(size)
-	b.wantSpace("growing", "pod", 160*mib, 128*mib)
+	b.wantSpace("growing", "pod", 160*unit, 128*unit)
 	b.unpublish("growing", "pod")
 }
 
@@ -114,7 +115,7 @@ func (b *bench) insist(w *writer, bytes int64, grown <-chan error) int64 {
 }
 
 func limitsArePutBack(b *bench) {
-	const promise = 64 * mib
+	promise := short(64 * mib)
 	for name, l := range map[string]quota.Limit{
 		"raised":    {Bytes: 2 * promise},
 		"lowered":   {Bytes: promise / 2},
