@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -16,21 +17,29 @@ import (
 
 // users are the pods that use the claim and have not ended.
 func (m moving) users(ctx context.Context) (users []corev1.Pod, err error) {
+	all, err := m.podsWithClaims(ctx)
+	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, m.Spec.ClaimName) }), err
+}
+
+// podsWithClaims are the pods of the namespace that use any claim and have not ended.
+func (m moving) podsWithClaims(ctx context.Context) (found []corev1.Pod, err error) {
 	for next := ""; ; {
 		pods := &corev1.PodList{}
 		if err := m.APIReader.List(ctx, pods, client.InNamespace(m.Namespace), client.Limit(500), client.Continue(next)); err != nil {
 			return nil, err
 		}
 		for _, pod := range pods.Items {
-			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && uses(&pod, m.Spec.ClaimName) {
-				users = append(users, pod)
+			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && slices.ContainsFunc(pod.Spec.Volumes, isClaim) {
+				found = append(found, pod)
 			}
 		}
 		if next = pods.Continue; next == "" {
-			return users, nil
+			return found, nil
 		}
 	}
 }
+
+func isClaim(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
 
 func uses(pod *corev1.Pod, claim string) bool {
 	for _, volume := range pod.Spec.Volumes {
