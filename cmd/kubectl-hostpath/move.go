@@ -37,7 +37,7 @@ func (r *request) checkMove() error {
 	return nil
 }
 
-// moves moves the volume of a claim, or all of a node, and shows what became of them.
+// moves moves the volume of a claim with those that its pods use too, or all of a node, and shows what became of them.
 func (r request) moves(ctx context.Context, out io.Writer, progress func(kubectl.Progress)) (wrong bool, err error) {
 	if r.command == "drain" {
 		r.move.Evict = true
@@ -85,8 +85,7 @@ func (r request) plan(ctx context.Context) ([]kubectl.Planned, error) {
 		return kubectl.PlanDrain(ctx, r.kubectl, node, r.move)
 	}
 	namespace, claim, _ := strings.Cut(r.about, "/")
-	p, err := kubectl.PlanMove(ctx, r.kubectl, namespace, claim, r.move)
-	return []kubectl.Planned{p}, err
+	return kubectl.PlanMove(ctx, r.kubectl, namespace, claim, r.move)
 }
 
 // moving writes a line for a person who waits, and takes it away at the end.

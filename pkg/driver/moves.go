@@ -43,7 +43,7 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		moves.HandOver:      func() error { return m.pools.Moves().HandOver(ctx, move, r.Fence) },
 		moves.RemoveSource:  func() error { return m.pools.Moves().RemoveSource(ctx, move) },
 		moves.Based:         func() error { return m.pools.Moves().Based(ctx, move, r.Was, r.Base, r.Verify) },
-		moves.Received:      func() error { return m.pools.Moves().Received(ctx, move, r.Fence) },
+		moves.Received:      func() error { return m.pools.Moves().Received(ctx, move, r.Fence, r.Was) },
 		moves.ConfirmTarget: func() error { return m.pools.Moves().ConfirmTarget(ctx, move, r.Fence) },
 		moves.AbortTarget:   func() error { return m.pools.Moves().AbortTarget(ctx, move, r.EvenConfirmed) },
 	}[name]()

@@ -73,28 +73,37 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 	slices.SortFunc(plan, func(a, b Planned) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
 	})
-	for i := range plan {
-		s.decide(&plan[i], o)
-	}
+	s.decide(plan, o)
 	return plan, nil
 }
 
-// PlanMove plans to move the volume of one claim. The operator knows whether it has snapshots.
-func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOptions) (Planned, error) {
+// PlanMove plans to move the volume of one claim, and with it those on the same node that pods use together with it. The operator knows
+// whether they have snapshots.
+func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOptions) ([]Planned, error) {
 	s, err := readStorage(ctx, k, Node{})
 	if err != nil {
-		return Planned{}, err
+		return nil, err
 	}
-	for _, v := range s.volumes {
-		if p := s.planned(v); p.Namespace == namespace && p.Claim == claim {
-			if p.From == "" {
-				return p, fmt.Errorf("its volume %s is on no single node of this driver: only volumes of the driver in pools that are not shared move", v.Name)
+	var plan []Planned
+	for _, name := range s.together(namespace, claim) {
+		for _, v := range s.volumes {
+			p := s.planned(v)
+			if p.Namespace != namespace || p.Claim != name {
+				continue
 			}
-			s.decide(&p, o)
-			return p, nil
+			if name == claim && p.From == "" {
+				return nil, fmt.Errorf("its volume %s is on no single node of this driver: only volumes of the driver in pools that are not shared move", v.Name)
+			}
+			if name == claim || len(plan) > 0 && p.From == plan[0].From {
+				plan = append(plan, p)
+			}
 		}
 	}
-	return Planned{}, fmt.Errorf("there is no such claim that is bound")
+	if len(plan) == 0 {
+		return nil, fmt.Errorf("there is no such claim that is bound")
+	}
+	s.decide(plan, o)
+	return plan, nil
 }
 
 func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
@@ -159,35 +168,117 @@ func (s *storage) planned(v corev1.PersistentVolume) Planned {
 	return p
 }
 
-// decide says where a volume goes, or why it cannot.
-func (s *storage) decide(p *Planned, o MoveOptions) {
-	i := slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })
-	volume := s.volumes[i]
-	if p.Problem = s.keeps(p, volume, o); p.Problem != "" {
-		return
-	}
-	room := s.room[volume.Spec.StorageClassName]
-	if len(room) == 0 { // the class is gone, or no node reports: the operator and the driver of the target decide
-		p.To = o.Target
-		return
-	}
-	bytes := int64(0)
-	if p.SizeBytes != nil {
-		bytes = *p.SizeBytes
-	}
-	for on, free := range room {
-		if on != p.From && (o.Target == "" || on == o.Target) && free >= bytes && (p.To == "" || free > room[p.To] || free == room[p.To] && on < p.To) {
-			p.To = on
+// together are the claims that running pods use together with one, directly or by others; that one first.
+func (s *storage) together(namespace, claim string) []string {
+	claims := []string{claim}
+	for next := 0; next < len(claims); next++ {
+		for _, pod := range s.pods {
+			if pod.Namespace != namespace || hasEnded(pod) || !mounts(pod, claims[next]) {
+				continue
+			}
+			for _, v := range pod.Spec.Volumes {
+				if v.PersistentVolumeClaim != nil && !slices.Contains(claims, v.PersistentVolumeClaim.ClaimName) {
+					claims = append(claims, v.PersistentVolumeClaim.ClaimName)
+				}
+			}
 		}
 	}
-	switch {
-	case p.To != "":
-		room[p.To] -= bytes
-	case o.Target != "":
-		p.Problem = fmt.Sprintf("node %s has no room for it", o.Target)
-	default:
-		p.Problem = "no other node has room for it"
+	return claims
+}
+
+func hasEnded(pod corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// decide says where volumes go, or why they cannot. Those that pods use together go to one node.
+func (s *storage) decide(plan []Planned, o MoveOptions) {
+	for i := range plan {
+		plan[i].Problem = s.keeps(&plan[i], s.volumeOf(&plan[i]), o)
 	}
+	done := make([]bool, len(plan))
+	for i := range plan {
+		if done[i] {
+			continue
+		}
+		done[i] = true
+		group, to := []*Planned{&plan[i]}, o.Target
+		if plan[i].Claim != "" {
+			claims := s.together(plan[i].Namespace, plan[i].Claim)
+			for j := i + 1; j < len(plan); j++ {
+				if plan[j].Namespace == plan[i].Namespace && slices.Contains(claims, plan[j].Claim) {
+					done[j] = true
+					group = append(group, &plan[j])
+				}
+			}
+			to = cmp.Or(s.elsewhere(plan[i], claims), to)
+		}
+		s.place(group, to)
+	}
+}
+
+func (s *storage) volumeOf(p *Planned) corev1.PersistentVolume {
+	return s.volumes[slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })]
+}
+
+// elsewhere is the node that has the volume of one of the claims already; empty for none.
+func (s *storage) elsewhere(than Planned, claims []string) string {
+	for _, v := range s.volumes {
+		if is := s.planned(v); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && is.From != "" && is.From != than.From {
+			return is.From
+		}
+	}
+	return ""
+}
+
+// place says where a group of volumes goes, or why none of them does.
+func (s *storage) place(group []*Planned, to string) {
+	if stays := slices.IndexFunc(group, func(p *Planned) bool { return p.Problem != "" }); stays >= 0 {
+		for _, p := range group {
+			p.Problem = cmp.Or(p.Problem, fmt.Sprintf("pods use the claim %s too, which stays", group[stays].Claim))
+		}
+		return
+	}
+	needed := map[string]int64{}
+	for _, p := range group {
+		if p.SizeBytes != nil {
+			needed[s.volumeOf(p).Spec.StorageClassName] += *p.SizeBytes
+		}
+	}
+	on, known := s.roomiest(group[0], needed, to)
+	problem := ""
+	switch {
+	case !known: // the class is gone, or no node reports: the operator and the driver of the target decide
+		on = to
+	case on == "" && to != "":
+		problem = fmt.Sprintf("node %s has no room for it", to)
+	case on == "":
+		problem = "no other node has room for it"
+	}
+	for _, p := range group {
+		p.To, p.Problem = on, problem
+	}
+	for class, bytes := range needed {
+		if on != "" && s.room[class] != nil {
+			s.room[class][on] -= bytes
+		}
+	}
+}
+
+// roomiest is the node with the most room for a volume that has enough for all that is needed; empty for none. Where no node says what room
+// it has, that is not known.
+func (s *storage) roomiest(first *Planned, needed map[string]int64, to string) (best string, known bool) {
+	class := s.volumeOf(first).Spec.StorageClassName
+	room := s.room[class]
+	for on, free := range room {
+		enough := true
+		for of, bytes := range needed {
+			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= bytes)
+		}
+		if on != first.From && (to == "" || on == to) && enough && (best == "" || free > room[best] || free == room[best] && on < best) {
+			best = on
+		}
+	}
+	return best, len(room) > 0
 }
 
 // keeps says what keeps a volume on its node, whatever the room elsewhere.
@@ -204,7 +295,7 @@ func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) st
 		return fmt.Sprintf("it has %d snapshots, which stay on the node: delete them, or use --leave-snapshots", n)
 	}
 	for _, pod := range s.pods {
-		if pod.Namespace != p.Namespace || !mounts(pod, p.Claim) || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if pod.Namespace != p.Namespace || !mounts(pod, p.Claim) || hasEnded(pod) {
 			continue
 		}
 		switch {

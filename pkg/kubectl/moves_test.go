@@ -97,15 +97,61 @@ func TestPlanOfDrain(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "first", MoveOptions{Target: "node-b"})
-	if err != nil || one.To != "node-b" || one.Problem != "" {
+	if err != nil || len(one) != 1 || one[0].To != "node-b" || one[0].Problem != "" {
 		t.Errorf("the plan of one is %+v, %v", one, err)
 	}
-	if one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "first", MoveOptions{Target: "node-d"}); err != nil || one.Problem != "node node-d has no room for it" {
+	if one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "first", MoveOptions{Target: "node-d"}); err != nil || one[0].Problem != "node node-d has no room for it" {
 		t.Errorf("the plan for a node without room is %+v, %v", one, err)
 	}
 	for _, claim := range []string{"none", "shared"} {
 		if _, err := PlanMove(t.Context(), a.kubectl(t), "apps", claim, MoveOptions{}); err == nil {
 			t.Errorf("claim %s is planned", claim)
+		}
+	}
+}
+
+// The volumes of one pod go to one node, or none of them does.
+func TestPlanOfVolumesOfOnePod(t *testing.T) {
+	both := func(name, one, other string) map[string]any {
+		pod := aUser(name, one)
+		volumes := pod["spec"].(map[string]any)["volumes"].([]any)
+		return with(pod, "spec", "volumes", append(volumes, map[string]any{"name": "other", "persistentVolumeClaim": map[string]any{"claimName": other}}))
+	}
+	moved := aVolume("moved", "1Gi")
+	values := moved["spec"].(map[string]any)["nodeAffinity"].(map[string]any)["required"].(map[string]any)["nodeSelectorTerms"].([]any)[0]
+	values.(map[string]any)["matchExpressions"].([]any)[0].(map[string]any)["values"] = []any{"node-b"}
+	a := answers{
+		"get persistentvolumes": listOf(
+			aVolume("data", "2Gi"), aVolume("logs", "3Gi"), aVolume("after", "1Gi"), moved, aVolume("kept", "1Gi"), aVolume("with-kept", "1Gi"), aVolume("single", "1Gi"),
+		),
+		"get persistentvolumeclaims": listOf(),
+		"get pods": listOf(
+			both("db-0", "data", "logs"), both("web-0", "after", "moved"), both("app-0", "with-kept", "kept"), aUser("one-0", "single"),
+			with(aUser("vm", "kept"), "metadata", "labels", map[string]any{"kubevirt.io": "virt-launcher"}),
+		),
+		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "6Gi"), aCapacity("node-c", "4Gi")),
+	}
+	want := map[string]string{
+		"after": "node-b", "data": "node-b", "logs": "node-b", "single": "node-c",
+		"kept": "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)", "with-kept": "pods use the claim kept too, which stays",
+	}
+	for _, of := range []string{"", "data", "logs", "after", "with-kept"} {
+		var plan []Planned
+		var err error
+		if of == "" {
+			plan, err = PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+		} else {
+			plan, err = PlanMove(t.Context(), a.kubectl(t), "apps", of, MoveOptions{Evict: true})
+		}
+		must.Succeed(t, err)
+		counts := map[string]int{"": len(want), "data": 2, "logs": 2, "after": 1, "with-kept": 2}
+		if len(plan) != counts[of] || of != "" && plan[0].Claim != of {
+			t.Errorf("for %q the plan is %+v", of, plan)
+		}
+		for _, p := range plan {
+			if got := p.To + p.Problem; got != want[p.Claim] {
+				t.Errorf("for %q claim %s gets %q, want %q", of, p.Claim, got, want[p.Claim])
+			}
 		}
 	}
 }

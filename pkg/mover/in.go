@@ -123,11 +123,10 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
 	}
 	into, reply, err := i.answer(ctx, says)
-	var filling string
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
 		var release func()
-		release, reply, filling, err = i.claim(ctx, into, says.Base != "")
+		release, reply, err = i.claim(ctx, into)
 		defer release()
 	}
 	if err != nil {
@@ -142,7 +141,7 @@ func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 			if says.Base == "" {
 				return nil
 			}
-			return i.based(ctx, filling, says.Base, says.Verify)
+			return i.based(ctx, reply.Filled, says.Base, says.Verify)
 		})
 	case sessionReceived:
 		i.Report(Event{Event: Received})
@@ -178,26 +177,24 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 }
 
 // claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
-// a session, and would change what pods have. From then on it is not known of the copy what it equals: was has what that was. If it is
-// to equal a reference, filling is recorded instead, which no other session has: only in its place may this one record the reference.
-func (i *In) claim(ctx context.Context, into *dir.Dir, toBeBased bool) (release func(), was answer, filling string, err error) {
+// a session, and would change what pods have. From then on it is not known of the copy what it equals: was has what that was. Recorded is
+// instead what no other session is called: only in its place may this one record a reference that the copy equals, or that it is whole.
+func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), was answer, err error) {
 	if release, err = into.TryLockDir(); err != nil {
-		return func() {}, was, "", fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+		return func() {}, was, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
 	}
-	if toBeBased {
-		filling = beingFilled + rand.Text()
-	}
+	was.Filled = beingFilled + rand.Text()
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
 	if err == nil && (v.Move != i.Move || v.Role != string(store.MoveTarget)) {
 		err = fmt.Errorf("the copy of volume %s was confirmed in between", i.Volume)
 	}
-	if err == nil && v.Base != filling {
-		err = i.based(ctx, v.Base, filling, "")
+	if err == nil {
+		err = i.based(ctx, v.Base, was.Filled, "")
 	}
 	if was.UID = v.UID; !strings.HasPrefix(v.Base, beingFilled) {
 		was.Base, was.Verify = v.Base, v.Verify
 	}
-	return release, was, filling, err
+	return release, was, err
 }
 
 // beingFilled begins what is recorded of a copy that a session fills. No token of a reference has a hyphen.
@@ -220,7 +217,9 @@ func (i *In) received(ctx context.Context, says hello) error {
 	if v.UID != says.UID {
 		return fmt.Errorf("the copy of volume %s is not the one that was filled: it was aborted in between", i.Volume)
 	}
-	_, err = i.Driver.Repeat(ctx, moves.Received, i.request(says.Fence))
+	r := i.request(says.Fence)
+	r.Was = says.Filled
+	_, err = i.Driver.Repeat(ctx, moves.Received, r)
 	return err
 }
 

@@ -85,9 +85,11 @@ type hello struct {
 	// compared; empty for none.
 	Base   string `json:"base,omitempty"`
 	Verify string `json:"verify,omitempty"`
-	// UID is that of the copy which is whole, and Fence what it is whole as of.
-	UID   string `json:"uid,omitempty"`
-	Fence string `json:"fence,omitempty"`
+	// UID is that of the copy which is whole, Filled what the target has called the session that made it so, and Fence what it is whole
+	// as of.
+	UID    string `json:"uid,omitempty"`
+	Filled string `json:"filled,omitempty"`
+	Fence  string `json:"fence,omitempty"`
 }
 
 // An answer is that to a hello.
@@ -96,6 +98,8 @@ type answer struct {
 	UID    string `json:"uid,omitempty"`
 	Base   string `json:"base,omitempty"`
 	Verify string `json:"verify,omitempty"`
+	// Filled is what the target calls the session from now on.
+	Filled string `json:"filled,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 

@@ -588,6 +588,42 @@ func TestTwoTargets(t *testing.T) {
 	r.wantMoved(fence, "first")
 }
 
+// A move-out that another one has replaced may still run, and fill the copy with what the volume had before it was fenced.
+func TestTwoSources(t *testing.T) {
+	for name, at := range map[string]int{"before the copy is whole": 3, "before the target ends": 4} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.listen()
+			dial, sessions := r.out.Dial, 0
+			r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+				if sessions++; sessions == at {
+					r.out.Dial = dial
+					r.fill("stale")
+				}
+				return dial(ctx)
+			}
+			fence, err := r.out.Copy(t.Context())
+			if err != nil { // as a mover that is started again
+				t.Log(err)
+				fence, err = r.out.Copy(t.Context())
+			}
+			must.Succeed(t, err)
+			r.wantMoved(fence, "first")
+		})
+	}
+}
+
+// fill is a whole session of another source.
+func (r *rig) fill(data string) {
+	r.t.Helper()
+	session := r.session("")
+	defer session.Close()
+	_, err := session.Write(append(append([]byte{byte(len(data))}, data...), 0))
+	must.Succeed(r.t, err)
+	_, err = io.ReadFull(session, make([]byte, 1))
+	must.Succeed(r.t, err)
+}
+
 // What a session has filled says nothing of a copy that was made anew meanwhile: its next pass would take what is missing for there.
 func TestBaseOfCopyThatWasAborted(t *testing.T) {
 	r := newRig(t)

@@ -108,14 +108,19 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 	if v.HandedOver && !errors.Is(o.end(ctx, v), errRefused) {
 		return v.Fence, nil
 	}
-	if err := o.copyStill(ctx, v); err != nil {
-		return "", err
+	for {
+		if err := o.copyStill(ctx, v); err != nil {
+			return "", err
+		}
+		if _, err := o.call(ctx, moves.HandOver, v.Fence); err != nil {
+			return "", err
+		}
+		// Another error is reported, and the volume is handed over all the same. A copy that is whole no more would not be confirmed:
+		// a source that was to have ended has begun to fill it.
+		if !errors.Is(o.end(ctx, v), errRefused) {
+			return v.Fence, nil
+		}
 	}
-	if _, err := o.call(ctx, moves.HandOver, v.Fence); err != nil {
-		return "", err
-	}
-	_ = o.end(ctx, v) // it is reported, and the volume is handed over all the same
-	return v.Fence, nil
 }
 
 // copyStill copies what has changed since the last pass, when no pod has the volume any more.
@@ -123,9 +128,11 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 	if err := o.awaitUnused(ctx); err != nil {
 		return err
 	}
+	filled := ""
 	for {
 		based := false
 		err := o.session(ctx, sessionPass, hello{Shape: v.Shape}, func(conn net.Conn, is answer) error {
+			filled = is.Filled
 			base := o.openReference(ctx, v, is)
 			if based = base != nil; based {
 				defer func() { _ = base.Close() }() // opened for reading
@@ -140,7 +147,7 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 		}
 		o.Report(Event{Event: Unbased, Error: err.Error()})
 	}
-	if err := o.session(ctx, sessionReceived, hello{Shape: v.Shape, UID: o.copied, Fence: v.Fence}, nil); err != nil {
+	if err := o.session(ctx, sessionReceived, hello{Shape: v.Shape, UID: o.copied, Filled: filled, Fence: v.Fence}, nil); err != nil {
 		return err
 	}
 	o.Report(Event{Event: Received})

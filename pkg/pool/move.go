@@ -24,7 +24,7 @@ import (
 //  2. the mover copies, while pods go on, from a Reference if there can be one: Based records there that the copy equals it;
 //  3. Fence here: the source is not published any more;
 //  4. when the source is published nowhere, the mover copies what has changed since, and compares;
-//  5. Received there: the copy is whole, as of that fence;
+//  5. Received there: the copy is whole, as of that fence, and no other session has filled it since;
 //  6. HandOver here: from now on the source stays fenced;
 //  7. ConfirmTarget there: the copy is the volume;
 //  8. RemoveSource here.
@@ -466,10 +466,11 @@ func (v *side) prepareAgain(ctx context.Context, r TargetRequest) error {
 	return v.reread()
 }
 
-// Received records that a copy is whole as of a fence of its source, after all of it is on the disk. The caller holds the
-// volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move, ErrUnavailable, ErrDamagedRecord, ErrLost,
-// ErrIO, ErrAmbiguous.
-func (s Moves) Received(ctx context.Context, m Move, fence string) error {
+// Received records that a copy is whole as of a fence of its source, after all of it is on the disk. Filled is what Based has recorded
+// of the session that filled it: one that has begun since may have something older, of a source that was to have ended. The caller
+// holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for another move or session, ErrUnavailable,
+// ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+func (s Moves) Received(ctx context.Context, m Move, fence, filled string) error {
 	if fence == "" {
 		return fmt.Errorf("%w: no fence is named", volume.ErrInvalid)
 	}
@@ -478,6 +479,9 @@ func (s Moves) Received(ctx context.Context, m Move, fence string) error {
 		return err
 	}
 	defer v.close()
+	if v.entry.Move().Base != filled {
+		return fmt.Errorf("receive volume %s: %w: another session has begun to fill the copy since", m.Volume, volume.ErrPrecondition)
+	}
 	if v.entry.Block() { // holes of the source are holes of the copy: set the space aside again
 		err = limit.NoSpace(v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
 	}
@@ -497,7 +501,7 @@ func (s Moves) Received(ctx context.Context, m Move, fence string) error {
 
 // Based records what the copy equals, durably: the token of a reference of its source, none where that is empty, or what no reference
 // has while it is filled; and the way in which the two were compared. That takes the place of what was recorded; if something else is,
-// the copy is another one, or another session fills it. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock.
+// the copy is another one, or another session fills it. What is filled is not whole any more. Who fills the copy has it locked (flock(2)). The caller holds the volume's lock.
 // Errors: ErrInvalid, ErrNotFound, ErrPrecondition also for another move, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s Moves) Based(ctx context.Context, m Move, was, token, verify string) error {
 	for _, name := range []string{token, verify} {
@@ -523,7 +527,7 @@ func (s Moves) Based(ctx context.Context, m Move, was, token, verify string) err
 	default:
 		return fmt.Errorf("note what the copy of volume %s equals: %w: it was made anew, or another session fills it", m.Volume, volume.ErrPrecondition)
 	}
-	rec.Move.Base, rec.Move.Verify = token, verify
+	rec.Move.Base, rec.Move.Verify, rec.Move.Fence = token, verify, ""
 	if err := v.write(ctx, &rec); err != nil {
 		return fmt.Errorf("note what the copy of volume %s equals: %w", m.Volume, err)
 	}

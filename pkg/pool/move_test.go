@@ -93,7 +93,7 @@ func (m *move) handOver() string {
 	m.t.Helper()
 	m.prepare()
 	fence := m.fence().Fence
-	must.Succeed(m.t, m.to.Moves().Received(m.t.Context(), m.in, fence))
+	must.Succeed(m.t, m.to.Moves().Received(m.t.Context(), m.in, fence, ""))
 	must.Succeed(m.t, m.from.Moves().HandOver(m.t.Context(), m.out, fence))
 	return fence
 }
@@ -125,7 +125,7 @@ func TestMove(t *testing.T) {
 				}{
 					{"prepare", func() error { _, err := m.tryPrepare(m.in); return err }, true, false},
 					{"fence", func() error { fence = m.fence().Fence; return nil }, false, false},
-					{"received", func() error { return m.to.Moves().Received(ctx, m.in, fence) }, false, false},
+					{"received", func() error { return m.to.Moves().Received(ctx, m.in, fence, "") }, false, false},
 					{"hand over", func() error { return m.from.Moves().HandOver(ctx, m.out, fence) }, false, false},
 					{"confirm", func() error { return m.to.Moves().ConfirmTarget(ctx, m.in, fence) }, false, true},
 					{"remove", func() error { return m.from.Moves().RemoveSource(ctx, m.out) }, false, true},
@@ -224,13 +224,13 @@ func TestTarget(t *testing.T) {
 				_, err = m.tryPrepare(other)
 				wantError(t, err, volume.ErrExists)
 				wantError(t, m.to.Moves().AbortTarget(t.Context(), other, false), volume.ErrPrecondition)
-				wantError(t, m.to.Moves().Received(t.Context(), other, "f"), volume.ErrPrecondition)
+				wantError(t, m.to.Moves().Received(t.Context(), other, "f", ""), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), other, "f"), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().RemoveSource(t.Context(), m.in), volume.ErrPrecondition)
 				// Nothing was received yet, or not as of that fence.
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, ""), volume.ErrInvalid)
-				must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "e"))
+				must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "e", ""))
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 				filled := must.Value(dir.Open(m.to.Path("pool", "pvc-1")))(t)
 				unlock := must.Value(filled.TryLockDir())(t)
@@ -305,12 +305,32 @@ func TestHandOverOfEarlierFence(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.prepare()
 		fence := m.fence().Fence
-		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence))
+		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence, ""))
 		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
 		if again := m.fence().Fence; again == fence {
 			t.Errorf("two fences are called %s", fence)
 		}
 		wantError(t, m.from.Moves().HandOver(t.Context(), m.out, fence), volume.ErrPrecondition)
+	})
+}
+
+// A copy is whole only as the session has left it that filled it last.
+func TestReceivedFromSession(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.prepare()
+		fence := m.fence().Fence
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "", "filling-one", ""))
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "filling-one", "filling-two", ""))
+		for _, filled := range []string{"", "filling-one"} {
+			wantError(t, m.to.Moves().Received(t.Context(), m.in, fence, filled), volume.ErrPrecondition)
+		}
+		for range 2 {
+			must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence, "filling-two"))
+		}
+		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "filling-two", "filling-three", ""))
+		wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence), volume.ErrPrecondition)
+		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence, "filling-three"))
+		must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
 	})
 }
 
@@ -320,7 +340,7 @@ func TestReceivedBlockVolumeIsAllocated(t *testing.T) {
 		m.prepare()
 		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), 0))
 		must.Succeed(t, unix.Truncate(m.to.Path("pool", "pvc-1", "disk.img"), mib))
-		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "f"))
+		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "f", ""))
 		if got := m.to.stat("pvc-1").Blocks * 512; got < mib {
 			t.Errorf("%d bytes are allocated, want %d", got, mib)
 		}
@@ -346,7 +366,7 @@ func TestLostTarget(t *testing.T) {
 		must.Succeed(t, os.Remove(m.to.Path("pool", "pvc-1")))
 		_, err := m.tryPrepare(m.in)
 		wantError(t, err, volume.ErrLost)
-		wantError(t, m.to.Moves().Received(t.Context(), m.in, "f"), volume.ErrNotFound)
+		wantError(t, m.to.Moves().Received(t.Context(), m.in, "f", ""), volume.ErrNotFound)
 		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
 		m.prepare()
 	})
@@ -458,7 +478,7 @@ func TestShapeOfTarget(t *testing.T) {
 			if err != nil || state.Shape != shape {
 				t.Errorf("a copy of %+v is %+v (%v)", shape, state, err)
 			}
-			must.Succeed(t, b.Moves().Received(t.Context(), in, "f"))
+			must.Succeed(t, b.Moves().Received(t.Context(), in, "f", ""))
 			must.Succeed(t, b.Moves().ConfirmTarget(t.Context(), in, "f"))
 			if shape.Mode == volume.ModeBlock {
 				must.Succeed(t, b.publishBlock("pvc-1", "a"))

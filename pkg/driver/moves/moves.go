@@ -49,7 +49,7 @@ type Request struct {
 	// Reference is the token of the one that Reference makes, and Base that of the one which it keeps, or which the copy equals.
 	Reference string `json:"reference,omitempty"`
 	Base      string `json:"base,omitempty"`
-	// Was is the base that Based takes the place of.
+	// Was is the base that Based takes the place of, and what it has recorded of the session whose copy is Received.
 	Was string `json:"was,omitempty"`
 	// Verify is the way in which the copy was compared with Base.
 	Verify string `json:"verify,omitempty"`

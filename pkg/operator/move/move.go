@@ -197,7 +197,7 @@ func (m moving) copy(ctx context.Context) (saying, error) {
 		return said, err
 	}
 	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
-	if err := m.save(ctx, volume); err != nil {
+	if err := m.save(ctx, volume, m.Status.TargetNode); err != nil {
 		return saying{}, err
 	}
 	m.Status.Phase = v1alpha1.Switching
@@ -217,7 +217,7 @@ func (m moving) stillBound(ctx context.Context) (*corev1.PersistentVolume, strin
 	}
 	if there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume); err != nil {
 		return nil, "", err
-	} else if !there || volume.UID != m.Status.VolumeUID || claim.Spec.VolumeName != volume.Name {
+	} else if !there || volume.UID != m.Status.VolumeUID || claim.Spec.VolumeName != volume.Name || !m.owns(volume) {
 		return nil, "the PersistentVolume was replaced", nil
 	}
 	return volume, "", nil
@@ -297,13 +297,8 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 	if err != nil {
 		return saying{}, err
 	}
-	removal := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleRemove))}
-	if _, err := m.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil {
-		return saying{}, err
-	}
-	if wanted, err := m.wanted(ctx); err != nil || wanted && !target.ready && removal.Status.Phase != corev1.PodSucceeded {
-		return says("Removing", "%s, with the volume: node %s keeps what it had at the switch until it answers, or the claim is deleted",
-			target.away(m.Status.TargetNode), m.Status.SourceNode), err
+	if said, err := m.assure(ctx, source, target); err != nil || said != (saying{}) {
+		return said, err
 	}
 	if done, said, err := m.node(ctx, roleRemove); !done || err != nil {
 		return says("Removing", "remove the old copy on node %s: %s", m.Status.SourceNode, said), err
@@ -320,6 +315,36 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 		message += fmt.Sprintf("; if node %s comes back, remove what it had there: move-out --step=remove", m.Status.SourceNode)
 	}
 	return next("Moved", "%s", message), nil
+}
+
+// assure says why the old copy is not removed yet. As long as the claim is there, the target has to answer that it has the volume: a node
+// that was set up anew may have its name. A source that does not answer would have it removed much later.
+func (m moving) assure(ctx context.Context, source, target nodeState) (saying, error) {
+	removal := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleRemove))}
+	if _, err := m.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil || removal.Status.Phase == corev1.PodSucceeded {
+		return saying{}, err
+	}
+	wanted, err := m.wanted(ctx)
+	if err != nil || !wanted {
+		return saying{}, err
+	}
+	said := ""
+	switch {
+	case !target.ready:
+		said = fmt.Sprintf("%s, with the volume: node %s keeps what it had at the switch until it answers, or the claim is deleted",
+			target.away(m.Status.TargetNode), m.Status.SourceNode)
+	case source.there && !source.ready:
+		said = source.away(m.Status.SourceNode) + ": the old copy is removed when it answers"
+	default:
+		done, why, err := m.node(ctx, roleAssure)
+		if done || err != nil {
+			return saying{}, err
+		}
+		return says("Removing", "ask node %s whether it has the volume, before the old copy on node %s is removed: %s", m.Status.TargetNode, m.Status.SourceNode, why), nil
+	}
+	// What was asked before the node went away says nothing.
+	_, err = m.removePods(ctx, roleAssure, roleRemove)
+	return says("Removing", "%s", said), err
 }
 
 // undo has the volume be used on the source again, and removes the copy. The copy is confirmed by nothing any more: that begins

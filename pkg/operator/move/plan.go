@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,7 +62,11 @@ func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
 	if waits, err = m.snapshots(ctx, p.volume); err != nil || waits != "" {
 		return p, waits, err
 	}
-	p.target, waits, err = m.target(ctx, p)
+	with, waits, err := m.company(ctx, p.source)
+	if err != nil || waits != "" {
+		return p, waits, err
+	}
+	p.target, waits, err = m.target(ctx, p, with)
 	return p, waits, err
 }
 
@@ -145,8 +150,8 @@ func (m moving) snapshots(ctx context.Context, v *corev1.PersistentVolume) (stri
 }
 
 // target is the node that the volume goes to: the one that was asked for, or the one with the most room.
-func (m moving) target(ctx context.Context, p plan) (target, waits string, err error) {
-	c, err := m.candidates(ctx, p)
+func (m moving) target(ctx context.Context, p plan, with *company) (target, waits string, err error) {
+	c, err := m.candidates(ctx, p, with)
 	if err != nil {
 		return "", "", err
 	}
@@ -159,7 +164,7 @@ func (m moving) target(ctx context.Context, p plan) (target, waits string, err e
 		name := c.nodes[i].Name
 		if why := c.refuses(name); why != "" {
 			refusals = append(refusals, why)
-		} else if room := c.room[name]; best == nil || room.Cmp(*best) > 0 {
+		} else if room := c.room[p.volume.Spec.StorageClassName][name]; best == nil || room.Cmp(*best) > 0 {
 			target, best = name, &room
 		}
 	}
@@ -172,24 +177,21 @@ func (m moving) target(ctx context.Context, p plan) (target, waits string, err e
 // Candidates are the nodes, and what is known of them.
 type candidates struct {
 	plan
+	*company
 	nodes  []corev1.Node
-	pods   []corev1.Pod // those that use the claim
 	driver map[string]bool
-	room   map[string]resource.Quantity
-	class  *storagev1.StorageClass // may be nil
+	room   map[string]map[string]resource.Quantity // by StorageClass and node
+	class  *storagev1.StorageClass                 // may be nil
 }
 
-func (m moving) candidates(ctx context.Context, p plan) (*candidates, error) {
-	c := &candidates{plan: p, room: map[string]resource.Quantity{}}
+func (m moving) candidates(ctx context.Context, p plan, with *company) (*candidates, error) {
+	c := &candidates{plan: p, company: with, room: map[string]map[string]resource.Quantity{}}
 	nodes := &corev1.NodeList{}
 	if err := m.APIReader.List(ctx, nodes); err != nil {
 		return nil, err
 	}
 	c.nodes = nodes.Items
 	var err error
-	if c.pods, err = m.users(ctx); err != nil {
-		return nil, err
-	}
 	if c.driver, err = m.driverNodes(ctx); err != nil {
 		return nil, err
 	}
@@ -206,9 +208,15 @@ func (m moving) candidates(ctx context.Context, p plan) (*candidates, error) {
 		return nil, err
 	}
 	for _, capacity := range capacities.Items {
-		if capacity.StorageClassName == p.volume.Spec.StorageClassName && capacity.NodeTopology != nil {
-			c.room[capacity.NodeTopology.MatchLabels[place.TopologyKey]] = *ptrOr(capacity.MaximumVolumeSize, capacity.Capacity)
+		if capacity.NodeTopology == nil {
+			continue
 		}
+		of := c.room[capacity.StorageClassName]
+		if of == nil {
+			of = map[string]resource.Quantity{}
+			c.room[capacity.StorageClassName] = of
+		}
+		of[capacity.NodeTopology.MatchLabels[place.TopologyKey]] = *ptrOr(capacity.MaximumVolumeSize, capacity.Capacity)
 	}
 	return c, nil
 }
@@ -233,14 +241,25 @@ func (c *candidates) refuses(name string) string {
 		return fmt.Sprintf("there is no node %s", name)
 	case !c.driver[name]:
 		return fmt.Sprintf("the driver is not ready on node %s", name)
+	case c.to != "" && c.to != name:
+		return c.by
 	}
 	if why := c.unschedulable(&c.nodes[i]); why != "" {
 		return why
 	}
-	size, room := c.volume.Spec.Capacity[corev1.ResourceStorage], c.room[name]
-	// Where the class is gone or publishes no capacity, the driver of the target decides.
-	if len(c.room) > 0 && room.Cmp(size) < 0 {
-		return fmt.Sprintf("node %s has no room: %s of %s are available", name, room.String(), size.String())
+	return c.hasNoRoom(name)
+}
+
+// hasNoRoom says so of a node for the volume and those that follow it. Where a class is gone or publishes no capacity, the driver of the
+// target decides.
+func (c *candidates) hasNoRoom(name string) string {
+	needed := maps.Clone(c.follow)
+	needed[c.volume.Spec.StorageClassName] += c.volume.Spec.Capacity.Storage().Value()
+	for _, class := range slices.Sorted(maps.Keys(needed)) {
+		size, room := resource.NewQuantity(needed[class], resource.BinarySI), c.room[class][name]
+		if len(c.room[class]) > 0 && room.Cmp(*size) < 0 {
+			return fmt.Sprintf("node %s has no room: %s of %s are available", name, room.String(), size.String())
+		}
 	}
 	return ""
 }

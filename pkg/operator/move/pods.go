@@ -30,6 +30,7 @@ const (
 	roleOut     role = "out"
 	roleIn      role = "in"
 	roleConfirm role = "confirm"
+	roleAssure  role = "assure" // confirms once more, which succeeds only where the volume is
 	roleRemove  role = "remove"
 	roleAbort   role = "abort"
 	roleUndo    role = "undo"
@@ -275,7 +276,7 @@ func (m moving) args(r role, volume *corev1.PersistentVolume) []string {
 		side = sourceFile
 	case roleIn:
 		args = append(args, fmt.Sprintf("--address=:%d", port), "--pool="+volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
-	case roleConfirm:
+	case roleConfirm, roleAssure:
 		return append(args, "--step=confirm", "--fence="+m.Status.Fence)
 	case roleUndo:
 		return append(args, "--step=undo", "--target-aborted")
@@ -331,7 +332,7 @@ func (m moving) node(ctx context.Context, r role) (done bool, said string, err e
 	}
 	if !at.there {
 		// What a node had is gone with it.
-		return r != roleConfirm, "the node is gone; the other node has all of the volume still", nil
+		return r != roleConfirm && r != roleAssure, "the node is gone; the other node has all of the volume still", nil
 	}
 	pod, err := m.pod(ctx, r, m.args(r, nil))
 	switch {

@@ -19,6 +19,11 @@ func (c *candidates) unschedulable(node *corev1.Node) string {
 	if node.Spec.Unschedulable {
 		return fmt.Sprintf("node %s is cordoned", node.Name)
 	}
+	for _, v := range c.bound {
+		if !reaches(node, v) {
+			return fmt.Sprintf("node %s does not reach the volume %s, which pods use too", node.Name, v.Name)
+		}
+	}
 	if c.class != nil && !allowed(node, c.class.AllowedTopologies) {
 		return fmt.Sprintf("node %s is not in the topologies that the StorageClass %s allows", node.Name, c.class.Name)
 	}
@@ -67,9 +72,14 @@ func selects(pod *corev1.Pod, node *corev1.Node) bool {
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return true
 	}
-	return slices.ContainsFunc(affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
-		fields := labels.Set{"metadata.name": node.Name}
-		return len(t.MatchExpressions)+len(t.MatchFields) > 0 && match(t.MatchExpressions, node.Labels) && match(t.MatchFields, fields)
+	return selected(affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, node.Name, node.Labels)
+}
+
+// selected says whether one of the terms holds for a node with labels.
+func selected(terms []corev1.NodeSelectorTerm, node string, has labels.Set) bool {
+	return slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
+		fields := labels.Set{"metadata.name": node}
+		return len(t.MatchExpressions)+len(t.MatchFields) > 0 && match(t.MatchExpressions, has) && match(t.MatchFields, fields)
 	})
 }
 

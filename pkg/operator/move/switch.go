@@ -30,9 +30,9 @@ const (
 // the object is replaced.
 var ownFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
 
-// replacement is the PersistentVolume that takes the place of another. Where it is, recreate says.
-func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume) *corev1.PersistentVolume {
-	to := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{
+// replacement is the PersistentVolume on a node that takes the place of another. It is what kubectl takes, too: see docs/operator.md.
+func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume, node string) *corev1.PersistentVolume {
+	to := &corev1.PersistentVolume{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"}, ObjectMeta: metav1.ObjectMeta{
 		Name: of.Name, Labels: of.Labels, Annotations: map[string]string{}, Finalizers: slices.Clone(of.Finalizers),
 	}, Spec: *of.Spec.DeepCopy()}
 	for key, value := range of.Annotations {
@@ -46,7 +46,7 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 	if to.Spec.ClaimRef != nil {
 		to.Spec.ClaimRef.ResourceVersion = ""
 	}
-	to.Spec.NodeAffinity = onNode(m.Status.TargetNode)
+	to.Spec.NodeAffinity = onNode(node)
 	// Other controllers may have taken their finalizers off one that is deleted.
 	if saved != nil {
 		for _, finalizer := range saved.Finalizers {
@@ -66,7 +66,7 @@ func onNode(name string) *corev1.VolumeNodeAffinity {
 }
 
 // save keeps what replaces a PersistentVolume, so that nothing is lost between the two: a Secret that is deleted by hand stays.
-func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume) error {
+func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume, node string) error {
 	secret, err := m.secret(ctx)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume) error
 	if err != nil {
 		return err
 	}
-	to := m.replacement(volume, before)
+	to := m.replacement(volume, before, node)
 	if before != nil && equality.Semantic.DeepEqual(before, to) {
 		return nil
 	}
@@ -110,6 +110,13 @@ func (m moving) replaced(ctx context.Context) (bool, error) {
 	return there && now.Annotations[movedBy] == string(m.UID), err
 }
 
+// owns says whether a PersistentVolume is the one of the claim and of the volume that moves, whatever the status says.
+func (m moving) owns(volume *corev1.PersistentVolume) bool {
+	ref := volume.Spec.ClaimRef
+	return place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == m.Status.VolumeHandle &&
+		ref != nil && ref.Namespace == m.Namespace && ref.Name == m.Spec.ClaimName && ref.UID == m.Status.ClaimUID
+}
+
 // putBack undoes what replaceVolume has begun, if it has.
 func (m moving) putBack(ctx context.Context) (done bool, said string, err error) {
 	secret := &corev1.Secret{ObjectMeta: m.meta("")}
@@ -118,8 +125,10 @@ func (m moving) putBack(ctx context.Context) (done bool, said string, err error)
 	}
 	now := &corev1.PersistentVolume{}
 	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
-	others := there && now.Annotations[movedBy] != string(m.UID) && (now.UID != m.Status.VolumeUID || now.Annotations[reclaimPolicy] == "")
-	if err != nil || others {
+	// Of a volume with the policy Retain only the deletion shows that it was to be replaced.
+	untouched := now.UID == m.Status.VolumeUID && now.Annotations[reclaimPolicy] == "" && now.DeletionTimestamp == nil
+	others := now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID
+	if err != nil || there && (untouched || others) {
 		return err == nil, "", err
 	}
 	return m.replaceVolume(ctx, m.Status.SourceNode)
@@ -135,13 +144,13 @@ func (m moving) replaceVolume(ctx context.Context, node string) (done bool, said
 		return m.recreate(ctx, node)
 	case err != nil:
 		return false, "", err
-	case now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID:
+	case now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID || !m.owns(now):
 		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
 	case at == node && (now.UID != m.Status.VolumeUID || now.DeletionTimestamp == nil):
 		return m.bind(ctx, now)
 	}
 	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)
-	if err := m.save(ctx, now); err != nil {
+	if err := m.save(ctx, now, node); err != nil {
 		return false, "", err
 	}
 	if now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {

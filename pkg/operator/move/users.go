@@ -3,6 +3,8 @@ package move
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -16,21 +18,29 @@ import (
 
 // users are the pods that use the claim and have not ended.
 func (m moving) users(ctx context.Context) (users []corev1.Pod, err error) {
+	all, err := m.podsWithClaims(ctx)
+	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, m.Spec.ClaimName) }), err
+}
+
+// podsWithClaims are the pods of the namespace that use any claim and have not ended.
+func (m moving) podsWithClaims(ctx context.Context) (found []corev1.Pod, err error) {
 	for next := ""; ; {
 		pods := &corev1.PodList{}
 		if err := m.APIReader.List(ctx, pods, client.InNamespace(m.Namespace), client.Limit(500), client.Continue(next)); err != nil {
 			return nil, err
 		}
 		for _, pod := range pods.Items {
-			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && uses(&pod, m.Spec.ClaimName) {
-				users = append(users, pod)
+			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && slices.ContainsFunc(pod.Spec.Volumes, isClaim) {
+				found = append(found, pod)
 			}
 		}
 		if next = pods.Continue; next == "" {
-			return users, nil
+			return found, nil
 		}
 	}
 }
+
+func isClaim(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
 
 func uses(pod *corev1.Pod, claim string) bool {
 	for _, volume := range pod.Spec.Volumes {
@@ -50,7 +60,7 @@ func (m moving) stop(ctx context.Context) (string, error) {
 	}
 	var waits []string
 	for i := range pods {
-		if pods[i].Spec.NodeName != m.Status.SourceNode {
+		if pods[i].Spec.NodeName != m.Status.SourceNode || m.cameToFence(&pods[i]) {
 			continue
 		}
 		said := "pod " + pods[i].Name
@@ -65,6 +75,25 @@ func (m moving) stop(ctx context.Context) (string, error) {
 		return "until kubelet has unpublished it", nil
 	}
 	return list(waits), nil
+}
+
+// cameToFence says that a pod was made when the source published the volume no more, so that it does not have it. One that is evicted would
+// be made again at once, and again.
+func (m moving) cameToFence(pod *corev1.Pod) bool {
+	return m.Status.FencedTime != nil && pod.CreationTimestamp.After(m.Status.FencedTime.Time) && pod.Status.Phase == corev1.PodPending &&
+		!slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
+			return c.State.Waiting == nil || c.LastTerminationState.Terminated != nil
+		})
+}
+
+// schedulers is how long a scheduler may take for the last volume that it knew, after the switch.
+const schedulers = time.Minute
+
+// cameAfterSwitch says that a pod was made when the scheduler knew that the volume is on the target: it is bound to the source by name, and
+// one that takes its place would be, too.
+func (m moving) cameAfterSwitch(pod *corev1.Pod) bool {
+	s := m.Status.Standstill
+	return s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
 }
 
 // evict evicts a pod, if anything makes it again, or if that was asked for.
@@ -101,7 +130,7 @@ func (m moving) freeStuck(ctx context.Context) (ending, stuck []string, err erro
 		if pod.Spec.NodeName != m.Status.SourceNode {
 			continue
 		}
-		if pod.DeletionTimestamp == nil && metav1.GetControllerOf(pod) == nil && !m.Spec.Force {
+		if pod.DeletionTimestamp == nil && (m.cameAfterSwitch(pod) || metav1.GetControllerOf(pod) == nil && !m.Spec.Force) {
 			stuck = append(stuck, "pod "+pod.Name)
 			continue
 		}

@@ -66,6 +66,8 @@ type world struct {
 	keeps    bool // disruption budgets
 	replicas bool // the StatefulSet makes its pod again
 	looked   int
+	evicted  int
+	ahead    time.Duration   // of the clock of pods that are made
 	wasGone  map[string]bool // nodes whose objects were deleted once
 }
 
@@ -135,6 +137,7 @@ func newWorld(t *testing.T, more ...client.Object) *world {
 			return w.write(func() error { return c.SubResource(kind).Update(ctx, o, opts...) })
 		},
 		SubResourceCreate: func(ctx context.Context, c client.Client, kind string, o, sub client.Object, opts ...client.SubResourceCreateOption) error {
+			w.evicted++
 			if w.keeps {
 				return apierrors.NewTooManyRequests("the disruption budget", 1)
 			}
@@ -395,6 +398,7 @@ func (w *world) schedule() {
 		}
 		pod = appPod("data-0", false)
 		w.uids++
+		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
 		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(fmt.Sprintf("data-0 %d", w.uids)), place.NodeOfVolume(volume), corev1.PodPending
 		status := pod.Status
 		must.Succeed(w, w.api.Create(w.Context(), pod))
@@ -440,7 +444,7 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	switch role(pod.Labels[roleLabel]) {
 	case roleOut:
 		problem = w.copyOut(pod, flags, all)
-	case roleConfirm:
+	case roleConfirm, roleAssure:
 		switch {
 		case own != nil && own.moved == flags["move"]:
 		case !mine || own.role != "target" || own.fence != flags["fence"]:

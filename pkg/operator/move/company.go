@@ -1,0 +1,139 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+)
+
+// A company is the volumes that pods use together with the one that moves, and together with those. The scheduler starts a pod only where
+// all of its volumes are, so all of them go to one node.
+type company struct {
+	pods []corev1.Pod // that use any of them
+	// to is the node where one of them is already, or goes, and by whom what says that; empty for none.
+	to, by string
+	// follow are how many bytes the volumes have that move to the same node later, by their StorageClass.
+	follow map[string]int64
+	// bound are volumes that do not move, and that not every node reaches.
+	bound []*corev1.PersistentVolume
+}
+
+// company finds them, or says why the volume waits for others.
+func (m moving) company(ctx context.Context, source string) (c *company, waits string, err error) {
+	c = &company{follow: map[string]int64{}}
+	all, err := m.podsWithClaims(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	var claims []string
+	c.pods, claims = together(all, m.Spec.ClaimName)
+	if len(claims) == 1 {
+		return c, "", nil
+	}
+	moves := &v1alpha1.VolumeMoveList{}
+	if err := m.APIReader.List(ctx, moves, client.InNamespace(m.Namespace)); err != nil {
+		return nil, "", err
+	}
+	for _, name := range claims[1:] {
+		if waits, err = m.accept(ctx, c, name, source, moves.Items); err != nil || waits != "" {
+			return nil, waits, err
+		}
+	}
+	return c, "", nil
+}
+
+// together are the pods that use a claim, or another claim of such a pod, and so on, and all of their claims: that one first.
+func together(pods []corev1.Pod, claim string) (users []corev1.Pod, claims []string) {
+	claims = []string{claim}
+	taken := make([]bool, len(pods))
+	for next := 0; next < len(claims); next++ {
+		for i := range pods {
+			if taken[i] || !uses(&pods[i], claims[next]) {
+				continue
+			}
+			taken[i] = true
+			users = append(users, pods[i])
+			for _, volume := range pods[i].Spec.Volumes {
+				// A claim that ends with its pod is made anew where the next pod runs.
+				if volume.PersistentVolumeClaim != nil && !slices.Contains(claims, volume.PersistentVolumeClaim.ClaimName) {
+					claims = append(claims, volume.PersistentVolumeClaim.ClaimName)
+				}
+			}
+		}
+	}
+	return users, claims
+}
+
+// accept takes the volume of another claim into account.
+func (m moving) accept(ctx context.Context, c *company, name, source string, moves []v1alpha1.VolumeMove) (waits string, err error) {
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	if there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name}, claim); err != nil || !there || claim.Spec.VolumeName == "" {
+		return "", err // no pod starts until it is bound
+	}
+	if there, err := m.find(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil || !there {
+		return "", err
+	}
+	on := place.NodeOfVolume(volume)
+	switch {
+	case !place.OfDriver(volume) || on == "":
+		c.bound = append(c.bound, volume)
+		return "", nil
+	case on != source:
+		return c.goesTo(on, fmt.Sprintf("the claim %s, which pods use too, is on node %s", name, on)), nil
+	}
+	i := slices.IndexFunc(moves, func(o v1alpha1.VolumeMove) bool {
+		return o.Spec.ClaimName == name && !o.Ended() && (running(&o) || o.DeletionTimestamp == nil)
+	})
+	if i < 0 {
+		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or end the pods", name, source), nil
+	}
+	return m.follows(ctx, c, claim, volume, moving{m.Reconciler, &moves[i]})
+}
+
+// follows takes a volume into account that moves too.
+func (m moving) follows(ctx context.Context, c *company, claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, other moving) (waits string, err error) {
+	to := other.Spec.TargetNode
+	switch {
+	case other.Status.Phase == v1alpha1.Undoing:
+		return fmt.Sprintf("pods use the claim %s too, whose VolumeMove %s is undone", claim.Name, other.Name), nil
+	case running(other.VolumeMove):
+		to = other.Status.TargetNode // which has promised its room
+	default:
+		if waits = movable(v, claim); waits == "" {
+			waits, err = other.snapshots(ctx, v)
+		}
+		if err != nil || waits != "" {
+			return fmt.Sprintf("pods use the claim %s too, which cannot move: %s", claim.Name, waits), err
+		}
+		c.follow[v.Spec.StorageClassName] += v.Spec.Capacity.Storage().Value()
+	}
+	if to == "" {
+		return "", nil
+	}
+	return c.goesTo(to, fmt.Sprintf("the claim %s, which pods use too, goes to node %s", claim.Name, to)), nil
+}
+
+// goesTo says that one of the volumes is on a node, or goes there.
+func (c *company) goesTo(node, by string) (waits string) {
+	if c.to != "" && c.to != node {
+		return fmt.Sprintf("%s, and %s", c.by, by)
+	}
+	c.to, c.by = node, by
+	return ""
+}
+
+// reaches says whether a node has all that a volume's affinity asks for.
+func reaches(node *corev1.Node, v *corev1.PersistentVolume) bool {
+	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+		return true
+	}
+	has := labels.Merge(node.Labels, labels.Set{place.TopologyKey: node.Name})
+	return selected(v.Spec.NodeAffinity.Required.NodeSelectorTerms, node.Name, has)
+}

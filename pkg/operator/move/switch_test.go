@@ -1,0 +1,186 @@
+package move
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A PersistentVolume that was to be replaced is whole again after the move was undone, also one with the policy Retain: one that is being
+// deleted would go with the claim, and its data would be found by nothing.
+func TestRetainedVolumeIsPutBack(t *testing.T) {
+	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = policy })(w)
+			gone := false
+			w.run("m", func(int) {
+				if volume := volumeOf("pv"); w.has(volume) && volume.DeletionTimestamp != nil && !gone {
+					w.goes(nodeB)
+					gone = true
+				}
+			})
+			volume := volumeOf("pv")
+			if !w.has(volume) || volume.DeletionTimestamp != nil || volume.Spec.PersistentVolumeReclaimPolicy != policy || place.NodeOfVolume(volume) != nodeA {
+				t.Errorf("after the move was undone the PersistentVolume is %+v", volume)
+			}
+			if !gone || w.move("m").Status.Phase != v1alpha1.Failed || !w.publishes(nodeA) {
+				t.Errorf("the target went: %v; the move is %s, the source has %+v", gone, w.move("m").Status.Phase, w.records[nodeA])
+			}
+		})
+	}
+}
+
+// A status that another program has written leads to no volume but that of the claim.
+func TestStatusIsNotTrusted(t *testing.T) {
+	victim := func() *corev1.PersistentVolume {
+		v := volumeOf("victim")
+		v.UID, v.Spec.CSI.VolumeHandle = "victim's", "pvc-2"
+		v.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "other", Name: "data", UID: "other claim"}
+		return v
+	}
+	forged := func(s v1alpha1.VolumeMoveStatus) *v1alpha1.VolumeMove {
+		m := moveOf("m")
+		m.Status, m.Finalizers = s, []string{v1alpha1.Finalizer}
+		return m
+	}
+	own := v1alpha1.VolumeMoveStatus{
+		SourceNode: nodeA, TargetNode: nodeB, Volume: "pv", VolumeUID: "volume before", VolumeHandle: "pvc-1", ClaimUID: "claim data", Fence: "f",
+	}
+	handle, object := own, own
+	handle.Phase, handle.VolumeHandle = v1alpha1.Copying, "pvc-2"
+	object.Phase, object.Volume, object.VolumeUID = v1alpha1.Switching, "victim", "victim's"
+	for name, status := range map[string]v1alpha1.VolumeMoveStatus{"its handle": handle, "its object": object} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, victim(), forged(status), appPod("data-0", false))
+			if status.Phase == v1alpha1.Switching {
+				w.records[nodeB] = &record{moved: "move-m"}
+				delete(w.records, nodeA)
+			}
+			for range long {
+				w.reconcile("m")
+				w.live()
+				pods := &corev1.PodList{}
+				must.Succeed(t, w.api.List(t.Context(), pods, client.MatchingLabels{roleLabel: string(roleOut)}))
+				for i := range pods.Items {
+					if argsOf(&pods.Items[i])["volume"] == "pvc-2" {
+						t.Fatal("the volume of another claim is copied")
+					}
+				}
+			}
+			if v := victim(); !w.has(v) || v.UID != "victim's" || v.DeletionTimestamp != nil || place.NodeOfVolume(v) != nodeA {
+				t.Errorf("the volume of another claim is %+v", v)
+			}
+		})
+	}
+}
+
+// The old copy is not removed if the target has lost its own: a node that was set up anew has the name, and answers.
+func TestTargetSetUpAnew(t *testing.T) {
+	for name, away := range map[string]bool{"at once": false, "while the source does not answer": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			answers := func(is corev1.ConditionStatus) {
+				change(node(nodeA), func(n *corev1.Node) { n.Status.Conditions[0].Status = is })(w)
+			}
+			removing := 0
+			w.run("m", func(int) {
+				if w.move("m").Status.Phase != v1alpha1.Removing {
+					return
+				}
+				switch removing++; {
+				case removing == 1 && away:
+					answers(corev1.ConditionUnknown)
+				case removing == 1 || removing == 5:
+					delete(w.records, nodeB)
+				case removing == 6:
+					answers(corev1.ConditionTrue)
+				case removing == long:
+					if w.records[nodeA] == nil || !strings.Contains(w.says("m"), "node node-b") {
+						t.Fatalf("the last copy is gone: %q", w.says("m"))
+					}
+					w.replicas = false
+					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
+					must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+				}
+			})
+			if removing < long {
+				t.Errorf("the move ended after %d looks, and the source has %+v", removing, w.records[nodeA])
+			}
+		})
+	}
+}
+
+// A pod that is made during the fence waits: one that is evicted would be made again, and again, as long as another takes to end.
+func TestPodsThatComeToFence(t *testing.T) {
+	slow := appPod("slow", false)
+	slow.Finalizers = []string{"example.com/slow"}
+	w := newWorld(t, moveOf("m"), slow)
+	w.ahead = time.Minute
+	w.run("m", func(look int) {
+		if look == 2*long {
+			change(appPod("slow", false), func(p *corev1.Pod) { p.Finalizers = nil })(w)
+		}
+	})
+	if w.evicted > 3 {
+		t.Errorf("pods are evicted %d times", w.evicted)
+	}
+	w.wantOn(nodeB)
+}
+
+// Pods that are bound to the source by its name, and are made again there, hold up no move, and are not evicted for ever.
+func TestPodsBoundToSource(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	made := 0
+	w.run("m", func(int) {
+		pod := appPod(fmt.Sprint("bound-", made), false)
+		if w.move("m").Status.Phase != v1alpha1.Removing || made > 0 && w.has(appPod(fmt.Sprint("bound-", made-1), false)) {
+			return
+		}
+		made++
+		pod.CreationTimestamp, pod.Status.Phase = metav1.NewTime(time.Now().Add(time.Hour)), corev1.PodPending
+		must.Succeed(t, w.api.Create(t.Context(), pod))
+	})
+	if made != 1 || !strings.Contains(w.says("m"), "pod bound-0") {
+		t.Errorf("it was made %d times, and the move says %q", made, w.says("m"))
+	}
+}
+
+// What is saved of a PersistentVolume is what kubectl takes, on the node that has the volume.
+func TestSavedVolumeCanBeApplied(t *testing.T) {
+	for _, undone := range []bool{false, true} {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		looked, want := 0, nodeB
+		if undone {
+			want = nodeA
+		}
+		w.run("m", func(int) {
+			volume := volumeOf("pv")
+			if there := w.has(volume); there && volume.DeletionTimestamp != nil && undone && len(w.wasGone) == 0 {
+				w.goes(nodeB)
+			} else if !there {
+				looked++
+				secret := &corev1.Secret{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")}
+				w.has(secret)
+				saved := &corev1.PersistentVolume{}
+				must.Succeed(t, json.Unmarshal(secret.Data[volumeFile], saved))
+				if saved.Kind != "PersistentVolume" || saved.APIVersion != "v1" || place.NodeOfVolume(saved) != want || saved.Spec.ClaimRef.UID != "claim data" {
+					t.Errorf("saved is %+v", saved)
+				}
+			}
+		})
+		if looked == 0 {
+			t.Error("nothing was tested")
+		}
+	}
+}
