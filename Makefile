@@ -220,8 +220,8 @@ KERNEL_TESTS := ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner
 # it uses no filesystem of the guest, and takes an emulated processor minutes.
 KERNEL_FLAGS ?= -test.short
 # Limits change nothing of these, and make test has them on the host. make test-kernel KERNEL_FLAGS= has all.
-KERNEL_SHORT_crash := -test.skip OnFullDisk|LeavesNoCopy|Upstream
-KERNEL_SHORT_faults := -test.skip Hanging|Failing|Unreadable|NFS|LongLine|Clock
+KERNEL_SHORT_crash := -test.skip OnFullDisk|LeavesNoCopy|Upstream|SnapshotCrash
+KERNEL_SHORT_faults := -test.skip Hanging|Failing|Unreadable|NFS|LongLine|Clock|Unmounted|StartOnFullDisk
 # The second is the shorter one, so that a test which hangs reports where.
 KERNEL_TIMEOUT ?= 30m
 KERNEL_TEST_TIMEOUT ?= 25m
