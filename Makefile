@@ -456,6 +456,17 @@ sboms: bin/release-tools/syft ## Write what each image holds into bin/sbom/, as 
 sign: bin/release-tools/cosign ## Sign the checksums of the release VERSION: with KEY, a private key of cosign, or as the workflow that runs it
 	$< sign-blob --yes $(if $(KEY),--key '$(KEY)' --use-signing-config=false --tlog-upload=false) --bundle bin/release/$(VERSION)/SHA256SUMS.sigstore.json bin/release/$(VERSION)/SHA256SUMS
 
+PINNED := deploy/csi/base/kustomization.yaml deploy/csi/snapshots/kustomization.yaml
+
+.PHONY: pin-sidecars
+pin-sidecars: ## Write the digests that registry.k8s.io has for the sidecars' tags into deploy/
+	@test/tools/install-deps publish
+	release/pin $(PINNED)
+
+.PHONY: check-pins
+check-pins: ## Check that the sidecars in deploy/ have digests, as those of a release must
+	release/pin --check $(PINNED)
+
 .PHONY: publish
 publish: bin/release-tools/cosign bin/release-tools/helm ## Push and sign the images and charts of the release VERSION, and offer its files on GitHub
 	@test/tools/install-deps publish

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -199,6 +200,59 @@ func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
 	succeed(t, err)
 	if image := "image: " + builtPrefix + "hostpath-csi-driver:v1.2.3\n"; !strings.Contains(string(text), image) {
 		t.Errorf("there is no %q in %s", image, text)
+	}
+}
+
+// Pinned again, an image has the new digest only, and a release names both tag and digest.
+func TestSidecarsArePinned(t *testing.T) {
+	root := checkout(t, time.Unix(0, 0))
+	files := []string{filepath.Join(root, "deploy/csi/base/kustomization.yaml"), filepath.Join(root, "deploy/csi/snapshots/kustomization.yaml")}
+	bin := t.TempDir()
+	pin := func(answer string, arguments ...string) (string, error) {
+		write(t, filepath.Join(bin, "skopeo"), "#!/bin/sh\n"+answer)
+		succeed(t, os.Chmod(filepath.Join(bin, "skopeo"), 0o700))
+		cmd := exec.CommandContext(t.Context(), "./pin", append(arguments, files...)...)
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for _, index := range []string{"the first", "the second"} {
+		if out, err := pin("printf %s '" + index + "'"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if out, err := pin("echo unreachable >&2; exit 1"); err == nil || !strings.Contains(out, "unreachable") {
+		t.Errorf("without a registry it ends with %v: %s", err, out)
+	}
+	if out, err := pin("exit 1", "--check"); err != nil {
+		t.Errorf("the check of pinned images: %v: %s", err, out)
+	}
+
+	out, err := made(t, root)
+	succeed(t, err)
+	text, err := os.ReadFile(filepath.Join(out, "hostpath-csi-driver-snapshots.yaml"))
+	succeed(t, err)
+	digest := fmt.Sprintf("@sha256:%x\n", sha256.Sum256([]byte("the second")))
+	named := 0
+	for line := range strings.Lines(string(text)) {
+		if _, image, ok := strings.Cut(line, "image: registry.k8s.io/"); ok {
+			named++
+			if name, _, _ := strings.Cut(image, "@"); !strings.HasSuffix(image, digest) || !strings.Contains(name, ":v") {
+				t.Errorf("the release names %q, want a tag and %q", image, digest)
+			}
+		}
+	}
+	if named < 5 {
+		t.Errorf("the release has %d sidecars: %s", named, text)
+	}
+}
+
+func TestImageWithoutDigestIsFound(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kustomization.yaml")
+	write(t, file, "images:\n- name: registry.k8s.io/sig-storage/a\n  newTag: v1\n  digest: sha256:0\n- name: registry.k8s.io/sig-storage/b\n  newTag: v2\n- name: ours\n  newTag: v3\n")
+	out, err := exec.CommandContext(t.Context(), "./pin", "--check", file).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "sig-storage/b:v2 has no digest") || strings.Contains(string(out), "/a:v1") || strings.Contains(string(out), "ours") {
+		t.Errorf("it ends with %v: %s", err, out)
 	}
 }
 

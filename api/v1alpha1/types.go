@@ -218,3 +218,8 @@ type Standstill struct {
 
 // Ended reports whether nothing more happens.
 func (m *VolumeMove) Ended() bool { return m.Status.Phase == Succeeded || m.Status.Phase == Failed }
+
+// Underway reports whether something was begun on a node, and has not ended.
+func (m *VolumeMove) Underway() bool {
+	return m.Status.Phase != "" && m.Status.Phase != Pending && !m.Ended()
+}

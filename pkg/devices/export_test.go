@@ -10,12 +10,12 @@ func (w Wipe) Spans(size int64) (pairs [][2]int64) {
 	return pairs
 }
 
-// UseSmallSteps has a device be cleaned in steps of one MiB that are durable each, with ranges of two MiB, until
+// UseSmallSteps has a device be cleaned in steps of one MiB that are durable each, with ranges of two MiB, and be asked for before each, until
 // restored.
 func UseSmallSteps() (restore func()) {
-	step, size, note := stepBytes, rangeBytes, noteEvery
-	stepBytes, rangeBytes, noteEvery = mib, 2*mib, 0
-	return func() { stepBytes, rangeBytes, noteEvery = step, size, note }
+	step, size, note, ask := stepBytes, rangeBytes, noteEvery, askEvery
+	stepBytes, rangeBytes, noteEvery, askEvery = mib, 2*mib, 0, 0
+	return func() { stepBytes, rangeBytes, noteEvery, askEvery = step, size, note, ask }
 }
 
 // Identify has devices be known by other identities than the kernel's, until restored.

@@ -15,6 +15,9 @@ import (
 // noteEvery is how often the progress of cleaning is made durable.
 var noteEvery = 2 * time.Second
 
+// askEvery is how often it is asked, while a disk that other nodes may see is cleaned, whether it is reserved for this node still.
+var askEvery = 5 * time.Second
+
 // A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
 type job struct {
 	number blockdev.Number
@@ -320,7 +323,7 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
 // none of the device.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
-	if err := a.reserve(ctx, j, facts); err != nil {
+	if err := a.reserve(ctx, j, facts, record); err != nil {
 		return err
 	}
 	volumes, names, err := a.API.Volumes(ctx)
@@ -412,10 +415,21 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	}
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
-	started, noted, before := time.Now(), time.Now(), next.Done
+	started, noted, asked, before := time.Now(), time.Now(), time.Now(), next.Done
 	w := wiper{
 		device: held, wipe: j.wipe,
-		turn: func(ctx context.Context) (func(), error) { return a.turn(ctx, j) },
+		turn: func(ctx context.Context) (func(), error) {
+			done, err := a.turn(ctx, j)
+			if err != nil || time.Since(asked) < askEvery {
+				return done, err
+			}
+			if err := a.reserve(ctx, j, held.Facts, next); err != nil {
+				done()
+				return nil, err
+			}
+			asked = time.Now()
+			return done, nil
+		},
 		erased: func() error {
 			next.Erased = true
 			return a.Records.Put(next)

@@ -19,7 +19,7 @@ func reservable(identity string) string {
 }
 
 // reserve has other nodes leave a disk alone before the API is asked for its volumes: two nodes that see a new disk at once find none.
-func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts) error {
+func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
 	disk := reservable(facts.Identity)
 	if disk == "" {
 		return nil
@@ -34,9 +34,27 @@ func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts) error
 	case err != nil:
 		return Problem{Path: j.path, Reason: NotConfirmed, Detail: err.Error()}
 	case node != a.Node:
+		if err := a.disown(j, record); err != nil {
+			return err
+		}
 		return Problem{Path: j.path, Reason: Twice, Detail: fmt.Sprintf("it is the disk %s, which the node %s has reserved", disk, node)}
 	}
 	return nil
+}
+
+// disown has a disk that another node has, and may write to, be judged by what is on it from then on, not by what this node has done to it. No other
+// node writes to that of a volume of this one.
+func (a *Agent) disown(j *job, record Record) error {
+	switch {
+	case record.State == "" || record.State == Bound || j.volume.Name != "":
+		return nil
+	case record.permitsErasing():
+		record.State = Bound
+	default:
+		record.State, record.ClaimUID, record.Claim = Offered, "", ""
+		record.Wipe, record.Done, record.Empty, record.Erased = "", 0, "", false
+	}
+	return a.Records.Put(record)
 }
 
 // givenUp are the disks that may be reserved and that no volume of the node has, nor a device that it may offer. One that another node

@@ -9,10 +9,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
+// sharedDisk is the identity of the disk, and reservation what it is reserved by.
+const sharedDisk, reservation = "wwid=naa.600a", "naa.600a"
+
 // twoNodes see one disk by the two devices, and an API that has no volume of it yet.
 func twoNodes(t *testing.T) (a, b *devicestest.World, seenByA, seenByB *devicestest.Disk) {
 	t.Helper()
-	t.Cleanup(devices.Identify(func(string) string { return "wwid=naa.600a" }))
+	t.Cleanup(devices.Identify(func(string) string { return sharedDisk }))
 	a, b = devicestest.New(t), devicestest.New(t)
 	b.Reserved, b.Hostname = a.Reserved, "other"
 	b.Restart()
@@ -47,7 +50,7 @@ func TestReservedDiskIsGivenUp(t *testing.T) {
 		"it is not selected any more": func(w *devicestest.World, _ *devicestest.Disk) { w.Config.DeviceDir = w.TempDir() },
 		"another node has made a volume meanwhile": func(w *devicestest.World, d *devicestest.Disk) {
 			w.API = func() ([]devices.Volume, error) {
-				return []devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: "wwid=naa.600a"}}, nil
+				return []devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: sharedDisk}}, nil
 			}
 		},
 	} {
@@ -72,6 +75,56 @@ func TestReservedDiskIsGivenUp(t *testing.T) {
 			a.Reserved.Delete(r.GivenUp[0])
 			a.Agent.Unreserved(r.GivenUp[0])
 			b.Offered()
+		})
+	}
+}
+
+// The reservation of a node goes with its Node object, which may be made anew while a disk is cleaned. From then on another node may have the
+// disk, with the data of a claim by the next step.
+func TestCleaningEndsWhenAnotherNodeHasTheDisk(t *testing.T) {
+	t.Cleanup(devices.UseSmallSteps())
+	a, b, _, _ := twoNodes(t)
+	a.Config.Wipe = devices.WipeZero
+	steps := 0
+	a.Step = func() {
+		if steps++; steps == 2 {
+			a.Reserved.Store(reservation, b.Hostname)
+		}
+	}
+	a.Refused(devices.Twice)
+	if steps != 2 {
+		t.Errorf("it was overwritten in %d steps, and is another node's after the second", steps)
+	}
+}
+
+// What another node may have written since is not what the record is about.
+func TestDiskThatAnotherNodeHadIsKept(t *testing.T) {
+	for name, tt := range map[string]struct {
+		record devices.Record
+		want   devices.Reason
+	}{
+		"to be cleaned":  {devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures}, devices.WasBound},
+		"partly cleaned": {devices.Record{State: devices.Cleaning, Wipe: devices.WipeZero, Erased: true, Done: mib}, devices.HasData},
+		"clean":          {devices.Record{State: devices.Clean, Wipe: devices.WipeSignatures}, devices.HasData},
+		"never used":     {devices.Record{State: devices.Offered, Wipe: devices.WipeSignatures}, devices.HasData},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(devices.UseSmallSteps())
+			a, b, d, _ := twoNodes(t)
+			a.Config.ExistingData, a.Config.Wipe = devices.Keep, devices.WipeZero
+			// The ends are as they were cleaned.
+			for _, at := range []int64{0, 1, 6, 7} {
+				d.WriteAt(make([]byte, mib), at*mib)
+			}
+			tt.record.Path, tt.record.Bytes, tt.record.Identity = d.Path, d.Bytes(), sharedDisk
+			tt.record.Volume, tt.record.VolumeUID, tt.record.ClaimUID, tt.record.Claim = "pv", "uid of pv", "uid-1", "default/data"
+			must.Succeed(t, a.Records.Put(tt.record))
+			_, err := b.Reserve(t.Context(), reservation)
+			must.Succeed(t, err)
+			d.Untouched()
+			a.Refused(devices.Twice)
+			a.Reserved.Clear() // with the other node's object
+			a.Refused(tt.want)
 		})
 	}
 }

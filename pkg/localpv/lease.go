@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,7 +35,15 @@ func (c *controller) Reserve(ctx context.Context, disk string) (holder string, e
 		return "", err
 	}
 	lease := c.leaseOf(disk, node)
-	holder, err = c.holder(ctx, lease.DeepCopy())
+	found := lease.DeepCopy()
+	holder, err = c.holder(ctx, found)
+	if err == nil && holder == c.Node && !equality.Semantic.DeepEqual(found.OwnerReferences, lease.OwnerReferences) {
+		// It is of a Node object that was made anew since, and the garbage collector removes it.
+		c.metrics.writes.WithLabelValues("delete").Inc()
+		if err = c.Delete(ctx, found, client.Preconditions{UID: &found.UID, ResourceVersion: &found.ResourceVersion}); err == nil {
+			err = apierrors.NewNotFound(coordinationv1.Resource("leases"), found.Name)
+		}
+	}
 	if !apierrors.IsNotFound(err) {
 		return holder, err
 	}

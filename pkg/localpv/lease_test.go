@@ -89,6 +89,24 @@ func TestLeaseIsDeletedWithReservation(t *testing.T) {
 	}
 }
 
+// The garbage collector removes the Lease of a node that was made anew since: it is one of the node that was deleted.
+func TestLeaseIsOfTheNodeAsItIsNow(t *testing.T) {
+	c := newCluster(t, Options{})
+	_, err := c.controller.Reserve(t.Context(), disk)
+	must.Succeed(t, err)
+	node := &corev1.Node{}
+	must.Succeed(t, c.Get(t.Context(), client.ObjectKey{Name: c.Node}, node), c.Delete(t.Context(), node))
+	node.ResourceVersion, node.UID = "", "uid of the next"
+	must.Succeed(t, c.Create(t.Context(), node))
+	for range 2 {
+		holder, err := c.controller.Reserve(t.Context(), disk)
+		must.Succeed(t, err)
+		if leases := c.leases(); holder != c.Node || len(leases) != 1 || leases[0].OwnerReferences[0].UID != node.UID {
+			t.Errorf("it is reserved for %q with the Leases %+v", holder, leases)
+		}
+	}
+}
+
 // Without an answer nothing is cleaned or offered.
 func TestDiskIsNotReservedWithoutAnswer(t *testing.T) {
 	c := newCluster(t, Options{})

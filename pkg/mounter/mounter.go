@@ -411,7 +411,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		if err := checkUnpublished(top.mount); err != nil {
 			return err
 		}
-		err = place.Unmount()
+		err = m.syncAndUnmount(place)
 		if errors.Is(err, mounts.ErrBusy) {
 			return fmt.Errorf("%w: %w", ErrInUse, err)
 		}
@@ -420,6 +420,15 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		m.Log.Info("Unmounted the pool", "target", m.Target)
 	}
+}
+
+// syncAndUnmount has all on the disk when the pool is unmounted: the claim may be detached then, whatever else has a copy of the mount. What
+// cannot be written is lost with the mount as without it, and keeps nothing mounted.
+func (m *Mounter) syncAndUnmount(place mounts.Place) error {
+	if err := place.Sync(); err != nil {
+		m.Log.Error(err, "Failed to write to the disk what the pool has in memory", "target", m.Target)
+	}
+	return place.Unmount()
 }
 
 // ours says whether the topmost mount is what a mounter has recorded, or else is the claim's. It returns ErrOccupied if neither can be

@@ -1,14 +1,19 @@
 package mounter_test
 
 import (
+	"bytes"
+	"crypto/rand"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/pkg/mounter"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // mountByHand is what an administrator does. It is gone when the test ends.
@@ -86,5 +91,24 @@ func TestUnmountOfMountThatWasTakenOver(t *testing.T) {
 	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted*")); err != nil || len(left) > 0 {
 		t.Errorf("left over are %v, %v", left, err)
+	}
+}
+
+// A container that has the root directory of the host may have a copy of the pool's mount, in a namespace of its own: the filesystem outlives the
+// unmount, and the disk is detached. What pods wrote is on it by then.
+func TestUnmountLeavesNothingInMemory(t *testing.T) {
+	m, _ := newMounter(t)
+	volume := testenv.LoopFS(t, "ext4", 16*mib)
+	table, err := mountinfo.Own()
+	must.Succeed(t, err)
+	at := slices.IndexFunc(table, func(m *mountinfo.Mount) bool { return m.Mountpoint == volume })
+	m.Claim = mounter.Volume{Path: volume}
+	must.Succeed(t, m.Mount(t.Context()))
+	written := []byte(rand.Text() + rand.Text())
+	must.Succeed(t, os.WriteFile(filepath.Join(m.Target, "data"), written, 0o600))
+	must.Succeed(t, m.Unmount(t.Context()))
+	disk, err := os.ReadFile(table[at].Source)
+	if must.Succeed(t, err); !bytes.Contains(disk, written) {
+		t.Errorf("what was written is not on %s", table[at].Source)
 	}
 }

@@ -230,8 +230,8 @@ func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
 	return claims
 }
 
-// users are the names of the pods that use pools on nodes, of those that count. It does not matter whether their nodes are ready: what runs on
-// one goes on. A volume whose pool is not known may be in any.
+// users are the names of the moves, and of the pods that count, which use pools on nodes. It does not matter whether their nodes are ready: what
+// runs on one goes on. A volume whose pool is not known may be in any.
 func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[render.Spot]sets.Set[string], error) {
 	users := map[render.Spot]sets.Set[string]{}
 	if len(of) == 0 {
@@ -253,6 +253,17 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if err != nil {
 		return nil, err
 	}
+	add := func(at render.Spot, user string) {
+		if users[at] == nil {
+			users[at] = sets.New[string]()
+		}
+		users[at].Insert(user)
+	}
+	moves, err := c.moves(ctx)
+	if err != nil {
+		return nil, err
+	}
+	usersOf(moves, of, pools, add)
 	return users, c.eachPod(ctx, func(pod *corev1.Pod) {
 		if !counts(pod) {
 			return
@@ -261,10 +272,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 		for i := range of {
 			at := of[i].spot()
 			if at.Node == pod.Spec.NodeName && (has.HasAny(at.Pool, "") || c.hasPathIn(pod, of[i].Path, paths)) {
-				if users[at] == nil {
-					users[at] = sets.New[string]()
-				}
-				users[at].Insert("pod " + pod.Namespace + "/" + pod.Name)
+				add(at, "pod "+pod.Namespace+"/"+pod.Name)
 			}
 		}
 	})

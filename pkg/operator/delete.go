@@ -49,9 +49,12 @@ func (r *Reconciler) reportDeletion(ctx context.Context, object *hppv1.HostPathP
 	return r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver)))
 }
 
-// removeWorkloads unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it
+// removeWorkloads waits for moves, unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it
 // waits for. The driver goes last: without it no pod that uses a volume can end, and a claim of a pool may be a volume of the driver itself.
 func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	if waiting, err = r.awaitMoves(ctx, object); len(waiting) > 0 || err != nil {
+		return waiting, err
+	}
 	if waiting, err = r.removePools(ctx, object); len(waiting) > 0 || err != nil {
 		return waiting, err
 	}
@@ -84,9 +87,9 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 		waiting = append(waiting, fmt.Sprintf("pool %s on %s: it is used by %s", at.Pool, at.Node, status.Some(sets.List(pods))))
 	}
 	slices.Sort(waiting)
-	shown := object
+	shown := withoutPools(object, (*hppv1.StoragePool).SharesDevice)
 	if len(waiting) == 0 {
-		shown = withoutClaims(object)
+		shown = withoutPools(object, func(p *hppv1.StoragePool) bool { return p.PVCTemplate != nil })
 	}
 	wanted, err := r.deploy(ctx, shown)
 	waiting = append(waiting, wanted.leaving...)
@@ -96,10 +99,10 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 	return c.running(ctx, ofPool)
 }
 
-// withoutClaims is an object without its pools on claims, of which it knows where they were.
-func withoutClaims(object *hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
+// withoutPools is an object without some of its pools on claims, of which it knows where they were.
+func withoutPools(object *hppv1.HostPathProvisioner, some func(*hppv1.StoragePool) bool) *hppv1.HostPathProvisioner {
 	without := object.DeepCopy()
 	without.Status.MountedPools = places(object)
-	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil })
+	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return some(&p) })
 	return without
 }

@@ -155,7 +155,7 @@ func leftOn(there sets.Set[string], volumes []corev1.PersistentVolume, snapshots
 }
 
 // checkGone looks a second time at what is to be offered for removal, without the cache: it drops nodes that are there, and
-// volumes that a pod uses on a node that is there.
+// volumes that a pod uses on a node that is there, or that move: another node may have all of such a one, or its last copy.
 func (c *cluster) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode, error) {
 	if len(found) == 0 {
 		return nil, nil
@@ -183,14 +183,15 @@ func (c *cluster) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode
 			used.Insert(claimsOf(pod)...)
 		}
 	})
-	problems = append(problems, err)
+	moving, movesErr := c.moving(ctx)
+	problems = append(problems, err, movesErr)
 	var offered []*goneNode
 	for _, node := range found {
 		there, err := isThere(node.name)
 		problems = append(problems, err)
 		node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {
 			claim := volume.Spec.ClaimRef
-			return claim != nil && used.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+			return moving.Has(volume.Name) || claim != nil && used.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
 		})
 		if !there {
 			node.bound, err = c.bound(ctx, node.snapshots)

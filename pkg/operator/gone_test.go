@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -296,5 +297,37 @@ func TestDeletionWarnsOfVolumes(t *testing.T) {
 		if condition == nil || !strings.Contains(condition.Message, want) {
 			t.Errorf("the condition is %+v, want it to say %q", condition, want)
 		}
+	}
+}
+
+// underway is a move of a volume's claim that has begun.
+func underway(volume, from, to string, phase movev1.Phase) *movev1.VolumeMove {
+	return &movev1.VolumeMove{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "move-of-" + volume}, Spec: movev1.VolumeMoveSpec{ClaimName: "claim-of-" + volume},
+		Status: movev1.VolumeMoveStatus{Phase: phase, Volume: volume, SourceNode: from, TargetNode: to}}
+}
+
+// While a volume moves, another node may have all of it, or the last copy: its PersistentVolume and its claim are not offered for removal, and not
+// removed, until the move has ended.
+func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
+	object := stored("hpp", 1, false)
+	object.Spec.DeletedNodes = hppv1.RemoveVolumes
+	var volumes, objects []client.Object
+	for _, phase := range movev1.Phases {
+		name := strings.ToLower(string(phase))
+		volumes = append(volumes, volumeOn(name, "gone"))
+		objects = append(objects, underway(name, "gone", "here", phase))
+	}
+	retains := volumeOn("retains", "gone", retained)
+	s := newStage(t, append(append(objects, volumes...), retains, underway("retains", "here", "gone", movev1.Removing), object, nodeThat("here", corev1.ConditionTrue))...)
+	now := time.Now()
+	s.reconciler.Now = func() time.Time { return now }
+	s.reconcile("hpp")
+	now = now.Add(GoneAfter)
+	s.reconcile("hpp")
+	if diff := cmp.Diff([]string{"pending", "succeeded", "failed"}, s.gone(volumes)); diff != "" {
+		t.Errorf("removed: %s", diff)
+	}
+	if s.has(object); len(object.Status.DeletedNodes) > 0 {
+		t.Errorf("the status offers %+v", object.Status.DeletedNodes)
 	}
 }

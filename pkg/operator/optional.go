@@ -33,12 +33,14 @@ func (o *OptionalKinds) Present() []schema.GroupVersionKind {
 	return slices.DeleteFunc(slices.Clone(optionalKinds), func(kind schema.GroupVersionKind) bool { return !o.Has(kind) })
 }
 
-// discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten. Snapshots are read
-// now and then.
+// readNowAndThen are kinds of which the operator makes no objects, and watches none.
+var readNowAndThen = []schema.GroupVersionKind{place.SnapshotContent, storageProfileKind}
+
+// discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten.
 func (o *OptionalKinds) discover(served func(schema.GroupVersionKind) (bool, error), watch, forget func(schema.GroupVersionKind) error) error {
-	for _, kind := range append(slices.Clone(optionalKinds), place.SnapshotContent) {
+	for _, kind := range slices.Concat(optionalKinds, readNowAndThen) {
 		there, err := served(kind)
-		if err == nil && there != o.Has(kind) && kind != place.SnapshotContent {
+		if err == nil && there != o.Has(kind) && !slices.Contains(readNowAndThen, kind) {
 			change := forget
 			if there {
 				change = watch

@@ -44,7 +44,8 @@ func findPlaces(object *hppv1.HostPathProvisioner, left []leftover) []hppv1.Moun
 }
 
 // apart is an object without the pools whose path is, or lies in, that of another pool which is still to be unmounted on some node, with
-// what they wait for in words. The driver would serve what is mounted there as theirs. One that has a mounter keeps it.
+// what they wait for in words. The driver would serve what is mounted there as theirs. A pool in a directory is another one than that on a
+// claim which had its name. One on a claim that has a mounter keeps it.
 func apart(object *hppv1.HostPathProvisioner, left []leftover, mounters map[string]render.Spot) (without *hppv1.HostPathProvisioner, waiting []string) {
 	mounted := sets.New[string]()
 	for _, spot := range mounters {
@@ -52,11 +53,12 @@ func apart(object *hppv1.HostPathProvisioner, left []leftover, mounters map[stri
 	}
 	without = object.DeepCopy()
 	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(pool hppv1.StoragePool) bool {
-		if mounted.Has(pool.Name) {
+		onClaim := pool.PVCTemplate != nil
+		if onClaim && mounted.Has(pool.Name) {
 			return false
 		}
 		i := slices.IndexFunc(left, func(l leftover) bool {
-			return l.known && l.Pool != pool.Name && strings.HasPrefix(path.Clean(string(pool.Path))+"/", path.Clean(l.Path)+"/")
+			return l.known && (l.Pool != pool.Name || !onClaim) && strings.HasPrefix(path.Clean(string(pool.Path))+"/", path.Clean(l.Path)+"/")
 		})
 		if i >= 0 {
 			waiting = append(waiting, fmt.Sprintf("pool %s: it comes once pool %s at %s on %s is unmounted", pool.Name, left[i].Pool, left[i].Path, left[i].Node))

@@ -128,7 +128,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
-	problems = errors.Join(unknown, problems, err)
+	problems = errors.Join(unknown, problems, err, r.adviseCDI(ctx, object))
 	seen, err := r.observe(ctx, object, wanted)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(problems, err)

@@ -297,6 +297,25 @@ func TestSharedDeviceIsRefused(t *testing.T) {
 	}
 }
 
+// Nor does one that is deleted have more nodes mount it while it waits.
+func TestSharedDeviceIsNotMountedByADeletion(t *testing.T) {
+	object := onClaims()
+	block, now := corev1.PersistentVolumeBlock, metav1.Now()
+	object.DeletionTimestamp = &now
+	*object.Spec.StoragePools[0].PVCTemplate = hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeMode: &block}
+	was := mounterOf("local", "here")
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), driverPod("here"), driverPod("there"), was, claimFor(was, corev1.ReadWriteMany),
+		podWith("user", "here", claimed("data")), volumeOn("data", "here", inPool("local")))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(mounterOf("local", "there")) {
+		t.Error("another node mounts it")
+	}
+	if said := s.waitsFor(); s.replicas(was) != 1 || !strings.Contains(said, "used by pod space/user") || !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+		t.Errorf("the mounter has %d replicas, the object waits for %q", s.replicas(was), said)
+	}
+}
+
 // A claim that grows with its template costs money or space: an event says so, also where a takeover brings the larger template.
 func TestGrowthOfAClaimIsSaid(t *testing.T) {
 	size := func(size string) corev1.VolumeResourceRequirements {
@@ -483,6 +502,7 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 		"on a claim":     {Name: "local", Path: "/mnt/old", PVCTemplate: &hppv1.ClaimTemplate{}},
 		"in a directory": {Name: "local", Path: "/mnt/old"},
 		"inside":         {Name: "local", Path: "/mnt/old/csi/local"},
+		"in a directory, with the name of the removed one": {Name: "old", Path: "/mnt/old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object, mounter := onClaims(), mounterOf("old", "here")
@@ -499,21 +519,22 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 			}
 			s.reconcile("hpp")
 			s.reconcile("hpp")
-			job, next := cleanUpOf(mounter), mounterOf("local", "here")
-			if !s.has(job) || s.has(next) {
+			job, next := cleanUpOf(mounter), mounterOf(pool.Name, "here")
+			if !s.has(job) || pool.Name != "old" && s.has(next) {
 				t.Fatalf("the clean-up has begun: %v, the next mounter is there: %v", s.has(job), s.has(next))
 			}
-			if pools := serves(); strings.Contains(pools, "local") || !strings.Contains(pools, "other") {
+			of := `"name":"` + pool.Name
+			if pools := serves(); strings.Contains(pools, of) || !strings.Contains(pools, "other") {
 				t.Fatalf("the driver has %s", pools)
 			}
 			s.reconcile("hpp")
-			if said := s.waitsFor(); !strings.Contains(said, "pool local: it comes once pool old at /mnt/old on here is unmounted") {
+			if said := s.waitsFor(); !strings.Contains(said, "pool "+pool.Name+": it comes once pool old at /mnt/old on here is unmounted") {
 				t.Errorf("the object waits for %q", said)
 			}
 			s.completed(job)
 			s.reconcile("hpp")
 			s.reconcile("hpp")
-			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, "local") {
+			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, of) {
 				t.Errorf("the first mounter is there: %v, the next one: %v, the driver has %s", s.has(mounter), s.has(next), pools)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -92,6 +93,63 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			}
 			if s.has(set) {
 				t.Error("the driver is there although no pod needs it any more")
+			}
+		})
+	}
+}
+
+// A move needs the driver and the pools on both nodes until it has ended: without them it can neither go on nor be undone, and no pod can start
+// with the volume. No pod has the volume then, and a mover has the pool by a directory above it, if there is one at all.
+func TestRemovalWaitsForMoves(t *testing.T) {
+	for _, phase := range movev1.Phases {
+		t.Run(string(phase), func(t *testing.T) {
+			waits := phase != movev1.Pending && phase != movev1.Succeeded && phase != movev1.Failed
+			object := stored("hpp", 1, false)
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+			move := underway("data", "there", "here", phase)
+			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), move, volumeOn("data", "there", inPool("local")))
+			s.reconcile("hpp")
+			must.Succeed(t, s.Delete(t.Context(), object))
+			s.reconcile("hpp")
+			if s.has(set) != waits || s.has(stored("hpp", 1, true)) != waits {
+				t.Fatalf("the driver is there: %v, the object: %v; want %v", s.has(set), s.has(stored("hpp", 1, true)), waits)
+			}
+			if !waits {
+				return
+			}
+			if said := s.waitsFor(); !strings.Contains(said, "VolumeMove space/move-of-data, which is "+string(phase)) {
+				t.Errorf("the object waits for %q", said)
+			}
+			move.Status.Phase = movev1.Failed
+			must.Succeed(t, s.Update(t.Context(), move))
+			s.reconcile("hpp")
+			if s.has(set) || s.has(stored("hpp", 1, true)) {
+				t.Error("the driver or the object is there, although the move has ended")
+			}
+		})
+	}
+}
+
+// A pool stays mounted on the two nodes of a move, whether it is removed or a node leaves.
+func TestPoolIsUsedByMoves(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pool string
+		uses bool
+	}{"its own": {"old", true}, "one that is not known": {"", true}, "another": {"local", false}} {
+		t.Run("the volume is in "+name, func(t *testing.T) {
+			from, to, beside := mounterOf("old", "there"), mounterOf("old", "here"), mounterOf("old", "beside")
+			s := newStage(t, stored("hpp", 1, false), from, to, beside, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), nodeThat("beside", corev1.ConditionTrue),
+				underway("data", "there", "here", movev1.Copying), volumeOn("data", "there", inPool(tt.pool)))
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			for _, at := range []*appsv1.Deployment{from, to, beside} {
+				uses := tt.uses && at != beside
+				if began := s.has(cleanUpOf(at)) || s.replicas(at) == 0; began == uses {
+					t.Errorf("%s is being unmounted: %v", at.Name, began)
+				}
+			}
+			if said := s.waitsFor(); strings.Contains(said, "it is used by VolumeMove space/move-of-data") != tt.uses {
+				t.Errorf("the object waits for %q", said)
 			}
 		})
 	}

@@ -27,6 +27,7 @@ var (
 	files   = flag.String("release", "", "directory of the release, named as its version")
 	tools   = flag.String("tools", "../../bin/release-tools", "directory with cosign, helm and registry")
 	publish = flag.String("publish", "../publish", "the program that publishes")
+	pin     = flag.String("pin", "../pin", "the program that pins sidecars")
 )
 
 const (
@@ -191,6 +192,32 @@ func TestPublishedIsWhatWasReleased(t *testing.T) {
 		r.wantChart(t, chart)
 	}
 	r.wantOffered(t)
+}
+
+// The registry is asked for the sidecars that registry.k8s.io has.
+func TestSidecarsGetTheDigestsOfTheRegistry(t *testing.T) {
+	r := begin(t)
+	archives, err := filepath.Glob(r.release + "/*.oci.tar")
+	succeed(t, err)
+	if len(archives) == 0 {
+		t.Fatalf("%s has no images", r.release)
+	}
+	const sidecar = "registry.k8s.io/sig-storage/csi-resizer"
+	r.env = append(r.env, "REGISTRY_AUTH_FILE="+r.dir+"/auth.json", "CONTAINERS_REGISTRIES_CONF="+r.dir+"/registries.conf")
+	succeed(t, os.WriteFile(r.dir+"/registries.conf", fmt.Appendf(nil, "[[registry]]\nprefix = \"registry.k8s.io\"\nlocation = %q\ninsecure = true\n", r.address), 0o600))
+	r.run(t, "skopeo", "login", "--tls-verify=false", "--username", user, "--password", password, r.address)
+	r.run(t, "skopeo", "copy", "--all", "--dest-tls-verify=false", "oci-archive:"+archives[0], "docker://"+r.address+"/sig-storage/csi-resizer:v2.3.0")
+
+	file := r.dir + "/kustomization.yaml"
+	succeed(t, os.WriteFile(file, []byte("images:\n- name: "+sidecar+"\n  newTag: v2.3.0\n"), 0o600))
+	pin, err := filepath.Abs(*pin)
+	succeed(t, err)
+	r.run(t, pin, file)
+	text, err := os.ReadFile(file)
+	succeed(t, err)
+	if want := "  newTag: v2.3.0\n  digest: " + indexOf(t, archives[0]) + "\n"; !strings.HasSuffix(string(text), want) {
+		t.Errorf("the kustomization ends with %q, want %q", text, want)
+	}
 }
 
 // wantImage checks that an image is what the archive has, for each architecture and signed.

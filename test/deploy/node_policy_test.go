@@ -122,6 +122,25 @@ func TestNodePolicyLetsGrowthChangeNothingElse(t *testing.T) {
 	}
 }
 
+// A restore takes the snapshot that the handle of a VolumeSnapshotContent names, wherever it is found. That of another user is not given to one of
+// the node's own: csi-snapshotter ends the name with the uid of the VolumeSnapshot, and the driver adds its node.
+func TestNodePolicyHoldsHandlesOfSnapshots(t *testing.T) {
+	p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, csiDir), "ValidatingAdmissionPolicy", "hostpath-csi-node")
+	at := slices.IndexFunc(p.Spec.Validations, func(v admissionv1.Validation) bool { return strings.Contains(v.Expression, "snapshotHandle") })
+	if at < 0 {
+		t.Fatal("a snapshot may be given any handle")
+	}
+	for _, want := range []string{
+		"object.spec == oldObject.spec",
+		"object.status.snapshotHandle.endsWith('-' + object.spec.volumeSnapshotRef.?uid.orValue('?') + '@' + variables.node) &&",
+		"object.status.snapshotHandle.split('@').size() == 2",
+	} {
+		if got := p.Spec.Validations[at].Expression; !strings.Contains(got, want) {
+			t.Errorf("%s is not asked for in %s", want, got)
+		}
+	}
+}
+
 // As docs/configuration.md and docs/security.md say.
 func TestNodePolicyIsChangedByKustomizationsOfUsers(t *testing.T) {
 	objects := overlay(t, map[string]string{"kustomization.yaml": `

@@ -113,6 +113,7 @@ func TestSidecarsAreThoseOfTestCluster(t *testing.T) {
 		"csi-provisioner": "external-provisioner/v6", "csi-resizer": "external-resizer/v2", "csi-snapshotter": "external-snapshotter/v8",
 	} {
 		_, version, _ := strings.Cut(container(t, pod, name).Image, ":")
+		version, _, _ = strings.Cut(version, "@")
 		if want := "github.com/kubernetes-csi/" + module + " " + version + " "; !strings.Contains(string(modules), want) {
 			t.Errorf("test/cluster/kubernetes/go.mod does not have %s", want)
 		}
@@ -179,7 +180,7 @@ func accessOf(t *testing.T, pod corev1.PodSpec, c corev1.Container) (a access) {
 	return a
 }
 
-var pinned = regexp.MustCompile(`^[a-z0-9.-]+(/[a-z0-9._-]+)+:v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?$`)
+var pinned = regexp.MustCompile(`^[a-z0-9.-]+(/[a-z0-9._-]+)+:v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?(@sha256:[0-9a-f]{64})?$`)
 
 // kubelet asks a registry for latest each time, and gets another program some day.
 func wantOrderly(t *testing.T, c corev1.Container) {

@@ -105,15 +105,31 @@ func isDead(err error) bool {
 }
 
 // open opens the directory, or the root of the topmost mount on it.
-func (p Place) open() (int, error) {
+func (p Place) open() (int, error) { return p.openAs(unix.O_PATH) }
+
+func (p Place) openAs(flags uint64) (int, error) {
 	fd, err := unix.Openat2(p.Parent.Fd(), p.Name, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
 	if err != nil {
 		return 0, &fs.PathError{Op: "open", Path: p.String(), Err: err}
 	}
 	return fd, nil
+}
+
+// Sync has the filesystem that is mounted there write all that is in memory. The last unmount does that too, but another mount namespace may
+// have a copy of the mount, as that of a container with the root directory of the host.
+func (p Place) Sync() error {
+	fd, err := p.openAs(unix.O_RDONLY | unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Syncfs(fd); err != nil {
+		return &fs.PathError{Op: "sync", Path: p.String(), Err: err}
+	}
+	return nil
 }
 
 // Unmount takes the topmost mount off, here and wherever the mount propagates to. It returns

@@ -47,7 +47,7 @@ func Metrics(moves client.Reader, elected <-chan struct{}, now func() time.Time)
 
 func measured(m *v1alpha1.VolumeMove, now time.Time) measure.Move {
 	found := measure.Move{
-		Namespace: m.Namespace, Name: m.Name, Phase: string(cmp.Or(m.Status.Phase, v1alpha1.Pending)), Running: running(m),
+		Namespace: m.Namespace, Name: m.Name, Phase: string(cmp.Or(m.Status.Phase, v1alpha1.Pending)), Running: m.Underway(),
 		Source: m.Status.SourceNode, Target: m.Status.TargetNode, Remaining: m.Status.BytesToGo,
 	}
 	if fenced(m) {

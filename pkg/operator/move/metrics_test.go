@@ -114,7 +114,7 @@ func TestMetricsOfMove(t *testing.T) {
 		if got, has := shows(t, w.metrics, "move_fenced_seconds")[ofM]; has != up {
 			t.Fatalf("in the phase %s the fence is shown: %t (%d s)", phase, has, got)
 		}
-		if _, has := shows(t, w.metrics, "move_idle_seconds")[ofM]; has != running(m) {
+		if _, has := shows(t, w.metrics, "move_idle_seconds")[ofM]; has != m.Underway() {
 			t.Fatalf("in the phase %s the progress is shown: %t", phase, has)
 		}
 		if m.Ended() {

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -30,6 +31,9 @@ type plan struct {
 // plan finds what is to move, or says what keeps it from moving for now.
 func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
 	if waits, err = m.otherMove(ctx); err != nil || waits != "" {
+		return p, waits, err
+	}
+	if waits, err = m.driverGoes(ctx); err != nil || waits != "" {
 		return p, waits, err
 	}
 	p.claim = &corev1.PersistentVolumeClaim{}
@@ -72,10 +76,23 @@ func (m moving) otherMove(ctx context.Context) (string, error) {
 		if other.UID == m.UID || other.Spec.ClaimName != m.Spec.ClaimName || other.Ended() {
 			continue
 		}
-		begun := other.Status.Phase != "" && other.Status.Phase != v1alpha1.Pending
 		older := other.CreationTimestamp.Before(&m.CreationTimestamp) || other.CreationTimestamp.Equal(&m.CreationTimestamp) && other.Name < m.Name
-		if begun || older && other.DeletionTimestamp == nil {
+		if other.Underway() || older && other.DeletionTimestamp == nil {
 			return fmt.Sprintf("the VolumeMove %s of the same claim goes first", other.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// driverGoes says that the driver is being removed, without which a move that has begun could neither go on nor be undone.
+func (m moving) driverGoes(ctx context.Context) (string, error) {
+	all := &v1beta1.HostPathProvisionerList{}
+	if err := m.APIReader.List(ctx, all); err != nil {
+		return "", err
+	}
+	for i := range all.Items {
+		if all.Items[i].DeletionTimestamp != nil {
+			return fmt.Sprintf("the HostPathProvisioner %s is being deleted, and with it the driver", all.Items[i].Name), nil
 		}
 	}
 	return "", nil

@@ -30,20 +30,15 @@ func markOf(s *v1alpha1.VolumeMoveStatus) mark {
 	return mark{s.Phase, s.Passes, s.BytesSent, s.Standstill != nil}
 }
 
-// running says whether a move has begun and not ended.
-func running(m *v1alpha1.VolumeMove) bool {
-	return m.Status.Phase != "" && m.Status.Phase != v1alpha1.Pending && !m.Ended()
-}
-
 // fenced says whether the source refuses the volume, and the copy is none yet, as far as the operator has seen.
 func fenced(m *v1alpha1.VolumeMove) bool {
-	return running(m) && m.Status.FencedTime != nil && m.Status.Phase != v1alpha1.Removing
+	return m.Underway() && m.Status.FencedTime != nil && m.Status.Phase != v1alpha1.Removing
 }
 
 // noteProgress notes that a move is further than before.
 func (m moving) noteProgress(before v1alpha1.VolumeMoveStatus) {
 	switch {
-	case !running(m.VolumeMove):
+	case !m.Underway():
 		delete(m.heard, client.ObjectKeyFromObject(m))
 	case m.Status.LastProgressTime == nil || markOf(&before) != markOf(&m.Status):
 		m.noteNow()

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -55,7 +56,11 @@ func TestRefusals(t *testing.T) {
 		"no room":            {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
 		"cordoned":           {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
 		"no driver":          {to(nodeB), func(w *world) { must.Succeed(w, w.api.Delete(w.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
-		"pod is pinned":      {nil, change(appPod("data-0", false), onlyA), "no node can take the volume"},
+		"the driver goes": {nil, func(w *world) {
+			object := &v1beta1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Finalizers: []string{v1beta1.Finalizer}}}
+			must.Succeed(w, w.api.Create(w.Context(), object), w.api.Delete(w.Context(), object))
+		}, "the HostPathProvisioner hpp is being deleted"},
+		"pod is pinned": {nil, change(appPod("data-0", false), onlyA), "no node can take the volume"},
 		"taint": {to(nodeB), change(node(nodeB), func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
 		}), "does not tolerate the taint gpu"},

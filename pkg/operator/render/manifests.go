@@ -32,7 +32,7 @@ type Manifests struct {
 	clusterRules, namespacedRules, snapshotRules []rbacv1.PolicyRule
 	mounter                                      appsv1.Deployment
 	unmount                                      batchv1.Job
-	// images have the tag of each image by its name.
+	// images have the tag of each image by its name, with its digest if it has one.
 	images map[string]string
 	legacy legacyManifests
 
@@ -160,13 +160,16 @@ func (r *rules) read(file string) error {
 
 func (m *Manifests) addTags(file string) error {
 	var kustomization struct {
-		Images []struct{ Name, NewTag string }
+		Images []struct{ Name, NewTag, Digest string }
 	}
 	if err := One(&kustomization, file); err != nil {
 		return err
 	}
 	for _, image := range kustomization.Images {
 		m.images[image.Name] = image.NewTag
+		if image.Digest != "" {
+			m.images[image.Name] += "@" + image.Digest
+		}
 	}
 	return nil
 }

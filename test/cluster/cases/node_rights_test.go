@@ -202,4 +202,33 @@ spec:
 		Body([]byte(`{"metadata":{"labels":{"snapshot.storage.kubernetes.io/managed-by":"` + nodeA + `"}}}`)).Do(s.Context()).Error()
 	s.wantForbidden("take over a snapshot of another node", err)
 	s.kubectl("delete", "volumesnapshotcontent", content)
+	s.handlesOfNodes(client)
+}
+
+// handlesOfNodes tries to have a restore find the snapshot of another user, under the name of one of the node's own.
+func (s *scene) handlesOfNodes(client kubernetes.Interface) {
+	s.Helper()
+	content := s.namespace + "-own"
+	s.applyText(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: %[1]s
+  labels: {snapshot.storage.kubernetes.io/managed-by: %[3]s}
+spec:
+  driver: kubevirt.io.hostpath-provisioner
+  deletionPolicy: Retain
+  source: {snapshotHandle: none}
+  volumeSnapshotRef: {namespace: %[2]s, name: none}
+`, content, s.namespace, nodeA))
+	patch := func(subresource, body string) error {
+		return client.CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content + subresource).
+			Body([]byte(body)).Do(s.Context()).Error()
+	}
+	for _, handle := range []string{"snapshot-other", "snapshot-other@" + nodeA, "snapshot-other@-?@" + nodeA} {
+		s.wantForbidden("give a snapshot the handle "+handle, patch("/status", `{"status":{"snapshotHandle":"`+handle+`"}}`))
+	}
+	s.wantForbidden("have it be another VolumeSnapshot's", patch("", `{"spec":{"volumeSnapshotRef":{"name":"other"}}}`))
+	must.Succeed(s, patch("/status", `{"status":{"snapshotHandle":"none"}}`))
+	s.kubectl("delete", "volumesnapshotcontent", content)
 }

@@ -1,0 +1,68 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// moves are the VolumeMoves that have begun and not ended. Each needs the driver and the pools on both of its nodes, also while it has no pod
+// there: without them it can neither go on nor be undone.
+func (c *cluster) moves(ctx context.Context) (found []movev1.VolumeMove, err error) {
+	for next := ""; ; {
+		list := &movev1.VolumeMoveList{}
+		if err := c.api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("look for VolumeMoves: %w", err)
+		}
+		found = append(found, slices.DeleteFunc(list.Items, func(m movev1.VolumeMove) bool { return !m.Underway() })...)
+		if next = list.Continue; next == "" {
+			return found, nil
+		}
+	}
+}
+
+// moving are the names of the PersistentVolumes that move.
+func (c *cluster) moving(ctx context.Context) (sets.Set[string], error) {
+	moves, err := c.moves(ctx)
+	names := sets.New[string]()
+	for i := range moves {
+		names.Insert(moves[i].Status.Volume)
+	}
+	return names, err
+}
+
+// usersOf adds the moves that use pools on nodes, by the pools of claims. A volume whose pool is not known may be in any.
+func usersOf(moves []movev1.VolumeMove, of []leftover, pools map[types.NamespacedName]string, add func(at render.Spot, user string)) {
+	for i := range moves {
+		m := &moves[i]
+		pool := pools[types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.ClaimName}]
+		for j := range of {
+			at := of[j].spot()
+			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (pool == at.Pool || pool == "") {
+				add(at, "VolumeMove "+m.Namespace+"/"+m.Name)
+			}
+		}
+	}
+}
+
+// awaitMoves says which moves a deletion waits for. Everything is deployed again for one that has begun after some of it was removed.
+func (r *Reconciler) awaitMoves(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	moves, err := r.cluster().moves(ctx)
+	if err != nil || len(moves) == 0 {
+		return nil, err
+	}
+	for i := range moves {
+		waiting = append(waiting, fmt.Sprintf("VolumeMove %s/%s, which is %s: let it end, or delete it", moves[i].Namespace, moves[i].Name, moves[i].Status.Phase))
+	}
+	slices.Sort(waiting)
+	_, err = r.deploy(ctx, withoutPools(object, (*hppv1.StoragePool).SharesDevice))
+	return waiting, err
+}
