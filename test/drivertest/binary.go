@@ -3,11 +3,13 @@ package drivertest
 import (
 	"bytes"
 	"context"
+	"debug/buildinfo"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 
@@ -53,7 +55,13 @@ func Binary(ctx context.Context, dir string) (string, error) {
 // it does not need.
 func StaticBinary(ctx context.Context, dir string) (string, error) {
 	if given := os.Getenv(BinaryVariable); given != "" {
-		return Binary(ctx, dir)
+		info, err := buildinfo.ReadFile(given)
+		if err != nil {
+			return "", fmt.Errorf("read how the driver that $%s names was built: %w", BinaryVariable, err)
+		}
+		if hasSetting(info, "CGO_ENABLED", "0") {
+			return filepath.Abs(given)
+		}
 	}
 	return build(ctx, dir, false)
 }
@@ -75,13 +83,9 @@ func build(ctx context.Context, dir string, race bool) (string, error) {
 
 func raceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return false
-	}
-	for _, setting := range info.Settings {
-		if setting.Key == "-race" {
-			return setting.Value == "true"
-		}
-	}
-	return false
+	return ok && hasSetting(info, "-race", "true")
+}
+
+func hasSetting(info *debug.BuildInfo, key, value string) bool {
+	return slices.Contains(info.Settings, debug.BuildSetting{Key: key, Value: value})
 }

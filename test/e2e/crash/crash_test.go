@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 
 func TestCrashAtEveryStep(t *testing.T) {
 	driver := drivertest.Built(t)
-	for _, p := range everywhere() {
+	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
 			w := newWorld(t, p, driver)

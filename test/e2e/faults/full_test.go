@@ -58,7 +58,7 @@ func TestFullPool(t *testing.T) {
 // ends long before the last byte (docs/decisions/0050), and TestFilledPool of test/e2e/volumes fills it to that end.
 func TestNearlyFullPool(t *testing.T) {
 	driver := drivertest.Built(t)
-	for _, fs := range someFilesystems(1) {
+	for _, fs := range someFilesystems(1, 2) {
 		if fs.kind == "btrfs" {
 			continue
 		}

@@ -12,7 +12,7 @@ import (
 // What is on a filesystem that takes no writes can still be read, and pods can end.
 func TestPoolTurnsReadOnly(t *testing.T) {
 	driver := drivertest.Built(t)
-	for _, fs := range someFilesystems(2) {
+	for _, fs := range someFilesystems(2, 2) {
 		t.Run(fs.kind, func(t *testing.T) {
 			w := newWorld(t, driver, newMount(t, fs))
 			// The kernel does not let a filesystem be read-only that has a file open for

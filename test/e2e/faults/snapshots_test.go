@@ -71,7 +71,7 @@ func TestSnapshotsDuringFaults(t *testing.T) {
 			},
 		},
 	} {
-		for _, fs := range someFilesystems(1) {
+		for _, fs := range someFilesystems(1, 1) {
 			t.Run(name+", "+fs.kind, func(t *testing.T) {
 				w := newWorld(t, driver, newMount(t, fs))
 				w.Must(w.unpublish(raw)) // the kernel lets no filesystem be read-only with a file open for writing

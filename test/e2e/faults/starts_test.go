@@ -32,7 +32,7 @@ var starts = []start{
 // is as usual without a restart.
 func TestStartOnFullDisk(t *testing.T) {
 	driver := drivertest.Built(t)
-	for _, fs := range someFilesystems(2) {
+	for _, fs := range someFilesystems(2, 2) {
 		if fs.kind == "btrfs" {
 			continue // has room for the last names, now and then
 		}

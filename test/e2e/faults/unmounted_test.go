@@ -42,7 +42,7 @@ var away = answers{
 // another filesystem that is mounted in its place.
 func TestUnmountedPool(t *testing.T) {
 	driver := drivertest.Built(t)
-	for _, fs := range someFilesystems(1) {
+	for _, fs := range someFilesystems(1, 1) {
 		t.Run(fs.kind, func(t *testing.T) {
 			m := newMount(t, fs)
 			w := newWorld(t, driver, m)

@@ -6,16 +6,12 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // A second driver on a pool that is not shared says who serves it, and takes over when that
 // driver has ended, as in a rolling update or after a crash.
 func TestSecondDriver(t *testing.T) {
-	testenv.NeedRoot(t)
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	config := drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{{Name: "local", Path: filepath.Join(t.TempDir(), "pool")}}}
 	one := drivertest.Start(t, config)
 	const says = "another driver serves it, and it is not shared"

@@ -75,7 +75,7 @@ func growsWhileWritten(b *bench) {
 
 	// One that tries again and again gets in as the limit rises.
 	go func() {
-		for bytes := int64(100 * unit); bytes < 128*unit; bytes += 4 * unit {
+		for bytes := 100 * unit; bytes < 128*unit; bytes += 4 * unit {
 			if err := b.expand("growing", "pod", bytes); err != nil {
 				grown <- err
 				return
