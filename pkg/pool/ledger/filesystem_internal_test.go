@@ -201,3 +201,35 @@ func TestTreesOfTwoPools(t *testing.T) {
 		}
 	}
 }
+
+// What was counted is not forgotten when a pool comes or goes: until it is counted again, no more is promised than was before.
+func TestCountedUseStaysWhenPoolsComeAndGo(t *testing.T) {
+	a := joined(1)[0]
+	b := New(Policy{Overprovision: 1})
+	fs := a.on
+	want := func(what string, bytes int64) {
+		t.Helper()
+		if got := fs.load().foreign(); got != bytes {
+			t.Errorf("%s: %d bytes are foreign, want %d", what, got, bytes)
+		}
+	}
+	a.SetForeign(50, quota.Trees{})
+	b.Join(fs, Origin{Foreign: 12})
+	b.BeginLoad().End(nil)
+	want("a pool came, which may hold a part of it", 50)
+	a.SetForeign(40, quota.Trees{})
+	b.Note(idOf("pvc-1"), promised(10))
+	b.Leave()
+	want("it went, and what it promised may be there", 50)
+	b.Join(fs, Origin{Foreign: 12})
+	want("it came back", 50)
+	a.CannotCount()
+	want("it has volumes that cannot be counted", 12)
+	a.SetForeign(40, quota.Trees{})
+	a.CannotCount()
+	want("a volume that cannot be counted is made", 40)
+	a.Leave()
+	b.Leave()
+	b.Join(fs, Origin{Foreign: 12})
+	want("all have gone, and one comes back", 12)
+}
