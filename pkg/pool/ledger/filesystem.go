@@ -182,7 +182,7 @@ func (a *accounts) forVolumes(bytes, copies int64) int64 {
 // awaited are the pools of other ledgers that have to be read before this one promises anything,
 // in the order of their names.
 func (a *accounts) awaited(l *Ledger) []volume.PoolName {
-	return a.names(func(one account) bool { return one.ledger != l && one.sums.unread && !one.sums.hangs })
+	return a.names(func(one account) bool { return one.ledger != l && one.sums.unread })
 }
 
 // rounded is what is available as it is reported: the size of a volume that can be made.
