@@ -44,15 +44,15 @@ const (
 	DataUnreadable Reason = "DataUnreadable"
 	ReadFailed     Reason = "ReadFailed"
 	ReadOnly       Reason = "ReadOnly"
-	FileShort      Reason = "FileShort"
-	LimitDiffers   Reason = "LimitDiffers"
-	LimitOff       Reason = "LimitOff"
+	// InlineUnpublished is a volume that its pod has left behind: what else is wrong with it matters to no pod.
+	InlineUnpublished Reason = "InlineUnpublished"
+	FileShort         Reason = "FileShort"
+	LimitDiffers      Reason = "LimitDiffers"
+	LimitOff          Reason = "LimitOff"
 	// OutsideLimit is a volume in which its users made what is not limited.
 	OutsideLimit Reason = "OutsideLimit"
 	NoSpace      Reason = "NoSpace"
 	NoInodes     Reason = "NoInodes"
-	// InlineUnpublished is a volume that its pod has left behind.
-	InlineUnpublished Reason = "InlineUnpublished"
 	// FilesystemErrors may be long past, or concern other volumes: whatever is known of
 	// this one comes before it.
 	FilesystemErrors Reason = "FilesystemErrors"
@@ -62,7 +62,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		PoolMissing, PoolHangs, PoolFailing, PoolNotServing, RecordUnreadable, DirectoryMissing, FileMissing, DataUnreadable, ReadFailed,
-		ReadOnly, FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
+		ReadOnly, InlineUnpublished, FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, FilesystemErrors,
 	}
 }
 
@@ -204,6 +204,7 @@ func (f Facts) ofContent() []Condition {
 			all = append(all, abnormal(reason, format, args...))
 		}
 	}
+	add(f.InlineUnpublished, InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
 	add(f.Short, FileShort, "the volume's file is smaller than what was promised")
 	add(f.LimitDiffers, LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	add(f.LimitOff != "", LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
@@ -214,7 +215,6 @@ func (f Facts) ofContent() []Condition {
 	}
 	add(f.full(), NoSpace, "no space is left")
 	add(f.InodesCounted && f.FreeInodes == 0, NoInodes, "no inodes are left")
-	add(f.InlineUnpublished, InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
 	return all
 }
 

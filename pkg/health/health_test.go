@@ -88,8 +88,8 @@ func TestConditions(t *testing.T) {
 		"all that the pool and the volume have": {
 			health.Facts{Damaged: broken, ReadOnly: true, Short: true, LimitDiffers: true, LimitOff: "xfs", Outside: 1, InodesCounted: true, InlineUnpublished: true, FilesystemErrors: 1},
 			[]health.Reason{
-				health.RecordUnreadable, health.ReadOnly, health.FileShort, health.LimitDiffers, health.LimitOff, health.OutsideLimit,
-				health.NoSpace, health.NoInodes, health.InlineUnpublished, health.FilesystemErrors,
+				health.RecordUnreadable, health.ReadOnly, health.InlineUnpublished, health.FileShort, health.LimitDiffers, health.LimitOff,
+				health.OutsideLimit, health.NoSpace, health.NoInodes, health.FilesystemErrors,
 			},
 		},
 		"of two ways out of the limit one":              {health.Facts{FreeBytes: 1, Outside: 1, Strays: quota.Strays{Outside: 1}}, []health.Reason{health.OutsideLimit}},

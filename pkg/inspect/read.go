@@ -42,6 +42,7 @@ type reader struct {
 	// held is what volumes and trash hold, in bytes, if that is counted.
 	held    int64
 	counted bool
+	taken   int64 // on the filesystem, while that was counted
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -298,9 +299,16 @@ func (r *reader) join() error {
 	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
-		r.held, r.counted = r.Held(new(atomic.Int64))
+		r.held, r.counted = r.Held(new(atomic.Int64), r.look)
 	}
 	return nil
+}
+
+// look measures what is taken on the filesystem.
+func (r *reader) look() {
+	if space, err := r.Store.Space(); err == nil {
+		r.taken = max(r.taken, space.TakenBytes())
+	}
 }
 
 // joinUnread has the other pools on the filesystem of one that cannot be read have nothing available, as
@@ -328,14 +336,14 @@ func addAvailable(pools []Pool, readers []*reader) {
 		}
 	}
 	for r := range read {
-		held, known := int64(0), true
+		held, taken, known := int64(0), r.space.TakenBytes(), true
 		for _, other := range r.filesystems.With(r) {
-			if known = known && read[other] != nil && other.counted; known {
-				held += other.held
+			if known = known && read[other] != nil && other.counted; known && other.unavailable == nil {
+				held, taken = held+other.held, max(taken, other.taken)
 			}
 		}
 		if known {
-			r.Ledger.SetForeign(r.space.TakenBytes()-held, r.trees)
+			r.Ledger.SetForeign(taken-held, r.trees)
 		}
 		r.LearnForeign(r.space)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -61,8 +62,8 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	defer unlock()
-	if c := v.condition(only); c.Reason != only {
-		return fmt.Errorf("delete volume %s: %w: its condition is %q, not %s", v.id, volume.ErrPrecondition, c.Message, only)
+	if err := v.checkOnly(only); err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	if err := v.entry.Unmoved(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
@@ -88,14 +89,19 @@ func (v *found) removeUnused(ctx context.Context) error {
 	return nil
 }
 
-// condition is how the volume is, if a reason is asked for. The caller has its lock.
-func (v *found) condition(asked health.Reason) health.Condition {
+// checkOnly returns ErrPrecondition unless the volume is abnormal for the reason that is asked for, if any is; others may be known
+// besides. The caller has its lock.
+func (v *found) checkOnly(asked health.Reason) error {
 	if asked == "" {
-		return health.Condition{}
+		return nil
 	}
 	in := v.visit.Scan()
 	in.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
-	return in.List(nil).Describe(v.id, v.entry, v.dir).Condition
+	is := in.List(nil).Describe(v.id, v.entry, v.dir)
+	if slices.ContainsFunc(is.Conditions, func(c health.Condition) bool { return c.Reason == asked }) {
+		return nil
+	}
+	return fmt.Errorf("%w: its condition is %q, not %s", volume.ErrPrecondition, is.Condition.Message, asked)
 }
 
 // unused returns ErrInUse, with the place, for a volume that is published.

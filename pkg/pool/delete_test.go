@@ -231,3 +231,14 @@ func TestDeleteOnly(t *testing.T) {
 		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing), volume.ErrNotFound)
 	})
 }
+
+// Of a volume that was asked about for one reason more may be wrong.
+func TestDeleteOnlyIfLostWithDamagedRecord(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+		must.Succeed(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
+		b.wantVolumes()
+	})
+}

@@ -212,10 +212,9 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	})
 }
 
-// opening is a pool, named b, that is being opened until release is called.
-func opening(t *testing.T) (b *bench, release func()) {
+// opening starts a node with a pool, named b, that is being opened until release is called.
+func opening(t *testing.T, b *bench) (release func()) {
 	t.Helper()
-	b = newBench(t, t.TempDir())
 	b.start(neighbours)
 	b.createIn("b", "pvc-b", mib)
 	b.createIn("a", "pvc-old", mib)
@@ -233,12 +232,13 @@ func opening(t *testing.T) (b *bench, release func()) {
 	b.later(time.Second)
 	release = sync.OnceFunc(func() { close(until) })
 	t.Cleanup(release)
-	return b, release
+	return release
 }
 
 func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, release := opening(t)
+		b := newBench(t, t.TempDir())
+		release := opening(t, b)
 		promise := map[string]func() error{
 			"create": func() error { return b.tryCreateIn("a", "pvc-a", mib) },
 			"expand": func() error {
@@ -262,13 +262,32 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 	})
 }
 
-// One pool that hangs holds up another for a few seconds at most.
-func TestPoolThatHangsAtStartHoldsUpNoOther(t *testing.T) {
+// One pool that hangs holds up those on other filesystems for a few seconds at most.
+func TestPoolThatHangsAtStartHoldsUpNoOtherFilesystem(t *testing.T) {
+	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b, _ := opening(t)
+		b := newBench(t, t.TempDir())
+		mountTmpfs(t, b.Path("b"))
+		opening(t, b)
 		wantError(t, b.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
 		b.later(5 * time.Second)
 		b.createIn("a", "pvc-a", mib)
+	})
+}
+
+// What a pool has promised is not promised again while it is slow to be opened, however long that takes.
+func TestNothingIsPromisedBesidePoolThatHangsAtStart(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("b", "pvc-much", 150*mib)
+		must.Succeed(t, b.Close(t.Context()))
+		release := opening(t, b)
+		b.later(time.Minute)
+		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrUnavailable)
+		b.wantCapacity("a", 0, 0)
+		release()
+		b.later(10 * time.Second)
+		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
+		b.wantCapacity("a", 103, 2)
 	})
 }
 

@@ -159,3 +159,21 @@ func TestFailedPublicationWhilePoolOpensKeepsInlineVolume(t *testing.T) {
 func (b *bench) publishInline(p pool.Publication) error {
 	return b.Publications().PublishInline(b.t.Context(), pool.Request{ID: p.ID, Range: volume.Range{Required: mib}}, p)
 }
+
+// What its pod left behind can be removed also where no space is left, which is when that matters.
+func TestFullInlineVolumeLeftBehindIsRemoved(t *testing.T) {
+	onTmpfs(t, local, func(t *testing.T, b *bench) {
+		request := pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}
+		must.Succeed(t, b.Publications().PublishInline(t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Mounts.Unpublish(b.Target("pod"), nil))
+		if err := os.WriteFile(b.Path("pool", "csi-1", "data"), make([]byte, 256*mib), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("filled the filesystem: %v", err)
+		}
+		b.later(2 * time.Hour)
+		b.up.Store(int64(2 * time.Hour))
+		b.wantLeftBehind("full", local, 1)
+		must.Succeed(t, b.DeleteOnly(t.Context(), request.ID, health.InlineUnpublished))
+		b.wantVolumes("pvc-1")
+	})
+}

@@ -219,13 +219,14 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 	if err := v.movable(); err != nil {
 		return err
 	}
+	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
+	if err := s.set.pins.Free(r.Volume); err != nil {
+		return err
+	}
 	if !r.LeaveSnapshots {
 		if some, _ := s.set.Snapshots().List(ctx, volume.ID{}, r.Volume, 1); len(some) > 0 {
 			return fmt.Errorf("%w: it has snapshots, such as %s, which stay on this node: delete them, or have them left behind", volume.ErrPrecondition, some[0].ID)
 		}
-	}
-	if err := s.set.pins.Free(r.Volume); err != nil {
-		return err
 	}
 	rec, err := v.recordToMove(r.Bytes)
 	if err != nil {

@@ -306,6 +306,12 @@ func (p Place) in(outer Place) bool {
 		strings.HasPrefix(withSlash(p.home.prefix), outer.home.prefix)
 }
 
+// SameFilesystem reports whether two directories are on one filesystem, also if they are in subvolumes; false where it is not known of
+// both where they are.
+func (p Place) SameFilesystem(other Place) bool {
+	return p.home.prefix != "" && other.home.prefix != "" && p.home.Major == other.home.Major && p.home.Minor == other.home.Minor
+}
+
 // Below returns the relative paths of the directory below outer; none if it is not below it.
 func (p Place) Below(outer Place) (paths []string) {
 	for _, at := range p.all {

@@ -25,6 +25,8 @@ type accounts struct {
 	// base is what others than these pools occupy on the filesystem, in bytes: counted or
 	// learned since the last of them came, or volume.Unknown.
 	base int64
+	// counted says that base was counted, and over that pools came or went since: it is no less than what others occupy.
+	counted, over bool
 	// trees is what a btrfs needs for them. What is spare was measured with base.
 	trees quota.Trees
 }
@@ -62,21 +64,36 @@ func (f *Filesystem) change(change func(accounts) *accounts) {
 }
 
 // enter adds the account of a ledger. What others occupy has to be found out anew: until now
-// that was also what the volumes of this pool hold.
+// that was also what the volumes of this pool hold. Where it was counted that is no less than it is, and stays until it is counted
+// again: nothing is sold twice in between.
 func (f *Filesystem) enter(l *Ledger, origin Origin, owed sums) {
 	f.change(func(a accounts) *accounts {
 		a.of = append(slices.Clip(a.of), account{l, origin, owed})
-		a.base = volume.Unknown
-		return &a
+		return a.recount(0)
 	})
 }
 
+// leave takes the account of a ledger out. What its volumes hold may stay on the filesystem, as what others occupy.
 func (f *Filesystem) leave(l *Ledger) {
 	f.change(func(a accounts) *accounts {
-		a.of = slices.DeleteFunc(slices.Clone(a.of), func(one account) bool { return one.ledger == l })
-		a.base = volume.Unknown
-		return &a
+		left := int64(0)
+		a.of = slices.DeleteFunc(slices.Clone(a.of), func(one account) bool {
+			if one.ledger == l {
+				left = one.sums.promised + one.sums.trashed
+			}
+			return one.ledger == l
+		})
+		return a.recount(left)
 	})
+}
+
+// recount has it be found out anew what others occupy. They may hold so many bytes more than they did.
+func (a accounts) recount(more int64) *accounts {
+	a.over, a.counted = (a.counted || a.over) && len(a.of) > 0, false
+	if a.base += more; !a.over {
+		a.base = volume.Unknown
+	}
+	return &a
 }
 
 // set makes known what a ledger owes.
@@ -165,7 +182,7 @@ func (a *accounts) forVolumes(bytes, copies int64) int64 {
 // awaited are the pools of other ledgers that have to be read before this one promises anything,
 // in the order of their names.
 func (a *accounts) awaited(l *Ledger) []volume.PoolName {
-	return a.names(func(one account) bool { return one.ledger != l && one.sums.unread && !one.sums.hangs })
+	return a.names(func(one account) bool { return one.ledger != l && one.sums.unread })
 }
 
 // rounded is what is available as it is reported: the size of a volume that can be made.
@@ -232,6 +249,21 @@ func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
 		a.base, a.trees = max(0, bytes), trees
+		a.counted, a.over = true, false
+		return &a
+	})
+}
+
+// CannotCount notes that it cannot be counted what others occupy, since a pool came whose volumes are not. What was counted before
+// says nothing any more.
+func (l *Ledger) CannotCount() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.on.change(func(a accounts) *accounts {
+		if !a.over {
+			return nil
+		}
+		a.base, a.over = volume.Unknown, false
 		return &a
 	})
 }
@@ -266,7 +298,7 @@ func (l *Ledger) LearnForeign(taken int64) {
 		if owed.unread || (owed.promised != 0 || owed.pieces != 0) && taken >= a.foreign() {
 			return nil
 		}
-		a.base = taken
+		a.base, a.counted, a.over = taken, false, false
 		return &a
 	})
 }

@@ -132,13 +132,6 @@ func TestReserveFailsBesideUnreadPool(t *testing.T) {
 	if _, err := a.Reserve(disk100(0), g); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("reserve: %v, want ErrUnavailable", err)
 	}
-	b.SetHangs(true)
-	held, err := a.Reserve(disk100(0), g)
-	if err != nil {
-		t.Errorf("reserve beside a pool that hangs: %v", err)
-	}
-	held.Release()
-	b.SetHangs(false)
 	load.Put(idOf("pvc-1"), promised(60*g))
 	load.End(nil)
 	if _, err := a.Reserve(disk100(0), 50*g); !errors.Is(err, volume.ErrNoSpace) {
@@ -200,4 +193,36 @@ func TestTreesOfTwoPools(t *testing.T) {
 			t.Errorf("with %+v %d GiB are available, want 46", order, got)
 		}
 	}
+}
+
+// What was counted is not forgotten when a pool comes or goes: until it is counted again, no more is promised than was before.
+func TestCountedUseStaysWhenPoolsComeAndGo(t *testing.T) {
+	a := joined(1)[0]
+	b := New(Policy{Overprovision: 1})
+	fs := a.on
+	want := func(what string, bytes int64) {
+		t.Helper()
+		if got := fs.load().foreign(); got != bytes {
+			t.Errorf("%s: %d bytes are foreign, want %d", what, got, bytes)
+		}
+	}
+	a.SetForeign(50, quota.Trees{})
+	b.Join(fs, Origin{Foreign: 12})
+	b.BeginLoad().End(nil)
+	want("a pool came, which may hold a part of it", 50)
+	a.SetForeign(40, quota.Trees{})
+	b.Note(idOf("pvc-1"), promised(10))
+	b.Leave()
+	want("it went, and what it promised may be there", 50)
+	b.Join(fs, Origin{Foreign: 12})
+	want("it came back", 50)
+	a.CannotCount()
+	want("it has volumes that cannot be counted", 12)
+	a.SetForeign(40, quota.Trees{})
+	a.CannotCount()
+	want("a volume that cannot be counted is made", 40)
+	a.Leave()
+	b.Leave()
+	b.Join(fs, Origin{Foreign: 12})
+	want("all have gone, and one comes back", 12)
 }

@@ -123,8 +123,6 @@ type sums struct {
 	others int64
 	// unread: the pool was not read yet, so that it may owe more.
 	unread bool
-	// hangs: no call waits until the pool is read.
-	hangs bool
 }
 
 func (s *sums) add(other sums) {
@@ -223,14 +221,6 @@ func (l *Ledger) Unread() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sums.unread
-}
-
-// SetHangs notes whether the pool's filesystem hangs. While one pool is unread the others on its
-// filesystem promise nothing, unless it hangs.
-func (l *Ledger) SetHangs(hangs bool) {
-	l.mu.Lock()
-	defer l.unlock()
-	l.sums.hangs = hangs
 }
 
 // Restored counts a limit that was put back.

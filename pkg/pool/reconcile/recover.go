@@ -130,7 +130,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if exists, err := in.Exists(entry); err != nil || !exists {
 				return err
 			}
-			if err := p.finishRemoval(name); err != nil {
+			if err := p.finishRemoval(in, name); err != nil {
 				return err
 			}
 			id, err := p.Keeper.IDIn(in, entry)
@@ -152,9 +152,9 @@ func (p *Leftovers) recoverTrashed(name string) error {
 	return p.UnlessBusy(id, queue)
 }
 
-// finishRemoval drops the record of a volume that is in the trash.
-func (p *Leftovers) finishRemoval(name string) error {
-	id, dropped, err := p.Store.FinishRemoval(name)
+// finishRemoval drops the record of a volume that is in a directory of trash.
+func (p *Leftovers) finishRemoval(trash *dir.Dir, name string) error {
+	id, dropped, err := p.Store.FinishRemoval(trash, name)
 	if dropped {
 		p.Log.Info("Finished an interrupted removal", "volume", id.String())
 	}
@@ -201,7 +201,7 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 
 // takePiece takes one piece of trash over, and claims the id that it carries.
 func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
-	if err := p.finishRemoval(name); err != nil {
+	if err := p.finishRemoval(left, name); err != nil {
 		return err
 	}
 	carried, err := p.Keeper.IDIn(left, name)

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -19,20 +21,27 @@ func (p *Pool) LearnForeign(space dir.Space) {
 	p.Ledger.LearnForeign(space.TakenBytes())
 }
 
-// Held is what the volumes and the trash of the pool hold, in bytes, if that can be known now. It
-// stores what the volumes hold of that, or volume.Unknown.
-func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
-	if p.Keeper.Kind() == "" || p.Config.Shared || p.anyUnlimited() {
+// Held is what the volumes and the trash of the pool hold, in bytes, if that is counted. It
+// stores what the volumes hold of that, or volume.Unknown. What cannot be read now holds nothing, so that it counts as what others
+// hold. Look is called before and after each volume is read, to measure what is taken then: one that writes and erases at
+// every moment would hold much when it is read, and hide as much of what others hold if that was measured at another time.
+func (p *Pool) Held(volumes *atomic.Int64, look func()) (bytes int64, counted bool) {
+	if !p.Counts() {
 		volumes.Store(volume.Unknown)
 		return 0, false
 	}
-	used, inodes, trashed, err := p.used()
+	used, inodes, trashed, err := p.used(look)
 	if err != nil {
-		p.Failed(err, "Failed to count what others hold on the pool's filesystem")
-		return 0, false
+		p.Failed(err, "Failed to count all that the pool's volumes hold; the rest counts as what others hold on its filesystem")
+	} else {
+		volumes.Store(used)
 	}
-	volumes.Store(used)
 	return used + inodes + trashed, true
+}
+
+// Counts reports whether it is counted what the volumes of the pool hold.
+func (p *Pool) Counts() bool {
+	return p.Keeper.Kind() != "" && !p.Config.Shared && !p.anyUnlimited()
 }
 
 // anyUnlimited reports whether there is a promise of which the use is not counted.
@@ -42,20 +51,23 @@ func (p *Pool) anyUnlimited() bool {
 
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
 // its trash holds, each no more than was promised. A block volume on btrfs that shares blocks may take more,
-// since an extent is there until all of it is overwritten: that counts as foreign.
-func (p *Pool) used() (volumes, inodes, trash int64, err error) {
+// since an extent is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
+func (p *Pool) used(look func()) (volumes, inodes, trash int64, err error) {
 	thrown := p.Ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
 	families := make(map[string]int64)
+	look()
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
-		used, err := p.usedBy(id, c)
+		used, readErr := p.usedBy(id, c)
+		look()
 		used.Bytes = min(used.Bytes, c.Promised+c.ToOverwrite())
-		if err == nil && c.Is(ledger.Shares) {
-			err = p.addToFamily(families, id, used.Bytes)
+		if readErr == nil && c.Is(ledger.Shares) {
+			readErr = p.addToFamily(families, id, used.Bytes)
 			used.Bytes = 0
 		}
-		if err != nil {
-			return 0, 0, 0, err
+		if readErr != nil {
+			err = fmt.Errorf("%s: %w", id.Named(), readErr) // of many one is enough for the log
+			continue
 		}
 		volumes += used.Bytes
 		inodes += p.Ledger.InodesHold(c, used.Inodes)
@@ -63,10 +75,10 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	for _, most := range families {
 		volumes += most
 	}
-	if err := p.Store.OpenWork(); err != nil {
-		return 0, 0, 0, err
+	if workErr := p.Store.OpenWork(); workErr != nil {
+		return volumes, inodes, 0, errors.Join(err, workErr)
 	}
-	return volumes, inodes, p.usedByTrash(thrown, families), nil
+	return volumes, inodes, p.usedByTrash(thrown, families), err
 }
 
 func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {

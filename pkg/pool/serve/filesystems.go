@@ -24,14 +24,24 @@ func (p *Pool) onFilesystem() []*Pool {
 
 // OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
 // filesystem: what it has promised is not known yet, and would be promised again. It is known
-// when its first check ends, or, if that gets nowhere, it counts as a pool that hangs.
+// when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
 func (p *Pool) OthersAreRead() error {
 	for _, other := range p.node.Pools {
-		if other != p && errors.Is(other.state.Load().err, ErrNotChecked) && !p.node.filesystems.Apart(p, other) {
+		if other == p || p.node.filesystems.Apart(p, other) {
+			continue
+		}
+		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {
 			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
 		}
 	}
 	return nil
+}
+
+// awaits reports whether another pool hangs before it was read, and is on this one's filesystem by the mount table, which no disk can
+// delay. Of one whose path cannot even be opened that is not known.
+func (p *Pool) awaits(other *Pool) bool {
+	here, there := p.Where(), other.Where()
+	return other != p && other.state.Load().hung && other.Ledger.Unread() && here != nil && there != nil && here.At.SameFilesystem(there.At)
 }
 
 // readPromises has the promises of a pool that cannot be served count against its filesystem, as far
@@ -139,46 +149,53 @@ func (p *Pool) countsForAll() bool {
 	return true // it was not opened yet
 }
 
-// count takes what volumes and trash of all pools on the filesystem hold from what is taken.
-// If that cannot be known now, the last number stays.
-func (v *Visit) count() {
+// count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
+// that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
+func (v *Visit) count() (all bool) {
 	trees, err := v.Keeper.Trees(v.Store.Root())
 	if err != nil {
-		return
-	}
-	before, err := v.Store.Space()
-	if err != nil {
-		return
-	}
-	var held int64
-	known := true
-	for _, p := range v.Pool.onFilesystem() {
-		bytes, ok := p.held(v)
-		held, known = held+bytes, known && ok
-	}
-	if !known {
-		return
-	}
-	after, err := v.Store.Space()
-	if err != nil {
-		return
+		return false
 	}
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
-	taken := max(before.TakenBytes(), after.TakenBytes())
+	var taken int64
+	look := func() {
+		space, spaceErr := v.Store.Space()
+		err, taken = errors.Join(err, spaceErr), max(taken, space.TakenBytes())
+	}
+	look()
+	var held int64
+	all = true
+	for _, p := range v.Pool.onFilesystem() {
+		bytes, entered, counts := p.held(v, look)
+		if !counts {
+			v.Pool.Ledger.CannotCount()
+			return true
+		}
+		held, all = held+bytes, all && entered
+	}
+	if look(); err != nil {
+		return false
+	}
 	v.Pool.Ledger.SetForeign(taken-held, trees)
+	return all
 }
 
-// held is what the volumes and the trash of a pool hold, if that can be known now. The visit
-// is one of this pool, or of another on its filesystem.
-func (p *Pool) held(by *Visit) (bytes int64, known bool) {
+// held is what the volumes and the trash of a pool hold, if that is counted. The visit
+// is one of this pool, or of another on its filesystem. A pool that is not entered holds nothing.
+func (p *Pool) held(by *Visit, look func()) (bytes int64, entered, counts bool) {
 	v := by
 	if v.Pool != p {
 		var err error
 		if v, err = p.Enter(); err != nil {
-			return 0, false
+			in := p.Scan()
+			if in.Keeper == nil {
+				in.Keeper = by.Keeper
+			}
+			return 0, false, in.Counts()
 		}
 		defer v.Close()
 	}
-	return v.Scan().Held(&p.used)
+	bytes, counts = v.Scan().Held(&p.used, look)
+	return bytes, true, counts
 }

@@ -266,11 +266,14 @@ func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 		giveUp()
 		return nil, err
 	}
-	v.count()
+	all := v.count()
 	p.synced = time.Now()
 	p.giveUp = giveUp
 	p.seen.CompareAndSwap(nil, &seen)
 	p.identity.Store(id)
+	if !all { // of pools that are opened at once the later ones can enter the others by now
+		v.count()
+	}
 	return v, nil
 }
 

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"slices"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -182,6 +183,9 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 	space, err := s.Store.Space()
 	if err != nil {
 		return 0, false
+	}
+	if slices.ContainsFunc(p.node.Pools, p.awaits) {
+		return 0, true
 	}
 	return p.Ledger.Available(space), true
 }

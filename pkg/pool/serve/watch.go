@@ -89,9 +89,6 @@ func (p *Pool) rest(ctx context.Context) {
 // settle publishes a check's result and logs transitions.
 func (p *Pool) settle(st state) {
 	old := p.state.Swap(&st)
-	if st.hung != old.hung {
-		p.Ledger.SetHangs(st.hung)
-	}
 	if st.err != nil || st.errors > old.errors && old.errors != volume.Unknown {
 		p.noteError()
 	}

@@ -99,10 +99,10 @@ func TestRenamedInPlace_record(t *testing.T) {
 	if e, _, err := s.LookupUnlocked(idOf("pvc-1")); err != nil || e.Exists() {
 		t.Errorf("what is being removed is %+v, %v; want it not to exist", e, err)
 	}
-	if _, dropped, err := s.FinishRemoval("./pvc-1.another+5"); dropped || err != nil {
+	if _, dropped, err := s.FinishRemoval(s.root, "./pvc-1.another+5"); dropped || err != nil {
 		t.Errorf("the record of another volume is dropped: %v, %v", dropped, err)
 	}
-	if _, dropped, err := s.FinishRemoval(piece); !dropped || err != nil {
+	if _, dropped, err := s.FinishRemoval(s.root, piece); !dropped || err != nil {
 		t.Errorf("the record is dropped: %v, %v", dropped, err)
 	}
 

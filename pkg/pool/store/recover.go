@@ -80,9 +80,9 @@ func (r Records) Undo(id volume.ID) error {
 	return r.store.DropRecord(id)
 }
 
-// FinishRemoval drops the record of a volume that is in the trash, and reports whether there
-// was one. Nothing may be erased before that: see Remove.
-func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err error) {
+// FinishRemoval drops the record of a volume that is in a directory of trash, and reports whether there
+// was one. Nothing may be erased before that: see Remove, which may have been killed before it made the removal durable.
+func (s *Store) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, dropped bool, err error) {
 	t := ParseThrown(name)
 	id, ok := t.Volume()
 	if !ok {
@@ -98,6 +98,9 @@ func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err erro
 		return id, false, err
 	}
 	if present, err := in.IsDir(id.String()); err != nil || present {
+		return id, false, err
+	}
+	if err := errors.Join(trash.Sync(), in.Sync()); err != nil {
 		return id, false, err
 	}
 	return id, true, s.DropRecord(id)

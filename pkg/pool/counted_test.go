@@ -1,0 +1,170 @@
+package pool_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// onCounted runs a test on a node whose pools are on one filesystem of 256 MiB, with quotas. A volume of 100 MiB is
+// in the pool b, and others hold 120 MiB that were not there when the pools were made: so 36 MiB can be promised.
+func onCounted(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.Quota = &quotatest.Fake{As: quota.Ext4}
+		b.start(neighbours)
+		b.createIn("b", "pvc-b", 100*mib)
+		must.Succeed(t, os.WriteFile(b.Path("others"), make([]byte, 120*mib), 0o600))
+		b.later(2 * time.Minute)
+		b.wantCapacity("a", 36, 2)
+		test(t, b)
+	})
+}
+
+// A meeting is a quota that has two pools be opened at once: neither serves yet when the other counts what they hold.
+type meeting struct {
+	*quotatest.Fake
+	a      string        // the path of one pool
+	counts chan struct{} // closed when the other counts
+	ready  chan struct{} // closed when that may go on
+	used   int           // how often it has asked for its volume
+}
+
+func (m *meeting) ReleaseUnused(fs *dir.Dir, taken func(quota.ID) bool) (int, error) {
+	if fs.String() == m.a {
+		<-m.counts
+	}
+	return m.Fake.ReleaseUnused(fs, taken)
+}
+
+func (m *meeting) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	if m.used++; m.used == 2 { // it has restored the limit before
+		close(m.counts)
+		<-m.ready
+	}
+	return m.Fake.Usage(d, id)
+}
+
+// What others hold is counted before anything is promised, also if the pools are opened at once.
+func TestOthersAreCountedWhenPoolsAreOpenedAtOnce(t *testing.T) {
+	onCounted(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, b.Close(t.Context()))
+		m := &meeting{Fake: b.Quota, a: b.Path("a"), counts: make(chan struct{}), ready: make(chan struct{})}
+		b.real = func(*dir.Dir) (quota.Facility, error) { return m, nil }
+		b.begin("node-1", neighbours)
+		b.later(time.Second)
+		close(m.ready)
+		must.Succeed(t, b.Wait(t.Context()))
+		b.wantCapacity("a", 36, 2)
+		b.wantCapacity("b", 36, 2)
+	})
+}
+
+// What others hold is counted beside a pool that does not serve.
+func TestOthersAreCountedBesidePoolThatAnotherDriverServes(t *testing.T) {
+	onCounted(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, b.Close(t.Context()))
+		b.start(`[{"name":"b","path":"b"}]`)
+		two := b.second("node-1", neighbours)
+		two.wantCapacity("a", 36, 2)
+		must.Succeed(t, os.WriteFile(b.Path("more"), make([]byte, 10*mib), 0o600))
+		two.later(2 * time.Minute)
+		two.wantCapacity("a", 26, 2)
+	})
+}
+
+// A swing is a quota under which a volume holds 90 MiB whenever it is counted, and nothing before and after.
+type swing struct {
+	*quotatest.Fake
+	swings *dir.Dir // the volume
+	id     quota.ID
+	in     string // the path of its pool, which is what is asked when all volumes are counted
+	file   *quotatest.FakeFile
+	err    error
+}
+
+func (s *swing) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	data := filepath.Join(s.swings.String(), "data")
+	switch {
+	case d.String() != s.in:
+	case id == s.id:
+		s.err = errors.Join(s.err, os.WriteFile(data, make([]byte, 90*mib), 0o600))
+		_, err := s.file.Write(90 * mib)
+		s.err = errors.Join(s.err, err)
+	default:
+		s.err = errors.Join(s.err, os.Remove(data), s.file.Remove())
+	}
+	return s.Fake.Usage(d, id)
+}
+
+// Who writes and erases all the time does not hide what others hold.
+func TestVolumeThatIsFullForAMomentHidesNothing(t *testing.T) {
+	onCounted(t, func(t *testing.T, b *bench) {
+		b.createIn("b", "pvc-c", mib)
+		d, err := dir.Open(b.Path("b", "pvc-b"))
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, d.Close()) }()
+		file, err := b.Quota.Create(d)
+		must.Succeed(t, err)
+		must.Succeed(t, b.Close(t.Context()))
+		s := &swing{Fake: b.Quota, swings: d, id: b.projectIn("b", "pvc-b"), in: b.Path("b"), file: file}
+		b.real = func(*dir.Dir) (quota.Facility, error) { return s, nil }
+		b.start(neighbours)
+		for range 3 {
+			b.wantCapacity("a", 35, 2)
+			b.later(time.Minute)
+		}
+		must.Succeed(t, s.err)
+	})
+}
+
+// A torn quota cannot read what one volume holds.
+type torn struct {
+	*quotatest.Fake
+	id quota.ID
+	in string // the path of its pool
+}
+
+func (q *torn) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	if d.String() == q.in && id == q.id {
+		return quota.Usage{}, syscall.EIO
+	}
+	return q.Fake.Usage(d, id)
+}
+
+// A volume that cannot be counted does not hide what others hold, which is counted on.
+func TestOthersAreCountedBesideUnreadableVolume(t *testing.T) {
+	onCounted(t, func(t *testing.T, b *bench) {
+		q := &torn{Fake: b.Quota, id: b.projectIn("b", "pvc-b"), in: b.Path("b")}
+		b.real = func(*dir.Dir) (quota.Facility, error) { return q, nil }
+		b.restart(neighbours)
+		b.wantCapacity("a", 36, 2)
+		must.Succeed(t, os.WriteFile(b.Path("more"), make([]byte, 10*mib), 0o600))
+		b.later(2 * time.Minute)
+		b.wantCapacity("a", 26, 2)
+	})
+}
+
+// projectIn is what a volume of a pool is counted by.
+func (b *bench) projectIn(in, name string) quota.ID {
+	b.t.Helper()
+	d, err := dir.Open(b.Path(in, name))
+	must.Succeed(b.t, err)
+	defer func() { must.Succeed(b.t, d.Close()) }()
+	id, err := b.Quota.IDOf(d)
+	must.Succeed(b.t, err)
+	return id
+}
