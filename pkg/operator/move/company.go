@@ -89,7 +89,7 @@ func (m moving) accept(ctx context.Context, c *company, name, source string, mov
 		return c.goesTo(on, fmt.Sprintf("the claim %s, which pods use too, is on node %s", name, on)), nil
 	}
 	i := slices.IndexFunc(moves, func(o v1alpha1.VolumeMove) bool {
-		return o.Spec.ClaimName == name && !o.Ended() && (running(&o) || o.DeletionTimestamp == nil)
+		return o.Spec.ClaimName == name && !o.Ended() && (o.Underway() || o.DeletionTimestamp == nil)
 	})
 	if i < 0 {
 		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or end the pods", name, source), nil
@@ -103,7 +103,7 @@ func (m moving) follows(ctx context.Context, c *company, claim *corev1.Persisten
 	switch {
 	case other.Status.Phase == v1alpha1.Undoing:
 		return fmt.Sprintf("pods use the claim %s too, whose VolumeMove %s is undone", claim.Name, other.Name), nil
-	case running(other.VolumeMove):
+	case other.Underway():
 		to = other.Status.TargetNode // which has promised its room
 	default:
 		if waits = movable(v, claim); waits == "" {
