@@ -119,6 +119,7 @@ func (s *scene) untilStatus(client dynamic.ResourceInterface, name, what, words 
 // too. The removal of the object leaves the data.
 func TestOperatorWithHostPathPool(t *testing.T) {
 	s := begin(t)
+	profiles := s.withProfiles(operatorClass)
 	client := s.withOperator()
 	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")+"\nfeatureGates: [Snapshotting, Freezing]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -128,6 +129,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.condition(client, "plain", "RolledOut", "True")
 	s.condition(client, "plain", "Available", "True")
 	s.condition(client, "plain", "Degraded", "False")
+	profiles()
 
 	s.claim("data", "64Mi", ofClass(operatorClass))
 	s.pod("writer", with("data", "/data"))
@@ -159,6 +161,28 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.condition(client, "plain", "RolledOut", "True")
 	s.removeClaim("data")
 	s.wantGone(filepath.Dir(file))
+}
+
+// withProfiles has the cluster know StorageProfiles, with an empty one for a class, as CDI makes it. What it returns waits until the operator has
+// completed that, and removes the kind.
+func (s *scene) withProfiles(class string) (completed func()) {
+	s.Helper()
+	const kind = "testdata/storageprofile.yaml"
+	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", kind) })
+	s.kubectl("apply", "-f", kind)
+	s.kubectl("wait", "--for=condition=Established", "-f", kind)
+	s.applyText(`{apiVersion: cdi.kubevirt.io/v1beta1, kind: StorageProfile, metadata: {name: ` + class + `}, spec: {}}`)
+	return func() {
+		s.Helper()
+		s.until("the StorageProfile to be completed", func(context.Context) (string, error) {
+			spec := s.kubectl("get", "storageprofile", class, "-o", "jsonpath={.spec.cloneStrategy} {.spec.claimPropertySets[*].volumeMode}")
+			if spec == "csi-clone Block Filesystem" {
+				return "", nil
+			}
+			return "it has " + spec, nil
+		})
+		s.kubectl("delete", "-f", kind)
+	}
 }
 
 // operatorMetrics asks the operator for its metrics without a token, with ones that the API server does not accept, and with that of an
