@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,7 +21,11 @@ import (
 func (c *cluster) moves(ctx context.Context) (found []movev1.VolumeMove, err error) {
 	for next := ""; ; {
 		list := &movev1.VolumeMoveList{}
-		if err := c.api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+		err := c.api.List(ctx, list, client.Limit(500), client.Continue(next))
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			return nil, nil // the definition is not there, and neither are objects
+		}
+		if err != nil {
 			return nil, fmt.Errorf("look for VolumeMoves: %w", err)
 		}
 		found = append(found, slices.DeleteFunc(list.Items, func(m movev1.VolumeMove) bool { return !m.Underway() })...)

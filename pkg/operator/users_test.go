@@ -1,12 +1,17 @@
 package operator
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -125,6 +130,36 @@ func TestRemovalWaitsForMoves(t *testing.T) {
 			s.reconcile("hpp")
 			if s.has(set) || s.has(stored("hpp", 1, true)) {
 				t.Error("the driver or the object is there, although the move has ended")
+			}
+		})
+	}
+}
+
+// A cluster whose definitions are those of an earlier operator has no VolumeMoves, and nothing waits for them.
+func TestRemovalWithoutDefinitionOfMoves(t *testing.T) {
+	for name, missing := range map[string]error{
+		"it never was there": &meta.NoKindMatchError{GroupKind: movev1.GroupVersion.WithKind("VolumeMove").GroupKind(), SearchedVersions: []string{movev1.GroupVersion.Version}},
+		"it was deleted":     apierrors.NewNotFound(movev1.GroupVersion.WithResource("volumemoves").GroupResource(), ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := stored("hpp", 1, false)
+			s := newStage(t, object, nodeThat("there", corev1.ConditionTrue))
+			s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+				List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+					if _, of := list.(*movev1.VolumeMoveList); of {
+						return missing
+					}
+					return api.List(ctx, list, options...)
+				},
+			})
+			s.reconcile("hpp")
+			must.Succeed(t, s.Delete(t.Context(), object))
+			s.reconcile("hpp")
+			if s.has(stored("hpp", 1, true)) {
+				t.Error("the object is there still")
+			}
+			if users, err := s.reconciler.cluster().users(t.Context(), []leftover{{}}, func(*corev1.Pod) bool { return true }); err != nil || len(users) > 0 {
+				t.Errorf("the pools have the users %v, %v", users, err)
 			}
 		})
 	}
