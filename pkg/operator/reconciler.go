@@ -126,6 +126,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 	}
+	if err := r.remember(ctx, object); err != nil {
+		return ctrl.Result{}, err
+	}
 	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
 	problems = errors.Join(unknown, problems, err, r.adviseCDI(ctx, object))
@@ -219,7 +222,7 @@ func (d *deployment) find(kind, name string) *unstructured.Unstructured {
 // deploy applies what the object asks for. What fails does not keep the rest from being applied.
 func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (wanted deployment, err error) {
 	wanted.mounted = places(object)
-	mounted, err := r.cluster().mayBeMounted(ctx)
+	mounted, err := r.cluster().mayBeMounted(ctx, object)
 	if err != nil {
 		return wanted, err
 	}
