@@ -22,7 +22,9 @@ func places(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
 }
 
 // wantedPlaces are those by the object alone.
-func wantedPlaces(object *hppv1.HostPathProvisioner) []hppv1.MountedPool { return withPlaces(nil, object) }
+func wantedPlaces(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
+	return withPlaces(nil, object)
+}
 
 func withPlaces(all []hppv1.MountedPool, object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
 	for _, pool := range render.Pools(object) {
