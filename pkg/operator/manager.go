@@ -118,17 +118,19 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 		return err
 	}
 	// The first reconciliation asks: an API server that cannot answer yet does not end the program.
-	r.discover = func(ctx context.Context) (err error) {
-		if !r.followsTLS {
-			r.followsTLS, err = r.TLS.follow(ctx, manager)
+	r.discover = func(ctx context.Context) error {
+		select {
+		case <-r.TLS.known:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		return errors.Join(err, r.Optional.discover(
+		return r.Optional.discover(
 			func(kind schema.GroupVersionKind) (bool, error) { return served(api, kind) },
 			func(kind schema.GroupVersionKind) error { return watch(empty(kind)) },
 			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
-		))
+		)
 	}
-	return nil
+	return manager.Add(&follower{r.TLS, manager})
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

@@ -61,7 +61,6 @@ type Reconciler struct {
 
 	manifests  *render.Manifests
 	discover   func(context.Context) error
-	followsTLS bool
 	discovered time.Time
 	knowsKinds bool
 	gone       goneNodes

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -31,6 +33,9 @@ type TLSPolicy struct {
 	now       atomic.Pointer[tlsprofile.Profile]
 	// changed has something in it when the policy has changed since it was last received from.
 	changed chan event.GenericEvent
+	// known is closed once the policy is that of the cluster.
+	known   chan struct{}
+	isKnown sync.Once
 }
 
 // NewTLSPolicy is the policy of a cluster without a profile. The overrides go before any profile.
@@ -38,6 +43,7 @@ func NewTLSPolicy(ciphersOverride, minVersionOverride string) *TLSPolicy {
 	p := &TLSPolicy{
 		overrides: tlsprofile.Settings{CiphersOverride: ciphersOverride, MinVersionOverride: minVersionOverride},
 		changed:   make(chan event.GenericEvent, 1),
+		known:     make(chan struct{}),
 	}
 	p.set(nil)
 	return p
@@ -85,18 +91,58 @@ func (p *TLSPolicy) set(apiServer *unstructured.Unstructured) {
 	}
 }
 
-// follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does. The watch is on every
-// replica, also on one that waits for the lease: it has servers too.
-func (p *TLSPolicy) follow(ctx context.Context, manager ctrl.Manager) (bool, error) {
-	if _, err := manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); err != nil {
+// profileWithin is how long the API server has to answer what the profile is, before the policy of a cluster without one is taken.
+const profileWithin = time.Minute
+
+// A follower has a policy be that of the cluster, on every replica from its start on: also one that waits for the lease, or that there is no
+// HostPathProvisioner for, has servers.
+type follower struct {
+	*TLSPolicy
+	manager ctrl.Manager
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (f *follower) NeedLeaderElection() bool { return false }
+
+// Start follows once the cluster has the kind of the profile.
+func (f *follower) Start(ctx context.Context) error {
+	enough := time.AfterFunc(profileWithin, f.nowKnown)
+	defer enough.Stop()
+	for {
+		followed, err := f.follow(ctx)
+		again := longestResync
+		if err != nil {
+			ctrl.Log.Error(err, "Failed to read the TLS profile of the cluster")
+			again = poll
+		} else {
+			f.nowKnown()
+		}
+		if followed {
+			return nil
+		}
+		timer := time.NewTimer(again)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+func (p *TLSPolicy) nowKnown() { p.isKnown.Do(func() { close(p.known) }) }
+
+// follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does, once that was read.
+func (f *follower) follow(ctx context.Context) (bool, error) {
+	if _, err := f.manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); err != nil {
 		if meta.IsNoMatchError(err) {
 			return false, nil
 		}
 		return false, err
 	}
 	// Not the cache of the manager, which has what carries the operator's labels.
-	profiles, err := cache.New(manager.GetConfig(), cache.Options{
-		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
+	profiles, err := cache.New(f.manager.GetConfig(), cache.Options{
+		HTTPClient: f.manager.GetHTTPClient(), Scheme: f.manager.GetScheme(), Mapper: f.manager.GetRESTMapper(),
 		DefaultFieldSelector: fields.OneTermEqualSelector("metadata.name", apiServerName),
 	})
 	if err != nil {
@@ -108,15 +154,20 @@ func (p *TLSPolicy) follow(ctx context.Context, manager ctrl.Manager) (bool, err
 	}
 	take := func(object any) {
 		if apiServer, ok := object.(*unstructured.Unstructured); ok {
-			p.set(apiServer)
+			f.set(apiServer)
 		}
 	}
-	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	handler, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    take,
 		UpdateFunc: func(_, object any) { take(object) },
-		DeleteFunc: func(any) { p.set(nil) },
-	}); err != nil {
+		DeleteFunc: func(any) { f.set(nil) },
+	})
+	if err != nil {
 		return false, err
 	}
-	return true, manager.Add(profiles)
+	if err := f.manager.Add(profiles); err != nil {
+		return false, err
+	}
+	toolscache.WaitForCacheSync(ctx.Done(), handler.HasSynced)
+	return true, nil
 }
