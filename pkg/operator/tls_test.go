@@ -112,7 +112,7 @@ func TestTLSProfileIsFollowedFromTheStart(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- manager.Start(ctx) }()
-			defer func() { stop(); <-done }()
+			defer func() { stop(); must.Succeed(t, <-done) }()
 			if tt.profile != "no kind" {
 				soon, end := context.WithTimeout(ctx, 100*time.Millisecond)
 				defer end()
