@@ -130,7 +130,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
 		)
 	}
-	return manager.Add(&follower{r.TLS, manager})
+	return manager.Add(&follower{r.TLS, manager, r.resync()})
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

@@ -99,6 +99,8 @@ const profileWithin = time.Minute
 type follower struct {
 	*TLSPolicy
 	manager ctrl.Manager
+	// resync is how often a cluster without the kind is asked for it.
+	resync time.Duration
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -110,7 +112,7 @@ func (f *follower) Start(ctx context.Context) error {
 	defer enough.Stop()
 	for {
 		followed, err := f.follow(ctx)
-		again := longestResync
+		again := f.resync
 		if err != nil {
 			ctrl.Log.Error(err, "Failed to read the TLS profile of the cluster")
 			again = poll
