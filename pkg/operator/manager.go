@@ -117,20 +117,17 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	profile := &follower{TLSPolicy: r.TLS, manager: manager, resync: r.resync(), turn: make(chan struct{}, 1)}
 	// The first reconciliation asks: an API server that cannot answer yet does not end the program.
 	r.discover = func(ctx context.Context) error {
-		select {
-		case <-r.TLS.known:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		return r.Optional.discover(
+		_, err := profile.follow(ctx)
+		return errors.Join(err, r.Optional.discover(
 			func(kind schema.GroupVersionKind) (bool, error) { return served(api, kind) },
 			func(kind schema.GroupVersionKind) error { return watch(empty(kind)) },
 			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
-		)
+		))
 	}
-	return manager.Add(&follower{r.TLS, manager, r.resync()})
+	return manager.Add(profile)
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,9 +32,6 @@ type TLSPolicy struct {
 	now       atomic.Pointer[tlsprofile.Profile]
 	// changed has something in it when the policy has changed since it was last received from.
 	changed chan event.GenericEvent
-	// known is closed once the policy is that of the cluster.
-	known   chan struct{}
-	isKnown sync.Once
 }
 
 // NewTLSPolicy is the policy of a cluster without a profile. The overrides go before any profile.
@@ -43,7 +39,6 @@ func NewTLSPolicy(ciphersOverride, minVersionOverride string) *TLSPolicy {
 	p := &TLSPolicy{
 		overrides: tlsprofile.Settings{CiphersOverride: ciphersOverride, MinVersionOverride: minVersionOverride},
 		changed:   make(chan event.GenericEvent, 1),
-		known:     make(chan struct{}),
 	}
 	p.set(nil)
 	return p
@@ -101,6 +96,10 @@ type follower struct {
 	manager ctrl.Manager
 	// resync is how often a cluster without the kind is asked for it.
 	resync time.Duration
+	// turn is of who asks.
+	turn chan struct{}
+	// synced says whether the profile was read; nil before it is watched.
+	synced func() bool
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -108,16 +107,12 @@ func (f *follower) NeedLeaderElection() bool { return false }
 
 // Start follows once the cluster has the kind of the profile.
 func (f *follower) Start(ctx context.Context) error {
-	enough := time.AfterFunc(profileWithin, f.nowKnown)
-	defer enough.Stop()
 	for {
-		followed, err := f.follow(ctx)
 		again := f.resync
-		if err != nil {
+		followed, err := f.follow(ctx)
+		if err != nil && ctx.Err() == nil {
 			ctrl.Log.Error(err, "Failed to read the TLS profile of the cluster")
 			again = poll
-		} else {
-			f.nowKnown()
 		}
 		if followed {
 			return nil
@@ -132,15 +127,33 @@ func (f *follower) Start(ctx context.Context) error {
 	}
 }
 
-func (p *TLSPolicy) nowKnown() { p.isKnown.Do(func() { close(p.known) }) }
-
 // follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does, once that was read.
 func (f *follower) follow(ctx context.Context) (bool, error) {
-	if _, err := f.manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); err != nil {
-		if meta.IsNoMatchError(err) {
-			return false, nil
+	select {
+	case f.turn <- struct{}{}:
+		defer func() { <-f.turn }()
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	if f.synced == nil {
+		if err := f.watch(ctx); f.synced == nil || err != nil {
+			return false, err
 		}
-		return false, err
+	}
+	enough, cancel := context.WithTimeout(ctx, profileWithin)
+	defer cancel()
+	if !toolscache.WaitForCacheSync(enough.Done(), f.synced) && ctx.Err() == nil {
+		ctrl.Log.Info("The TLS profile of the cluster could not be read yet", "policy", "that of a cluster without one")
+		f.synced = func() bool { return true }
+	}
+	return ctx.Err() == nil, ctx.Err()
+}
+
+func (f *follower) watch(ctx context.Context) error {
+	if _, err := f.manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); meta.IsNoMatchError(err) {
+		return nil
+	} else if err != nil {
+		return err
 	}
 	// Not the cache of the manager, which has what carries the operator's labels.
 	profiles, err := cache.New(f.manager.GetConfig(), cache.Options{
@@ -148,11 +161,11 @@ func (f *follower) follow(ctx context.Context) (bool, error) {
 		DefaultFieldSelector: fields.OneTermEqualSelector("metadata.name", apiServerName),
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	informer, err := profiles.GetInformer(ctx, empty(apiServerKind), cache.BlockUntilSynced(false))
 	if err != nil {
-		return false, err
+		return err
 	}
 	take := func(object any) {
 		if apiServer, ok := object.(*unstructured.Unstructured); ok {
@@ -165,11 +178,11 @@ func (f *follower) follow(ctx context.Context) (bool, error) {
 		DeleteFunc: func(any) { f.set(nil) },
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := f.manager.Add(profiles); err != nil {
-		return false, err
+		return err
 	}
-	toolscache.WaitForCacheSync(ctx.Done(), handler.HasSynced)
-	return true, nil
+	f.synced = handler.HasSynced
+	return nil
 }
