@@ -395,6 +395,7 @@ func TestChartsRefuseWrongValues(t *testing.T) {
 		`{snapshots: {enabled: true, classes: [{name: a, consistency: freeze}]}}`:                          "set snapshots.freeze",
 		`{snapshots: {classes: [{name: a, consistency: maybe}]}}`:                                          "consistency",
 		`{kubeletDirectory: "a: b"}`:                                                                       "kubeletDirectory",
+		`{images: {driver: ""}}`:                                                                           "driver",
 		`{images: {drivr: a}}`:                                                                             "drivr",
 		`{logLevel: high}`:                                                                                 "logLevel",
 		`{kubeletDirectory: /var/lib/k0s/kubelet/}`:                                                        "kubeletDirectory",
@@ -410,7 +411,21 @@ func TestChartsRefuseWrongValues(t *testing.T) {
 			t.Errorf("%s: %v, want an error that names %s", values, err, want)
 		}
 	}
-	if _, _, err := rendered(all["hostpath-provisioner-operator"], "storage", `{images: {operator: a}}`); err == nil || !strings.Contains(err.Error(), "operator") {
-		t.Errorf("a container that is not there: %v", err)
+	for values, want := range map[string]string{`{images: {operator: a}}`: "operator", `{images: {hostpath-provisioner-operator: ""}}`: "hostpath-provisioner-operator"} {
+		if _, _, err := rendered(all["hostpath-provisioner-operator"], "storage", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error that names %s", values, err, want)
+		}
+	}
+	// Of a key without a value, as in "pools:", Helm takes away the default too.
+	for name, keys := range map[string][]string{
+		"hostpath-csi-driver":           {"pools", "storageClasses", "snapshots", "healthMonitor", "monitoring", "kubeletDirectory", "images", "resources", "logLevel", "extraArgs"},
+		"hostpath-provisioner-operator": {"images", "resources", "env", "monitoringNamespace", "logLevel"},
+	} {
+		for _, key := range keys {
+			_, _, err := rendered(all[name], "storage", "{"+key+": null}")
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("missing property '%s'", key)) {
+				t.Errorf("%s of %s without a value: %v", key, name, err)
+			}
+		}
 	}
 }
