@@ -366,14 +366,32 @@ func trouble(pod *corev1.Pod) string {
 		if waiting := c.State.Waiting; waiting != nil && strings.Contains(waiting.Reason, "Image") {
 			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}
-		for _, ended := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
-			if ended != nil && ended.ExitCode != 0 {
+		for _, ended := range endings(c) {
+			if ended.ExitCode != 0 {
 				return fmt.Sprintf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
 			}
 		}
 	}
 	return ""
 }
+
+// endings are how a container ended last.
+func endings(c corev1.ContainerStatus) []*corev1.ContainerStateTerminated {
+	return slices.DeleteFunc([]*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated},
+		func(ended *corev1.ContainerStateTerminated) bool { return ended == nil })
+}
+
+// hasRefused says of a mover that it has ended by itself, with an error: drivers that do not answer are waited for.
+func hasRefused(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return slices.ContainsFunc(endings(c), func(ended *corev1.ContainerStateTerminated) bool {
+			return ended.ExitCode > 0 && ended.ExitCode < bySignal
+		})
+	})
+}
+
+// bySignal and more is the exit code of what a signal has ended.
+const bySignal = 128
 
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")

@@ -50,6 +50,11 @@ type record struct {
 // publishes says whether the node would publish the volume.
 func (r *record) publishes() bool { return r != nil && r.role == "" }
 
+// has says whether it is, or was until it was confirmed, the whole copy of a source.
+func (r *record) has(source *record) bool {
+	return r != nil && (r.moved == source.move || r.move == source.move && r.fence == source.fence)
+}
+
 // A world is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
 type world struct {
 	*testing.T
@@ -509,7 +514,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	}
 	target := w.records[nodeB]
 	switch {
-	case own.handedOver && own.move == flags["move"]:
+	case own.handedOver && own.move == flags["move"] && (at < 0 || target.has(own)):
 		end()
 	case at < 0:
 		return "nothing listens"
@@ -527,7 +532,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 		return "another move has it"
 	case w.used(nodeA):
 		w.logs[pod.Name] = "{\"event\":\"fenced\"}\n{\"event\":\"waiting\"}\n"
-	case target.fence == "":
+	case target.fence != own.fence:
 		report(`{"event":"unused"}`)
 		report(`{"event":"passed","pass":2,"last":true,"bytes":1000}`)
 		target.fence = own.fence
