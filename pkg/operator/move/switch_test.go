@@ -124,7 +124,9 @@ func TestTargetSetUpAnew(t *testing.T) {
 // A claim that is deleted leaves a volume with the policy Retain behind: its last copy is not removed before the PersistentVolume is deleted.
 func TestRetainedVolumeOutlivesItsClaim(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain })(w)
+	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})(w)
 	removing := 0
 	w.run("m", func(int) {
 		if w.move("m").Status.Phase != v1alpha1.Removing {
@@ -153,7 +155,9 @@ func TestRetainedVolumeOutlivesItsClaim(t *testing.T) {
 // The same while a move is undone: a copy that is whole is not removed before the source answers.
 func TestRetainedVolumeIsUndone(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain })(w)
+	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})(w)
 	w.replicas, w.keeps = false, true
 	w.run("m", func(look int) {
 		switch look {

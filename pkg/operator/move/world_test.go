@@ -72,7 +72,8 @@ type world struct {
 	replicas bool // the StatefulSet makes its pod again
 	looked   int
 	evicted  int
-	ahead    time.Duration   // of the clock of pods that are made
+	ahead    time.Duration // of the clock of pods that are made, and of the API server
+	clock    func() time.Time
 	wasGone  map[string]bool // nodes whose objects were deleted once
 }
 
@@ -298,7 +299,7 @@ func (w *world) move(name string) *v1alpha1.VolumeMove {
 // reconcile has an operator look at a move, which is killed if the limit says so.
 func (w *world) reconcile(name string) {
 	w.Helper()
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage, Now: w.clock}
 	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		w.Fatal(err)
