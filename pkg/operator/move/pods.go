@@ -203,11 +203,16 @@ func (m moving) address(target *corev1.Pod) (string, saying) {
 	return "", says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, state(target))
 }
 
+// answering is how long a kubelet may take for a log: other moves wait meanwhile.
+const answering = 5 * time.Second
+
 // read is what a mover has reported.
 func (m moving) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 	if pod.Status.Phase != corev1.PodRunning && pod.Status.Phase != corev1.PodSucceeded {
 		return progress{}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, answering)
+	defer cancel()
 	text, err := m.Reports.Lines(ctx, pod.Namespace, pod.Name)
 	return parseReport(text), err
 }

@@ -1,16 +1,20 @@
 package move
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
@@ -127,4 +131,30 @@ func TestMessagesAreShort(t *testing.T) {
 	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
 		t.Errorf("%d bytes", len(got))
 	}
+}
+
+// A silent kubelet answers nothing.
+type silent struct{}
+
+func (silent) Lines(ctx context.Context, _, _ string) (string, error) {
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// A kubelet that does not answer holds up no other move: one is looked at at a time.
+func TestKubeletThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: silent{}, DriverNamespace: storage}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		for range 8 {
+			_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}})
+			must.Succeed(t, err, ctx.Err())
+			w.live()
+		}
+		if said := w.says("m"); !strings.Contains(said, "mover on node node-a reports") {
+			t.Errorf("it says %q", said)
+		}
+	})
 }
