@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -157,4 +158,32 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 			t.Errorf("it says %q", said)
 		}
 	})
+}
+
+// What kubelet refuses a mover for is said, and it is asked again now and then.
+func TestKubeletThatRefusesMovers(t *testing.T) {
+	for _, of := range []role{roleIn, roleOut} {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+		refused, said := 0, 0
+		w.run("m", func(int) {
+			if refused > 0 && strings.Contains(w.says("m"), "OutOfpods too many pods") {
+				said++
+			}
+			if refused == 5 || !w.has(pod) || pod.Status.Phase == corev1.PodSucceeded {
+				return
+			}
+			refused++
+			pod.CreationTimestamp = metav1.Now()
+			if refused == 5 {
+				pod.CreationTimestamp.Time = time.Now().Add(-idle)
+			}
+			pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods", Message: "too many pods"}
+			w.update(pod)
+		})
+		if said < 4 {
+			t.Errorf("%s is refused %d times, and that is said %d times", of, refused, said)
+		}
+		w.wantOn(nodeB)
+	}
 }
