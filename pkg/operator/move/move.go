@@ -275,6 +275,12 @@ func (m moving) confirm(ctx context.Context) (saying, error) {
 	if err != nil || len(left) > 0 {
 		return says("Switching", "%swait for the movers to end: %s", away, list(left)), err
 	}
+	if m.DeletionTimestamp != nil {
+		if before, err := m.untouched(ctx); err != nil || before {
+			m.Status.Phase = v1alpha1.Undoing
+			return next("Undoing", "the VolumeMove was deleted"), err
+		}
+	}
 	done, said, err := m.node(ctx, roleConfirm)
 	if done || err != nil {
 		return saying{}, err
@@ -285,15 +291,21 @@ func (m moving) confirm(ctx context.Context) (saying, error) {
 	return says("Switching", "%smake the copy on node %s the volume: %s", away, m.Status.TargetNode, said), nil
 }
 
+// untouched says whether the PersistentVolume is the one before, so that no pod has used the copy, whether that is confirmed or not.
+func (m moving) untouched(ctx context.Context) (bool, error) {
+	volume := &corev1.PersistentVolume{}
+	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
+	return there && volume.UID == m.Status.VolumeUID && volume.DeletionTimestamp == nil, err
+}
+
 // copyAgain has the movers run again if the driver of the target has refused to confirm: the target may have lost the copy. They find out
-// whether it is whole. That is safe as long as the PersistentVolume is the one before, so that no pod has used the copy.
+// whether it is whole.
 func (m moving) copyAgain(ctx context.Context) (bool, error) {
-	pod, volume := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleConfirm))}, &corev1.PersistentVolume{}
+	pod := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleConfirm))}
 	if there, err := m.find(ctx, client.ObjectKeyFromObject(pod), pod); err != nil || !there || !hasRefused(pod) {
 		return false, err
 	}
-	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
-	if err != nil || !there || volume.UID != m.Status.VolumeUID || volume.DeletionTimestamp != nil {
+	if before, err := m.untouched(ctx); err != nil || !before {
 		return false, err
 	}
 	if _, err := m.removePods(ctx, roleConfirm); err != nil { // until it has ended, it may confirm what is whole
@@ -379,9 +391,12 @@ func (m moving) assure(ctx context.Context, source, target nodeState) (saying, e
 	return says("Removing", "%s", said), err
 }
 
-// undo has the volume be used on the source again, and removes the copy. The copy is confirmed by nothing any more: that begins
-// with the phase Switching. So the source goes first if the target does not answer. A source that does not answer has no other copy
-// be removed, and its fence is not forgotten.
+// patience is how long a copy that may be confirmed has for its removal before the source is used again.
+const patience = 2 * time.Minute
+
+// undo has the volume be used on the source again, and removes the copy. The source goes first: a target that does not answer, or whose
+// disk does not, keeps no pod from it. Only a copy that may be confirmed goes before for a while, although no PersistentVolume leads to it.
+// A source that does not answer has no other copy be removed, and its fence is not forgotten.
 func (m moving) undo(ctx context.Context) (saying, error) {
 	source, target, err := m.nodeStates(ctx)
 	if err != nil {
@@ -396,8 +411,10 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	if done, said, err := m.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
-	steps := []role{roleAbort, roleUndo}
-	if target.there && !target.ready && source.ready {
+	steps := []role{roleUndo, roleAbort}
+	last := m.Status.LastProgressTime // when it began to undo
+	late := last != nil && m.now().Sub(last.Time) >= patience
+	if !source.ready || m.Status.Fence != "" && target.ready && !late {
 		slices.Reverse(steps)
 	}
 	for _, step := range steps {
