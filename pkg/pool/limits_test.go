@@ -32,6 +32,8 @@ type faulty struct {
 	failBefore, failAfter, failEnd atomic.Bool
 	// slow makes each count take a second.
 	slow atomic.Bool
+	// hangs makes each count take an hour.
+	hangs atomic.Bool
 	// slowEnd makes each release take ten milliseconds.
 	slowEnd atomic.Bool
 	// uncounted is an id whose use cannot be read.
@@ -59,6 +61,9 @@ func (f *faulty) interrupt() {
 func (f *faulty) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	if f.slow.Load() {
 		time.Sleep(time.Second) // the bubble's time
+	}
+	if f.hangs.Load() {
+		time.Sleep(time.Hour)
 	}
 	if id != 0 && uint32(id) == f.uncounted.Load() {
 		return quota.Usage{}, errFault

@@ -113,11 +113,11 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 	return max(0, e.Promised()-used.UsedBytes)
 }
 
-// Health is what is wrong with one volume; nil for nothing. ErrNotFound means that there is none.
+// Health is what is wrong with one volume; nil for nothing. Errors: ErrNotFound, ErrUnavailable.
 func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
 	space, err := p.Store.Space()
 	if err != nil {
-		return p.Remembered(id, Unavailable(p.Config, err)), nil
+		return nil, Unavailable(p.Config, err)
 	}
 	l := &Listing{Pool: p, Space: space}
 	v, ok := l.Survey(id)
