@@ -1,6 +1,8 @@
 package pool_test
 
 import (
+	"context"
+	"os"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -34,24 +37,59 @@ func wantReasons(t *testing.T, of string, found []health.Condition, want ...heal
 	}
 }
 
-// What the last survey found is read again for a list. A disk that has begun to hang delays it by its limit.
+// What the last survey found is read again for a list. A disk that has begun to hang delays it by its limit, or by nine tenths of the
+// time that the caller has.
 func TestListIllWhileDiskHangs(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		b.Errors.Store(3)
-		b.later(2 * time.Minute) // a check, and a survey
-		f.hangs.Store(true)
-		wantPrompt(t, func() {
-			found, _, err := b.ListIll(t.Context(), volume.ID{}, 10)
-			must.Succeed(t, err)
-			if len(found) != 2 {
-				t.Fatalf("%v are listed, want both volumes", found)
-			}
-			for _, v := range found {
-				wantReasons(t, v.ID.String(), v.Conditions, health.PoolHangs)
-			}
+	for name, patience := range map[string]time.Duration{"kubelet's deadline": 2 * time.Minute, "a short deadline": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+				b.create("pvc-1", mib)
+				b.create("pvc-2", mib)
+				b.Errors.Store(3)
+				b.later(2 * time.Minute) // a check, and a survey
+				f.hangs.Store(true)
+				wantPrompt(t, func() {
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					found, _, err := b.ListIll(ctx, volume.ID{}, 10)
+					must.Succeed(t, err)
+					if len(found) != 2 {
+						t.Fatalf("%v are listed, want both volumes", found)
+					}
+					for _, v := range found {
+						wantReasons(t, v.ID.String(), v.Conditions, health.PoolHangs)
+					}
+				})
+				f.hangs.Store(false)
+				b.later(2 * time.Hour)
+			})
 		})
+	}
+}
+
+// Kubelet asks for one volume after the other.
+func TestHealthBesideDiskThatHangs(t *testing.T) {
+	const beside = `[{"name":"local","path":"pool"},{"name":"beside","path":"beside","enforcement":"none"}]`
+	withFaults(t, beside, func(t *testing.T, b *bench, f *faulty) {
+		for name, in := range map[string]string{"pvc-1": "local", "pvc-2": "beside"} {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})
+			must.Succeed(t, err)
+		}
+		f.hangs.Store(true)
+		began := time.Now()
+		hung := make(chan error, 1)
+		go func() {
+			_, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+			hung <- err
+		}()
+		synctest.Wait()
+		found, err := b.HealthHere(t.Context(), id(t, "pvc-2"))
+		must.Succeed(t, err)
+		wantReasons(t, "the volume of the other pool", found)
+		if took := time.Since(began); took > 0 {
+			t.Errorf("its answer took %v", took)
+		}
+		must.Succeed(t, <-hung)
 		f.hangs.Store(false)
 		b.later(2 * time.Hour)
 	})
@@ -74,5 +112,35 @@ func TestHealthOfAnotherNodesVolumeWhileDiskHangs(t *testing.T) {
 		})
 		f.hangs.Store(false)
 		one.later(2 * time.Hour)
+	})
+}
+
+// A quota is not in the volume: what is in there is not lost with it.
+func TestQuotaThatDiskRefusesIsNoDataLoss(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		f.refused.Store(true)
+		found, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		wantReasons(t, "the volume", found, health.ReadFailed)
+		f.refused.Store(false)
+	})
+}
+
+// A disk that refuses the pool's own files too has failed as a whole: of what is in its volumes nothing is known to be lost.
+func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		format := b.Path("pool", ".hostpath-provisioner", "format")
+		fails := func() { must.Succeed(t, os.Rename(format, format+".away")) }
+		f.asked.Store(&fails)
+		f.refusedID.Store(true)
+		found, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		if len(found) == 0 || !found[0].Reason.OfPool() || found[0].Reason.Status() != health.Inaccessible {
+			t.Errorf("the conditions are %v, want the pool's", found)
+		}
+		f.refusedID.Store(false)
+		must.Succeed(t, os.Rename(format+".away", format))
 	})
 }

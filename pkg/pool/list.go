@@ -27,7 +27,10 @@ func (s *Set) Volume(_ context.Context, id volume.ID) (Volume, error) {
 // ErrUnavailable if no pool is known to have the volume, and one that may have it does not serve.
 func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	if holders := s.holders(id); len(holders) == 1 {
-		found, err := healthOf(ctx, holders[0], id)
+		found, err := holders[0].Health(ctx, id)
+		if isAway(err) {
+			return holders[0].Scan().Remembered(id, err), nil
+		}
 		if !errors.Is(err, volume.ErrNotFound) {
 			return found, err
 		}
@@ -56,20 +59,16 @@ func healthIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (found []h
 	return found, notFoundUnless(in != nil, id, unavailable)
 }
 
-// healthOf is the health of a volume that a pool is known to have: what memory has of it if the pool does not serve.
-func healthOf(ctx context.Context, p *serve.Pool, id volume.ID) ([]health.Condition, error) {
-	found, err := p.Health(ctx, id)
-	if errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, serve.ErrNotChecked) {
-		return p.Scan().Remembered(id, err), nil
-	}
-	return found, err
+// isAway describes a pool that does not serve, and not one that will in a moment.
+func isAway(err error) bool {
+	return errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, serve.ErrNotChecked)
 }
 
 // HealthHere is Health for a volume that this node is to publish: it cannot be used as long as a pool
 // that may have it does not serve.
 func (s *Set) HealthHere(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	found, err := s.Health(ctx, id)
-	if errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, serve.ErrNotChecked) {
+	if isAway(err) {
 		return health.Facts{Volume: id.String(), Pool: err}.Conditions(), nil
 	}
 	return found, err
@@ -125,8 +124,16 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 		}
 		return all
 	}
+	away := make(map[*serve.Pool]error) // why pools have not answered this call, which has not the time to ask again
 	return paged(s.Pools, after, most, of, func(v known) (Ill, bool, error) {
-		found, err := healthOf(ctx, v.pool, v.id)
+		if why := away[v.pool]; why != nil {
+			return Ill{v.id, v.pool.Scan().Remembered(v.id, why)}, true, nil
+		}
+		found, err := v.pool.Health(ctx, v.id)
+		if isAway(err) {
+			away[v.pool] = err
+			return Ill{v.id, v.pool.Scan().Remembered(v.id, err)}, true, nil
+		}
 		if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrBusy) {
 			return Ill{}, false, nil
 		}

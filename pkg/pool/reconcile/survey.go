@@ -73,7 +73,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	e, d, err := l.LookupSettled(id)
 	if err != nil {
 		c := l.Ledger.Known(id)
-		return l.surveyed(id, c, rememberedFacts(id, c, nil, err)), c.Exists()
+		return l.surveyed(id, c, l.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
 	}
 	if !e.Exists() {
 		return Surveyed{}, false
@@ -107,7 +107,7 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 			return e.Promised() // at most
 		}
 		return max(0, e.Promised()-allocated)
-	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil:
+	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
 		return volume.Unknown
 	}
 	return max(0, e.Promised()-used.UsedBytes)

@@ -41,7 +41,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	// What cannot be read from the disk any more may still be cached, and must not be served.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, reconcile.ErrUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
 		return nil, st.err
 	}
 	if p.hung.Load() == st {
