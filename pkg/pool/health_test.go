@@ -144,3 +144,27 @@ func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
 		must.Succeed(t, os.Rename(format+".away", format))
 	})
 }
+
+// The log has the reasons too, for each once and not with each survey.
+func TestLogOfAbnormalVolumes(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		said := b.restartSaying(local)
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		for _, name := range []string{"pvc-1", "pvc-2"} {
+			must.Succeed(t, os.Rename(b.Path("pool", name), b.Path("pool", "."+name)))
+		}
+		b.later(5 * time.Minute)
+		must.Succeed(t, os.Rename(b.Path("pool", ".pvc-1"), b.Path("pool", "pvc-1")))
+		b.later(5 * time.Minute)
+		const changed = "The number of abnormal volumes has changed"
+		for _, words := range []string{`"volumes"=2 "before"=0`, `"volumes"=1 "before"=2`} {
+			if n := said.count(changed, `"reason"="DirectoryMissing" `+words); n != 1 {
+				t.Errorf("%d lines have %s, want one", n, words)
+			}
+		}
+		if n := said.count(changed); n != 2 {
+			t.Errorf("%d lines report a change, want 2", n)
+		}
+	})
+}
