@@ -295,7 +295,9 @@ func (r *reader) join() error {
 		return err
 	}
 	r.Ledger.SetInodes(r.Keeper.NewInodes(), r.Keeper.InodeBytes())
-	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
+	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
+		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
+	})
 	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {

@@ -18,7 +18,7 @@ func (p *Pool) LearnForeign(space dir.Space) {
 	if p.Config.Shared || p.Keeper.Unenforced() == nil {
 		return // what others promised meanwhile is not known, or Held knows better
 	}
-	p.Ledger.LearnForeign(space.TakenBytes())
+	p.Ledger.LearnForeign(space)
 }
 
 // Held is what the volumes and the trash of the pool hold, in bytes, if that is counted. It
