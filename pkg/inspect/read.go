@@ -43,6 +43,7 @@ type reader struct {
 	held    int64
 	counted bool
 	taken   int64 // on the filesystem, while that was counted
+	beside  int64 // limit.Keeper.Beside
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -303,7 +304,8 @@ func (r *reader) join() error {
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Held(new(atomic.Int64), r.look)
 	}
-	return nil
+	r.beside, err = r.Keeper.Beside(r.Store.Root())
+	return err
 }
 
 // look measures what is taken on the filesystem.
@@ -345,7 +347,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.SetForeign(taken-held, r.trees)
+			r.Ledger.SetForeign(ledger.Foreign(taken, held, r.beside), r.trees)
 		}
 		r.LearnForeign(r.space)
 	}

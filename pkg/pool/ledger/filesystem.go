@@ -245,8 +245,13 @@ func (l *Ledger) Leave() {
 	l.on.enter(l, Origin{}, l.sums)
 }
 
+// Foreign is what others hold of so many bytes that are taken on a filesystem, of which volumes and trash are counted with held.
+// Blocks that their files share are counted for each of those, and what is moved while all are counted may be counted twice: so it is
+// at least what is known to be beside them.
+func Foreign(taken, held, beside int64) int64 { return max(taken-held, min(beside, taken)) }
+
 // SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
-// counted, and what its trees need.
+// counted, and what its trees need. See Foreign.
 func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

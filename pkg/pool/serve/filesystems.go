@@ -181,7 +181,11 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	v.Pool.Ledger.SetForeign(taken-held, trees)
+	beside, err := v.Keeper.Beside(v.Store.Root())
+	if err != nil {
+		return false
+	}
+	v.Pool.Ledger.SetForeign(ledger.Foreign(taken, held, beside), trees)
 	return all
 }
 
