@@ -27,9 +27,12 @@ type profile struct {
 	SourceFormat  string `json:"dataImportCronSourceFormat"`
 }
 
-// profilePatch is that of docs/kubevirt.md.
-const profilePatch = `kubectl patch storageprofile %s --type=merge -p ` +
-	`'{"spec":{"claimPropertySets":[{"accessModes":["ReadWriteOnce"],"volumeMode":"Block"},{"accessModes":["ReadWriteOnce"],"volumeMode":"Filesystem"}],"cloneStrategy":"csi-clone","dataImportCronSourceFormat":"snapshot"}}'`
+// profilePatch is that of docs/kubevirt.md, with what is to be for snapshots.
+const (
+	profilePatch = `kubectl patch storageprofile %s --type=merge -p ` +
+		`'{"spec":{"claimPropertySets":[{"accessModes":["ReadWriteOnce"],"volumeMode":"Block"},{"accessModes":["ReadWriteOnce"],"volumeMode":"Filesystem"}],"cloneStrategy":"csi-clone"%s}}'`
+	imagesAsSnapshots = `,"dataImportCronSourceFormat":"snapshot"`
+)
 
 // virtualMachines are checked where CDI makes their disks.
 func (c *cluster) virtualMachines() (string, []Finding) {
@@ -63,7 +66,11 @@ func (c *cluster) wrongProfile(s storagev1.StorageClass, p storageProfile) (prob
 	case len(p.Spec.Claims) == 0 && shared:
 		note("Name ReadWriteMany with Filesystem", "is left to CDI, with which no virtual machine of this shared pool migrates")
 	case len(p.Spec.Claims) == 0:
-		note(fmt.Sprintf(profilePatch, s.Name), "is left to CDI, which makes disks as %s and clones by %s", p.Status.modes(), p.Status.clones())
+		images := ""
+		if c.makesSnapshots() {
+			images = imagesAsSnapshots
+		}
+		note(fmt.Sprintf(profilePatch, s.Name, images), "is left to CDI, which makes disks as %s and clones by %s", p.Status.modes(), p.Status.clones())
 	}
 	strategy, format := p.Status.CloneStrategy, p.Status.SourceFormat
 	switch {

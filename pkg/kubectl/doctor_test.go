@@ -294,6 +294,21 @@ func TestSnapshotsThatAreNotInstalledAreNoProblem(t *testing.T) {
 	}
 }
 
+// CDI would wait for ever for golden images that are to be snapshots.
+func TestProfileIsCompletedWithoutSnapshotsWhereThereAreNone(t *testing.T) {
+	for name, pods := range map[string]any{"snapshots": healthy()[plainPods], "none": listOf(driverPod("node-a", true), driverPod("node-b", true))} {
+		t.Run(name, func(t *testing.T) {
+			a := healthy()
+			a[plainPods], a["get "+storageProfiles] = pods, listOf(cdiProfile("", ""))
+			for _, f := range findings(t, a) {
+				if f.Check == "virtual machines" && strings.Contains(f.Mend, `"dataImportCronSourceFormat":"snapshot"`) != (name == "snapshots") {
+					t.Errorf("it is mended by %s", f.Mend)
+				}
+			}
+		})
+	}
+}
+
 func TestPolicyIsThere(t *testing.T) {
 	a := healthy()
 	a["get nodes"] = listOf(aNode("node-a", "v1.36.0", "6.1.0"), aNode("node-b", "v1.30.0", "6.1.0"))

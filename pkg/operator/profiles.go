@@ -39,13 +39,13 @@ func (r *Reconciler) adviseCDI(ctx context.Context, object *hppv1.HostPathProvis
 	for i := range classes {
 		// CDI knows the classes of shared pools, by their parameter overlayCSI.
 		if !shared[poolOfClass(object, &classes[i])] {
-			problems = append(problems, r.completeProfile(ctx, classes[i].Name))
+			problems = append(problems, r.completeProfile(ctx, classes[i].Name, object.HasFeature(hppv1.Snapshotting)))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (r *Reconciler) completeProfile(ctx context.Context, name string) error {
+func (r *Reconciler) completeProfile(ctx context.Context, name string, snapshots bool) error {
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(storageProfileKind)
 	// CDI makes it soon after the class.
@@ -54,7 +54,7 @@ func (r *Reconciler) completeProfile(ctx context.Context, name string) error {
 	} else if err != nil {
 		return fmt.Errorf("read the StorageProfile %s: %w", name, err)
 	}
-	spec, want := live.Object["spec"], profileSpec(live)
+	spec, want := live.Object["spec"], profileSpec(live, snapshots)
 	if equality.Semantic.DeepEqual(spec, want) {
 		return nil
 	}
@@ -73,14 +73,14 @@ func (r *Reconciler) completeProfile(ctx context.Context, name string) error {
 	return nil
 }
 
-// profileSpec asks for block volumes where a claim says nothing, for clones by reference, and for golden images that are snapshots, if CDI
-// has found a VolumeSnapshotClass.
-func profileSpec(profile *unstructured.Unstructured) map[string]any {
+// profileSpec asks for block volumes where a claim says nothing, for clones by reference, and for golden images that are snapshots, if the driver
+// makes any and CDI has found a VolumeSnapshotClass.
+func profileSpec(profile *unstructured.Unstructured, snapshots bool) map[string]any {
 	mode := func(mode string) map[string]any {
 		return map[string]any{"accessModes": []any{"ReadWriteOnce"}, "volumeMode": mode}
 	}
 	spec := map[string]any{"claimPropertySets": []any{mode("Block"), mode("Filesystem")}, "cloneStrategy": "csi-clone"}
-	if class, _, _ := unstructured.NestedString(profile.Object, "status", "snapshotClass"); class != "" {
+	if class, _, _ := unstructured.NestedString(profile.Object, "status", "snapshotClass"); snapshots && class != "" {
 		spec["dataImportCronSourceFormat"] = "snapshot"
 	}
 	return spec

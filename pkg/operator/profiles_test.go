@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -30,6 +31,12 @@ func classFor(name, provisioner, pool string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner, Parameters: map[string]string{render.PoolParameter: pool}, VolumeBindingMode: &waits,
 	}
+}
+
+func withSnapshots() *hppv1.HostPathProvisioner {
+	object := stored("hpp", 1, false)
+	object.Spec.FeatureGates = []string{hppv1.Snapshotting}
+	return object
 }
 
 func withCDI(t *testing.T, objects ...client.Object) *stage {
@@ -61,14 +68,20 @@ func TestProfilesOfPoolsAreCompleted(t *testing.T) {
 		profile                *unstructured.Unstructured
 		strategy, format, mode string
 	}{
-		"left to CDI":       {classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}), "csi-clone", "", "Block"},
-		"with snapshots":    {classFor("disks", render.DriverName, "local"), profileOf("disks", "snapshots", map[string]any{}), "csi-clone", "snapshot", "Block"},
+		"left to CDI":    {classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}), "csi-clone", "", "Block"},
+		"with snapshots": {classFor("disks", render.DriverName, "local"), profileOf("disks", "snapshots", map[string]any{}), "csi-clone", "snapshot", "Block"},
+		// Its VolumeSnapshotClass outlives the gate, and no snapshot would ever be ready.
+		"without the gate":  {classFor("disks", render.DriverName, "local"), profileOf("disks", "snapshots", map[string]any{}), "csi-clone", "", "Block"},
 		"of a user":         {classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{"cloneStrategy": "copy"}), "copy", "", ""},
 		"of another driver": {classFor("disks", "example.com", "local"), profileOf("disks", "", map[string]any{}), "", "", ""},
 		"of no pool":        {classFor("disks", render.DriverName, "other"), profileOf("disks", "", map[string]any{}), "", "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := withCDI(t, stored("hpp", 1, false), tt.class, tt.profile)
+			object := withSnapshots()
+			if name == "without the gate" {
+				object.Spec.FeatureGates = nil
+			}
+			s := withCDI(t, object, tt.class, tt.profile)
 			s.reconcile("hpp")
 			s.reconcile("hpp")
 			if strategy, format, mode := s.profile("disks"); strategy != tt.strategy || format != tt.format || mode != tt.mode {
@@ -80,7 +93,7 @@ func TestProfilesOfPoolsAreCompleted(t *testing.T) {
 
 // What a user changes of a profile that was completed stays. What CDI finds later is added.
 func TestCompletedProfileIsTheUsers(t *testing.T) {
-	s := withCDI(t, stored("hpp", 1, false), classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}))
+	s := withCDI(t, withSnapshots(), classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}))
 	s.reconcile("hpp")
 	found := profileOf("disks", "", nil)
 	must.Succeed(t, s.Patch(t.Context(), found, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"snapshotClass":"snapshots"}}`)), client.FieldOwner("cdi")))
