@@ -488,7 +488,9 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
-	pod.Status.ContainerStatuses = nil
+	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
+		pod.Status.ContainerStatuses[i].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	}
 	if problem != "" {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "{}\n" + problem + "\n"},
