@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -391,18 +390,16 @@ func (m moving) assure(ctx context.Context, source, target nodeState) (saying, e
 	return says("Removing", "%s", said), err
 }
 
-// patience is how long a copy that may be confirmed has for its removal before the source is used again.
-const patience = 2 * time.Minute
-
-// undo has the volume be used on the source again, and removes the copy. The source goes first: a target that does not answer, or whose
-// disk does not, keeps no pod from it. Only a copy that may be confirmed goes before for a while, although no PersistentVolume leads to it.
-// A source that does not answer has no other copy be removed, and its fence is not forgotten.
+// undo has the volume be used on the source again, and then removes the copy. In this order: a target that does not answer, or whose disk
+// does not, keeps no pod from the source, and as long as the source has not answered, the copy may be the only one. It may be confirmed, but
+// no PersistentVolume leads to it.
 func (m moving) undo(ctx context.Context) (saying, error) {
 	source, target, err := m.nodeStates(ctx)
 	if err != nil {
 		return saying{}, err
 	}
-	if wanted, err := m.wanted(ctx); err != nil || wanted && !source.ready {
+	wanted, err := m.wanted(ctx)
+	if err != nil || wanted && !source.ready {
 		return says("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete "+owner, source.away(m.Status.SourceNode)), err
 	}
 	if left, err := m.removePods(ctx, roleConfirm); err != nil || len(left) > 0 {
@@ -411,23 +408,21 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	if done, said, err := m.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
-	steps := []role{roleUndo, roleAbort}
-	last := m.Status.LastProgressTime // when it began to undo
-	late := last != nil && m.now().Sub(last.Time) >= patience
-	if !source.ready || m.Status.Fence != "" && target.ready && !late {
-		slices.Reverse(steps)
+	var waits []string
+	for _, step := range []role{roleUndo, roleAbort} {
+		said, err := m.undoStep(ctx, step)
+		if err != nil {
+			return saying{}, err
+		}
+		if said != "" {
+			waits = append(waits, said)
+		}
+		if said != "" && wanted {
+			break
+		}
 	}
-	for _, step := range steps {
-		// A mover that still ran would fence the source, or make the copy, again.
-		if left, err := m.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
-			return says("Undoing", "wait for the movers to end: %s", list(left)), err
-		}
-		if done, said, err := m.node(ctx, step); !done || err != nil {
-			return says("Undoing", "%s on node %s: %s", step.words(), m.nodeOf(step), said), err
-		}
-		if step == roleUndo {
-			m.Status.FencedTime = nil
-		}
+	if len(waits) > 0 {
+		return says("Undoing", "%s", list(waits)), nil
 	}
 	_, why, err := m.stillBound(ctx)
 	if err != nil {
@@ -435,6 +430,22 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	}
 	m.Status.Phase = v1alpha1.Failed
 	return next("Undone", "%s", m.undone(source, target, why)), nil
+}
+
+// undoStep does one of the two steps of undo, or says what it waits for.
+func (m moving) undoStep(ctx context.Context, step role) (waits string, err error) {
+	// A mover that still ran would fence the source, or make the copy, again.
+	if left, err := m.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
+		return "wait for the movers to end: " + list(left), err
+	}
+	done, said, err := m.node(ctx, step)
+	if err != nil || !done {
+		return fmt.Sprintf("%s on node %s: %s", step.words(), m.nodeOf(step), said), err
+	}
+	if step == roleUndo {
+		m.Status.FencedTime = nil
+	}
+	return "", nil
 }
 
 // undone says where the volume is after undo, and what to do on a node that may come back.

@@ -367,9 +367,12 @@ func state(pod *corev1.Pod) string {
 	return fmt.Sprintf("pod %s is %s", pod.Name, pod.Status.Phase)
 }
 
-// trouble is what a pod last failed with; empty for nothing.
+// trouble is what a pod has failed with; empty for nothing, and for one that runs again: kubelet keeps how it had ended before.
 func trouble(pod *corev1.Pod) string {
 	for _, c := range pod.Status.ContainerStatuses {
+		if c.State.Running != nil {
+			continue
+		}
 		if waiting := c.State.Waiting; waiting != nil && strings.Contains(waiting.Reason, "Image") {
 			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}

@@ -187,3 +187,26 @@ func TestKubeletThatRefusesMovers(t *testing.T) {
 		w.wantOn(nodeB)
 	}
 }
+
+// Movers that have failed once, and go on, have pods stop as others do.
+func TestMoversThatHadFailed(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	failed := 0
+	w.run("m", func(int) {
+		for _, of := range []role{roleIn, roleOut} {
+			pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+			if !w.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
+				continue
+			}
+			failed++
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1, LastTerminationState: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "connection reset\n"},
+			}}}
+			w.update(pod)
+		}
+	})
+	if failed != 2 {
+		t.Errorf("%d movers had failed", failed)
+	}
+	w.wantOn(nodeB)
+}

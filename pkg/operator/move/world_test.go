@@ -342,12 +342,14 @@ func (w *world) live() {
 	}
 }
 
-// publishes says whether a node would publish the volume. What is left on one that was given up is not asked for while the
-// PersistentVolume is on another.
+// publishes says whether a node would publish the volume. What is left on one that was given up, or of a move that is undone, is not asked
+// for while the PersistentVolume is on another.
 func (w *world) publishes(on string) bool {
 	w.Helper()
 	volume := volumeOf("pv")
-	return w.records[on].publishes() && (!w.wasGone[on] || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
+	m := w.move("m")
+	givenUp := w.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
+	return w.records[on].publishes() && (!givenUp || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
 }
 
 // goes deletes the object of a node, and comes makes it again.
@@ -486,7 +488,9 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
-	pod.Status.ContainerStatuses = nil
+	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
+		pod.Status.ContainerStatuses[i].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	}
 	if problem != "" {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "{}\n" + problem + "\n"},
