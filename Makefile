@@ -473,7 +473,7 @@ sboms: bin/release-tools/syft ## Write what each image holds into bin/sbom/, as 
 
 .PHONY: sign
 sign: bin/release-tools/cosign ## Sign the checksums of the release VERSION: with KEY, a private key of cosign, or as the workflow that runs it
-	$< sign-blob --yes $(if $(KEY),--key '$(KEY)' --use-signing-config=false --tlog-upload=false) --bundle bin/release/$(VERSION)/SHA256SUMS.sigstore.json bin/release/$(VERSION)/SHA256SUMS
+	KEY='$(KEY)' release/sign bin/release/$(VERSION)
 
 PINNED := deploy/csi/base/kustomization.yaml deploy/csi/snapshots/kustomization.yaml
 

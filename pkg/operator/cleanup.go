@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
@@ -291,14 +292,19 @@ func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
 }
 
 // mayBeMounted are the pools on nodes that have a mounter, also one that is being deleted, or a clean-up that is not done, by the name of
-// the mounter.
-func (c *cluster) mayBeMounted(ctx context.Context) (map[string]*leftover, error) {
+// the mounter. Where a place of the object may be forgotten, or the object goes, the API server is asked: the cache may not have yet what was made
+// just before.
+func (c *cluster) mayBeMounted(ctx context.Context, object *hppv1.HostPathProvisioner) (map[string]*leftover, error) {
+	from := client.Reader(c.Client)
+	if object.DeletionTimestamp != nil || len(wantedPlaces(object)) < len(places(object)) {
+		from = c.api
+	}
 	ofPools := []client.ListOption{client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel}}
-	mounters, err := list[appsv1.Deployment](ctx, c, ofPools...)
+	mounters, err := listFrom[appsv1.Deployment](ctx, c, from, ofPools...)
 	if err != nil {
 		return nil, err
 	}
-	jobs, err := list[batchv1.Job](ctx, c, ofPools...)
+	jobs, err := listFrom[batchv1.Job](ctx, c, from, ofPools...)
 	if err != nil {
 		return nil, err
 	}

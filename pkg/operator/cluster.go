@@ -56,13 +56,21 @@ func list[T any, P interface {
 	*T
 	client.Object
 }](ctx context.Context, c *cluster, options ...client.ListOption) ([]T, error) {
+	return listFrom[T, P](ctx, c, c.Client, options...)
+}
+
+// listFrom reads objects from this cache or from the API server.
+func listFrom[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *cluster, from client.Reader, options ...client.ListOption) ([]T, error) {
 	kind, err := c.GroupVersionKindFor(P(new(T)))
 	if err != nil {
 		return nil, err
 	}
 	live := &unstructured.UnstructuredList{}
 	live.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-	if err := c.List(ctx, live, options...); err != nil {
+	if err := from.List(ctx, live, options...); err != nil {
 		return nil, err
 	}
 	found := make([]T, len(live.Items))

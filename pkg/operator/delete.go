@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
@@ -25,6 +26,9 @@ const poll = 10 * time.Second
 // delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
 // for a node that is gone.
 func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
+	if err := r.remember(ctx, object); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
 	a := r.applier(ctx, object)
 	waiting, err := r.removeWorkloads(ctx, a, object)
 	if len(waiting) > 0 || err != nil {
@@ -69,7 +73,7 @@ func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, obje
 // pools everything stays deployed.
 func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
 	c := r.cluster()
-	mounted, err := c.mayBeMounted(ctx)
+	mounted, err := c.mayBeMounted(ctx, object)
 	if err != nil {
 		return nil, err
 	}

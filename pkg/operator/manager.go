@@ -117,18 +117,17 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	profile := &follower{TLSPolicy: r.TLS, manager: manager, resync: r.resync(), turn: make(chan struct{}, 1)}
 	// The first reconciliation asks: an API server that cannot answer yet does not end the program.
-	r.discover = func(ctx context.Context) (err error) {
-		if !r.followsTLS {
-			r.followsTLS, err = r.TLS.follow(ctx, manager)
-		}
+	r.discover = func(ctx context.Context) error {
+		_, err := profile.follow(ctx)
 		return errors.Join(err, r.Optional.discover(
 			func(kind schema.GroupVersionKind) (bool, error) { return served(api, kind) },
 			func(kind schema.GroupVersionKind) error { return watch(empty(kind)) },
 			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
 		))
 	}
-	return nil
+	return manager.Add(profile)
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"slices"
@@ -10,13 +11,22 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // places are where pools on claims are, by the object, or were, by its record. The labels and annotations of a Deployment or a Job say
 // anything: a user who may make one in the namespace would choose what a privileged pod unmounts. Spec and status of the object are written
 // by administrators and by the operator alone.
 func places(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
-	all := slices.Clone(object.Status.MountedPools)
+	return withPlaces(slices.Clone(object.Status.MountedPools), object)
+}
+
+// wantedPlaces are those by the object alone.
+func wantedPlaces(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
+	return withPlaces(nil, object)
+}
+
+func withPlaces(all []hppv1.MountedPool, object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
 	for _, pool := range render.Pools(object) {
 		if place := (hppv1.MountedPool{Name: pool.Name, Path: path.Clean(string(pool.Path))}); pool.PVCTemplate != nil && !slices.Contains(all, place) {
 			all = append(all, place)
@@ -25,12 +35,24 @@ func places(object *hppv1.HostPathProvisioner) []hppv1.MountedPool {
 	return all
 }
 
+// remember has the object know where pools may be mounted before any is: what changes the object meanwhile has the status that is written
+// afterwards be refused.
+func (r *Reconciler) remember(ctx context.Context, object *hppv1.HostPathProvisioner) error {
+	all := places(object)
+	if len(all) == len(object.Status.MountedPools) {
+		return nil
+	}
+	object.Status = status.Remember(object, all)
+	if err := r.Client.Status().Update(ctx, object); err != nil {
+		return fmt.Errorf("remember where pools are mounted: %w", err)
+	}
+	return nil
+}
+
 // findPlaces marks what is left of mounters at places of the object. It returns the places that the object is to remember: those that it
 // asks for, and those at which something is left.
 func findPlaces(object *hppv1.HostPathProvisioner, left []leftover) []hppv1.MountedPool {
-	wanted := object.DeepCopy()
-	wanted.Status.MountedPools = nil
-	remembered := places(wanted)
+	remembered := wantedPlaces(object)
 	all := places(object)
 	for i := range left {
 		l := &left[i]

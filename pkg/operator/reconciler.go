@@ -61,7 +61,6 @@ type Reconciler struct {
 
 	manifests  *render.Manifests
 	discover   func(context.Context) error
-	followsTLS bool
 	discovered time.Time
 	knowsKinds bool
 	gone       goneNodes
@@ -125,6 +124,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		if err := r.Client.Patch(ctx, object, patch); err != nil {
 			return ctrl.Result{}, err
 		}
+	}
+	if err := r.remember(ctx, object); err != nil {
+		return ctrl.Result{}, err
 	}
 	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
@@ -219,7 +221,7 @@ func (d *deployment) find(kind, name string) *unstructured.Unstructured {
 // deploy applies what the object asks for. What fails does not keep the rest from being applied.
 func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (wanted deployment, err error) {
 	wanted.mounted = places(object)
-	mounted, err := r.cluster().mayBeMounted(ctx)
+	mounted, err := r.cluster().mayBeMounted(ctx, object)
 	if err != nil {
 		return wanted, err
 	}

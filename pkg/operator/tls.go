@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -85,38 +86,103 @@ func (p *TLSPolicy) set(apiServer *unstructured.Unstructured) {
 	}
 }
 
-// follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does. The watch is on every
-// replica, also on one that waits for the lease: it has servers too.
-func (p *TLSPolicy) follow(ctx context.Context, manager ctrl.Manager) (bool, error) {
-	if _, err := manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); err != nil {
-		if meta.IsNoMatchError(err) {
-			return false, nil
+// profileWithin is how long the API server has to answer what the profile is, before the policy of a cluster without one is taken.
+const profileWithin = time.Minute
+
+// A follower has a policy be that of the cluster, on every replica from its start on: also one that waits for the lease, or that there is no
+// HostPathProvisioner for, has servers.
+type follower struct {
+	*TLSPolicy
+	manager ctrl.Manager
+	// resync is how often a cluster without the kind is asked for it.
+	resync time.Duration
+	// turn is of who asks.
+	turn chan struct{}
+	// synced says whether the profile was read; nil before it is watched.
+	synced func() bool
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (f *follower) NeedLeaderElection() bool { return false }
+
+// Start follows once the cluster has the kind of the profile.
+func (f *follower) Start(ctx context.Context) error {
+	for {
+		again := f.resync
+		followed, err := f.follow(ctx)
+		if err != nil && ctx.Err() == nil {
+			ctrl.Log.Error(err, "Failed to read the TLS profile of the cluster")
+			again = poll
 		}
-		return false, err
+		if followed {
+			return nil
+		}
+		timer := time.NewTimer(again)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does, once that was read.
+func (f *follower) follow(ctx context.Context) (bool, error) {
+	select {
+	case f.turn <- struct{}{}:
+		defer func() { <-f.turn }()
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	if f.synced == nil {
+		if err := f.watch(ctx); f.synced == nil || err != nil {
+			return false, err
+		}
+	}
+	enough, cancel := context.WithTimeout(ctx, profileWithin)
+	defer cancel()
+	if !toolscache.WaitForCacheSync(enough.Done(), f.synced) && ctx.Err() == nil {
+		ctrl.Log.Info("The TLS profile of the cluster could not be read yet", "policy", "that of a cluster without one")
+		f.synced = func() bool { return true }
+	}
+	return ctx.Err() == nil, ctx.Err()
+}
+
+func (f *follower) watch(ctx context.Context) error {
+	if _, err := f.manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); meta.IsNoMatchError(err) {
+		return nil
+	} else if err != nil {
+		return err
 	}
 	// Not the cache of the manager, which has what carries the operator's labels.
-	profiles, err := cache.New(manager.GetConfig(), cache.Options{
-		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
+	profiles, err := cache.New(f.manager.GetConfig(), cache.Options{
+		HTTPClient: f.manager.GetHTTPClient(), Scheme: f.manager.GetScheme(), Mapper: f.manager.GetRESTMapper(),
 		DefaultFieldSelector: fields.OneTermEqualSelector("metadata.name", apiServerName),
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	informer, err := profiles.GetInformer(ctx, empty(apiServerKind), cache.BlockUntilSynced(false))
 	if err != nil {
-		return false, err
+		return err
 	}
 	take := func(object any) {
 		if apiServer, ok := object.(*unstructured.Unstructured); ok {
-			p.set(apiServer)
+			f.set(apiServer)
 		}
 	}
-	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	handler, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    take,
 		UpdateFunc: func(_, object any) { take(object) },
-		DeleteFunc: func(any) { p.set(nil) },
-	}); err != nil {
-		return false, err
+		DeleteFunc: func(any) { f.set(nil) },
+	})
+	if err != nil {
+		return err
 	}
-	return true, manager.Add(profiles)
+	if err := f.manager.Add(profiles); err != nil {
+		return err
+	}
+	f.synced = handler.HasSynced
+	return nil
 }

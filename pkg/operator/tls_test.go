@@ -1,14 +1,22 @@
 package operator
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
+	ctrl "sigs.k8s.io/controller-runtime"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -83,6 +91,88 @@ func TestTLSOverrides(t *testing.T) {
 	if got := policy.Now().MinVersion; got != tls.VersionTLS12 {
 		t.Errorf("the lowest version is %s, want that of the override", tls.VersionName(got))
 	}
+}
+
+// A replica that waits for the Lease, or that no HostPathProvisioner is for, has servers too. Nothing is deployed before it is known what it has to
+// accept: a restart of the operator would replace the driver's pods twice.
+func TestTLSProfileIsFollowedFromTheStart(t *testing.T) {
+	for name, tt := range map[string]struct {
+		profile string
+		want    uint16
+	}{
+		"Modern":        {`{"metadata": {"name": "cluster"}, "spec": {"tlsSecurityProfile": {"type": "Modern"}}}`, tls.VersionTLS13},
+		"none":          {"", tls.VersionTLS12},
+		"not this kind": {"no kind", tls.VersionTLS12},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &Reconciler{TLS: NewTLSPolicy("", ""), Optional: &OptionalKinds{}}
+			answer := make(chan struct{})
+			manager := waitingManager(t, openShift(t, tt.profile, answer))
+			must.Succeed(t, r.Add(manager))
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- manager.Start(ctx) }()
+			defer func() { stop(); must.Succeed(t, <-done) }()
+			if tt.profile != "no kind" {
+				soon, end := context.WithTimeout(ctx, 100*time.Millisecond)
+				defer end()
+				if err := r.discover(soon); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("it would be deployed before the profile is known: %v", err)
+				}
+			}
+			close(answer)
+			must.Succeed(t, r.discover(ctx))
+			if got := r.TLS.Now().MinVersion; got != tt.want {
+				t.Errorf("the lowest version is %s, want %s", tls.VersionName(got), tls.VersionName(tt.want))
+			}
+		})
+	}
+}
+
+// openShift is an API server that has nothing but a profile, which it tells once it is to answer.
+func openShift(t *testing.T, profile string, answer <-chan struct{}) *rest.Config {
+	t.Helper()
+	const ofProfiles = "/apis/config.openshift.io/v1"
+	answers := map[string]string{
+		"/api":  `{"kind": "APIVersions", "versions": ["v1"]}`,
+		"/apis": `{"kind": "APIGroupList", "apiVersion": "v1", "groups": []}`,
+	}
+	if profile != "no kind" {
+		answers[ofProfiles] = `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "config.openshift.io/v1",
+			"resources": [{"name": "apiservers", "kind": "APIServer", "verbs": ["list", "watch"]}]}`
+		answers[ofProfiles+"/apiservers"] = `{"kind": "APIServerList", "apiVersion": "config.openshift.io/v1", "metadata": {"resourceVersion": "1"}, "items": [` + profile + `]}`
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		text, found := answers[req.URL.Path]
+		switch {
+		case !found:
+			http.NotFound(w, req)
+			return
+		case req.URL.Query().Get("watch") != "":
+			http.Error(w, "no watch", http.StatusMethodNotAllowed)
+			return
+		case req.URL.Path == ofProfiles+"/apiservers":
+			<-answer
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, text)
+	}))
+	t.Cleanup(server.Close)
+	return &rest.Config{Host: server.URL}
+}
+
+// waitingManager waits for the Lease.
+func waitingManager(t *testing.T, api *rest.Config) ctrl.Manager {
+	t.Helper()
+	scheme, err := Scheme()
+	must.Succeed(t, err)
+	manager, err := ctrl.NewManager(api, ctrl.Options{
+		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0", Client: ClientOptions(),
+		LeaderElection: true, LeaderElectionID: LeaderElection, LeaderElectionNamespace: "storage",
+		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
+	})
+	must.Succeed(t, err)
+	return manager
 }
 
 // serveTLS serves with a policy. It returns a function that makes a connection.

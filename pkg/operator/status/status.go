@@ -260,6 +260,17 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	return status
 }
 
+// Remember is the status of an object as it is, with the places at which pools are about to be mounted. The upstream operator leaves out
+// reasons, and with such a condition the API server takes no status.
+func Remember(object *hppv1.HostPathProvisioner, mounted []hppv1.MountedPool) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.MountedPools = mounted
+	for i := range status.Conditions {
+		status.Conditions[i].Reason = cmp.Or(status.Conditions[i].Reason, reasonDeploying)
+	}
+	return status
+}
+
 // Deleting is the status of an object that waits for pods to end. Users and legacy are how many PersistentVolumes there are of
 // the driver and of the pre-CSI provisioner.
 func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users, legacy int) hppv1.HostPathProvisionerStatus {

@@ -1,0 +1,126 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A user corrects the path of a pool while it is being deployed to many nodes, and the status that is written afterwards is refused. Where the mounters
+// have begun is known all the same.
+func TestPlaceIsKnownBeforeAnythingIsMountedThere(t *testing.T) {
+	object := onClaims()
+	object.Status.MountedPools = nil
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	mounter := mounterOf("local", "here")
+	corrected := false
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+			err := api.Apply(ctx, wanted, options...)
+			if s.has(mounter) && !corrected {
+				corrected = true
+				s.has(object)
+				object.Spec.StoragePools[0].Path = "/mnt/other"
+				must.Succeed(t, s.Update(ctx, object))
+			}
+			return err
+		},
+	})
+	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(object)}); !apierrors.IsConflict(err) {
+		t.Fatalf("the path was corrected: %v; the status was written: %v", corrected, err)
+	}
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if job := cleanUpOf(mounter); !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+		t.Errorf("it is not unmounted; the object waits for %q", s.waitsFor())
+	}
+}
+
+// The cache has a mounter only some time after it was made. What was to be mounted is looked for where it is surely found, before its place is forgotten
+// or the object goes.
+func TestMounterThatTheCacheDoesNotHaveYetIsCleanedUp(t *testing.T) {
+	for name, change := range map[string]func(*stage, *hppv1.HostPathProvisioner) error{
+		"the pool gets another path": func(s *stage, o *hppv1.HostPathProvisioner) error {
+			o.Spec.StoragePools[0].Path = "/mnt/other"
+			return s.Update(t.Context(), o)
+		},
+		"the pool is removed": func(s *stage, o *hppv1.HostPathProvisioner) error {
+			o.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
+			return s.Update(t.Context(), o)
+		},
+		"the object is deleted": func(s *stage, o *hppv1.HostPathProvisioner) error {
+			return errors.Join(s.Delete(t.Context(), o), s.Delete(t.Context(), driverPod("here")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object, mounter := onClaims(), mounterOf("local", "here")
+			object.Status.MountedPools = nil
+			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+			s.reconcile("hpp")
+			if !s.has(mounter) || !s.has(object) {
+				t.Fatal("there is no mounter")
+			}
+			must.Succeed(t, change(s, object))
+			s.reconciler.Client = withoutMounters(s.Client)
+			s.reconcile("hpp")
+			s.reconciler.Client = s.Client
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			if job := cleanUpOf(mounter); !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+				t.Errorf("it is not unmounted; the object waits for %q", s.waitsFor())
+			}
+		})
+	}
+}
+
+// withoutMounters is a cache that has no Deployments yet.
+func withoutMounters(api client.Client) client.Client {
+	return interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			if object.GetObjectKind().GroupVersionKind().Kind == "Deployment" {
+				return apierrors.NewNotFound(appsv1.Resource("deployments"), key.Name)
+			}
+			return api.Get(ctx, key, object, options...)
+		},
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if list.GetObjectKind().GroupVersionKind().Kind == "DeploymentList" {
+				return nil
+			}
+			return api.List(ctx, list, options...)
+		},
+	})
+}
+
+// The API server takes no condition without a reason, and the upstream operator leaves them so.
+func TestPlaceOfAPoolOfTheUpstreamOperatorIsRemembered(t *testing.T) {
+	object := onClaims()
+	object.Status = hppv1.HostPathProvisionerStatus{ObservedVersion: "v0.23.0", Conditions: []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: metav1.ConditionTrue}}}
+	s := newStage(t, object)
+	first := true
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		SubResourceUpdate: func(_ context.Context, _ client.Client, _ string, changed client.Object, _ ...client.SubResourceUpdateOption) error {
+			now := changed.(*hppv1.HostPathProvisioner).Status
+			if first && (len(now.MountedPools) != 1 || now.ObservedGeneration != 0 || now.Conditions[0].Reason == "" || now.Conditions[0].Status != metav1.ConditionTrue) {
+				t.Errorf("the status is %+v", now)
+			}
+			first = false
+			return nil
+		},
+	})
+	s.reconcile("hpp")
+	if first {
+		t.Error("no status is written")
+	}
+}
