@@ -20,7 +20,7 @@ const longestCreation = 10 * time.Minute
 // removed, and what was left of that.
 func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, error) {
 	all := []Leftover{}
-	err := r.Store.EachNode(place, func(node string, d *dir.Dir) error {
+	err := r.Store.Nodes().EachIn(place, func(node string, d *dir.Dir) error {
 		entries, err := store.Names(d)
 		if err != nil {
 			return err
@@ -58,12 +58,12 @@ func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, 
 
 // removedInPlace are the volumes that were removed where they were, for want of room in the trash.
 func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error) {
-	pieces, err := r.Store.Pieces().InPlace()
+	pieces, err := r.Store.Trash().InPlace()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range pieces {
-		err := r.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
+		err := r.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
 			left, err := r.leftover(ctx, store.InTrash, in, entry)
 			if err != nil {
 				return err

@@ -312,7 +312,7 @@ func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 
 // forgetRecord removes the record that the fence had made.
 func (v *side) forgetRecord() error {
-	if err := v.visit.Store.DropRecord(v.id); err != nil {
+	if err := v.visit.Store.Records().Drop(v.id); err != nil {
 		return err
 	}
 	v.entry.Record = nil

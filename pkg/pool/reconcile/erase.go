@@ -76,7 +76,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 	}
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
-	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
 		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
@@ -90,7 +90,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
 func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
-	unlock, err := p.Store.Pieces().Lock(name)
+	unlock, err := p.Store.Trash().Lock(name)
 	if err != nil {
 		return false, err
 	}
@@ -135,7 +135,7 @@ func inTurn(ctx context.Context, most int, step func(context.Context) error, rem
 // is left of the tree would count against the next volume.
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
-	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
 		id, err = p.eraseTree(ctx, in, entry, store.ParseThrown(name).UID, pause)
 		return err
 	})

@@ -11,7 +11,7 @@ package serve
 //     under it: see marks.go;
 //  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
-// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Pieces),
+// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Trash),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
 //
 // Calls do not wait for each other's 1 and 2: a call that does not get them returns ErrBusy. So a call that copies

@@ -44,7 +44,7 @@ var recovery = []recoveryStep{
 	// Remove records that were being written.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating()) }},
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating().Dir()) }},
 	// Remove the references of moves that a crash has ended.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverReferences() }},
 	// Finish removals and queue the trash.

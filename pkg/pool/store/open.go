@@ -109,12 +109,6 @@ func (s *Store) openSnapshots(get func(*dir.Dir, string) (*dir.Dir, error)) (_ *
 	return s.snapshots, err
 }
 
-// Creating is the directory in which this node makes volumes. OpenWork opens it.
-func (s *Store) Creating() *dir.Dir { return s.creating }
-
-// Trash is the directory of what this node is to erase. OpenWork opens it.
-func (s *Store) Trash() *dir.Dir { return s.trash }
-
 // opening is one way to open a pool: how its directories are opened, and what is made sure of
 // before the next is.
 type opening struct {
@@ -182,7 +176,7 @@ func Open(at *Location, id *Identity) (*Store, error) {
 			return own, err
 		},
 		confirm: func(s *Store) error {
-			same, err := s.is(id)
+			same, err := id.isOf(s.root, s.own)
 			if err == nil && !same {
 				err = ErrOther
 			}
@@ -255,7 +249,7 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 		},
 		confirm: func(s *Store) (err error) {
 			// Before the format is known, nothing is changed.
-			if f, err = s.ensureFormat(ctx); err != nil {
+			if f, err = ensureFormat(ctx, s.root, s.own); err != nil {
 				return roomFor(err)
 			}
 			s.ProbeWritable()
@@ -334,13 +328,13 @@ func (s *Store) ProbeDisk() error {
 	return s.own.AskDisk(formatName)
 }
 
-// is reports whether the pool has an identity.
-func (s *Store) is(id *Identity) (bool, error) {
-	here, err := s.root.On(id.Filesystem)
+// isOf reports whether it is that of a pool.
+func (id *Identity) isOf(root, own *dir.Dir) (bool, error) {
+	here, err := root.On(id.Filesystem)
 	if err != nil || !here {
 		return false, err
 	}
-	data, err := s.own.ReadFile(formatName, maxFormat)
+	data, err := own.ReadFile(formatName, maxFormat)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -350,7 +344,7 @@ func (s *Store) is(id *Identity) (bool, error) {
 	}
 	found, err := decodeFormat(data)
 	if err != nil {
-		return false, fmt.Errorf("%s/%s %w", s.own, formatName, err)
+		return false, fmt.Errorf("%s/%s %w", own, formatName, err)
 	}
 	return found.UUID == id.Format.UUID, nil
 }

@@ -135,7 +135,7 @@ func (n Nodes) Unmark(id volume.ID) error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	err = n.store.drop(marks, id.String())
+	err = n.store.Trash().drop(marks, id.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -282,7 +282,7 @@ func (n Nodes) ShowAlive() error {
 
 // EachSign reads the signs of life of the other nodes of a shared pool.
 func (n Nodes) EachSign(see func(node, sign string)) error {
-	return n.store.EachNode(InTrash, func(node string, _ *dir.Dir) error {
+	return n.EachIn(InTrash, func(node string, _ *dir.Dir) error {
 		if node == n.store.at.Node.String() {
 			return nil
 		}

@@ -216,19 +216,19 @@ func (r Records) Read(id volume.ID) (*Record, error) {
 
 // drop removes a file of the layout. If a directory is in its place, that goes the way
 // of all trees.
-func (s *Store) drop(from *dir.Dir, name string) error {
+func (t Trash) drop(from *dir.Dir, name string) error {
 	err := from.Remove(name)
 	if !errors.Is(err, syscall.EISDIR) {
 		return err
 	}
-	if err := s.OpenWork(); err != nil {
+	if err := t.store.OpenWork(); err != nil {
 		return err
 	}
 	as := Thrown{UID: RandomSuffix(), Promised: Measured(from, name)}.String()
-	if err := s.Throw(from, name, as); err != nil {
+	if err := t.Throw(from, name, as); err != nil {
 		return err
 	}
-	s.at.Thrown(as)
+	t.store.at.Thrown(as)
 	return nil
 }
 
