@@ -84,12 +84,12 @@ func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error)
 }
 
 func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, name string) (Leftover, error) {
-	changed, err := in.Changed(name)
+	changed, err := dir.Changed(in, name)
 	if err != nil {
 		return Leftover{}, err
 	}
 	if place == store.InCreation && time.Since(changed) > longestCreation {
-		changed, err = in.LastChange(ctx, name, func() { r.steps.Add(1) })
+		changed, err = dir.LastChange(ctx, in, name, func() { r.steps.Add(1) })
 		if err != nil {
 			return Leftover{}, err
 		}
@@ -118,7 +118,7 @@ func (r *reader) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last
 	}
 	// In a shared pool a node sets this as its sign of life, whether it can erase or not.
 	if !r.Config.Shared {
-		if last, err = in.Modified(); err != nil {
+		if last, err = dir.Modified(in); err != nil {
 			return last, err
 		}
 	}

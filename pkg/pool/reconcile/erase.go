@@ -77,7 +77,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
 	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
-		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
+		bytes, err = dir.Occupied(in, entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
 	if err != nil {
@@ -148,11 +148,11 @@ func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.C
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
 func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid string, pause func(context.Context) error) (quota.ID, error) {
-	_, err := in.Unprotect(entry) // or no limit can be lifted
+	_, err := dir.Unprotect(in, entry) // or no limit can be lifted
 	if errors.Is(err, syscall.EDQUOT) {
 		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
 		if _, err = p.Keeper.Lift(in, entry, uid); err == nil {
-			_, err = in.Unprotect(entry)
+			_, err = dir.Unprotect(in, entry)
 		}
 	}
 	if err != nil {
@@ -162,5 +162,5 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	if err != nil {
 		return 0, err
 	}
-	return id, in.RemoveTreeFreeing(ctx, entry, pause, p.Keeper.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Keeper.Free)
 }

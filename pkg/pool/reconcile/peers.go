@@ -70,7 +70,7 @@ func (p *Peers) heldBy(trash *dir.Dir, node, name string) int64 {
 	if t := store.ParseThrown(name); t.Promised != volume.Unknown {
 		return t.Promised
 	}
-	changed, err := trash.Changed(name)
+	changed, err := dir.Changed(trash, name)
 	if dir.IsMissing(err) {
 		return 0 // erased meanwhile
 	}

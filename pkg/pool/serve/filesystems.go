@@ -56,7 +56,7 @@ func (p *Pool) readPromises() {
 		return // it is not here
 	}
 	defer func() { _ = root.Close() }()
-	on, err := root.SpaceID()
+	on, err := dir.SpaceIDOf(root)
 	if err != nil || p.checkMount(root) != nil {
 		return
 	}
@@ -92,7 +92,7 @@ func (p *Pool) readAll(s *store.Store, f *store.Format) error {
 // join has the promises of the pool count against the filesystem that it is on, with those of
 // the other pools there. It reports whether that is another one than before.
 func (v *Visit) join(f store.Format) (joined bool, err error) {
-	on, err := v.Store.Root().SpaceID()
+	on, err := dir.SpaceIDOf(v.Store.Root())
 	if err != nil {
 		return false, err
 	}

@@ -244,7 +244,7 @@ func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 		return nil, err
 	}
 	v.Keeper = id.keeper
-	seen, err := s.Root().Seen()
+	seen, err := dir.Seen(s.Root())
 	if err != nil {
 		return nil, err
 	}

@@ -113,7 +113,7 @@ func (p *Pool) checkSeen(root *dir.Dir) error {
 	if first == nil {
 		return nil
 	}
-	at, err := root.Seen()
+	at, err := dir.Seen(root)
 	if err == nil && at != *first {
 		err = errElsewhere
 	}

@@ -126,7 +126,7 @@ func (p *Pool) check(ctx context.Context) state {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	defer s.Close()
-	root, err := s.Store.Root().Way()
+	root, err := dir.WayOf(s.Store.Root())
 	if err != nil {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}

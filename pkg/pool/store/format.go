@@ -104,7 +104,7 @@ func ensureFormat(ctx context.Context, root, own *dir.Dir) (*Format, error) {
 		return f, err
 	}
 	// The nodes of a shared pool may all be the first.
-	unlock, err := own.Lock(ctx, lockName)
+	unlock, err := dir.Lock(ctx, own, lockName)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func ensureFormat(ctx context.Context, root, own *dir.Dir) (*Format, error) {
 }
 
 func newFormat(root, own *dir.Dir) (*Format, error) {
-	space, err := root.Space()
+	space, err := dir.SpaceOf(root)
 	if err != nil {
 		return nil, err
 	}

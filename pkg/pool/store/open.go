@@ -76,7 +76,7 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 	if id.written, err = f.encode(); err != nil {
 		return nil, err
 	}
-	id.Filesystem, err = s.root.Filesystem()
+	id.Filesystem, err = dir.FilesystemOf(s.root)
 	return id, err
 }
 
@@ -202,7 +202,7 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 	return opening{
 		root: dir.OpenCached,
 		verify: func(d *dir.Dir) error {
-			here, err := d.Way()
+			here, err := dir.WayOf(d)
 			if err != nil || here.ID != root.ID || requireMount && !here.MountRoot {
 				return cmp.Or(err, ErrNotCached)
 			}
@@ -215,7 +215,7 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 			if sameMount {
 				return nil
 			}
-			data, err := s.own.ReadCached(formatName, maxFormat)
+			data, err := dir.ReadCached(s.own, formatName, maxFormat)
 			if err != nil || !bytes.Equal(data, id.written) {
 				return cmp.Or(err, ErrNotCached)
 			}
@@ -283,7 +283,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 	// Another pool in this one may be why it has no layout.
 	missing := func(root *dir.Dir, what string) error {
 		full := error(nil)
-		if space, err := root.Space(); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
+		if space, err := dir.SpaceOf(root); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
 			full = fmt.Errorf("%w: no space is left for %s; no driver serves it until there is room", ErrNoLayout, what)
 		}
 		return cmp.Or(at.Nested(root), full, fmt.Errorf("%w: it has no %s", ErrNoLayout, what))
@@ -311,7 +311,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 
 // Space measures the pool's filesystem.
 func (s *Store) Space() (dir.Space, error) {
-	space, err := s.root.Space()
+	space, err := dir.SpaceOf(s.root)
 	space.ReadOnly = space.ReadOnly || s.refuses
 	return space, err
 }
@@ -325,12 +325,12 @@ func (s *Store) Refuses() bool { return s.refuses }
 
 // ProbeDisk reads what calls may find in memory, so that a disk that does not answer shows.
 func (s *Store) ProbeDisk() error {
-	return s.own.AskDisk(formatName)
+	return dir.AskDisk(s.own, formatName)
 }
 
 // isOf reports whether it is that of a pool.
 func (id *Identity) isOf(root, own *dir.Dir) (bool, error) {
-	here, err := root.On(id.Filesystem)
+	here, err := id.Filesystem.Has(root)
 	if err != nil || !here {
 		return false, err
 	}

@@ -230,7 +230,7 @@ func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
 	if e.Record != nil {
 		return now.Record.UID == e.Record.UID, nil
 	}
-	return d.Same(again)
+	return dir.Same(d, again)
 }
 
 // inProgress reports whether any node has a volume in creating/ or in the trash.

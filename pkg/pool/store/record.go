@@ -198,7 +198,7 @@ func (r *Record) encode() ([]byte, error) {
 
 // Read returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (r Records) Read(id volume.ID) (*Record, error) {
-	data, err := r.store.own.ReadFileIn(volumesName, id.String()+recordSuffix, maxRecord)
+	data, err := dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = r.store.recordsDir() // without it no record is missing
 		if err == nil {
@@ -248,5 +248,5 @@ func (r Records) Changed(id volume.ID) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	return in.Changed(id.String() + recordSuffix)
+	return dir.Changed(in, id.String()+recordSuffix)
 }

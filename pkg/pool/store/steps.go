@@ -188,7 +188,7 @@ func unprotected(in *dir.Dir, name string, change func() error) error {
 	if !dir.IsProtected(err) {
 		return err
 	}
-	changed, flagsErr := in.Unprotect(name)
+	changed, flagsErr := dir.Unprotect(in, name)
 	switch {
 	case flagsErr != nil:
 		return flagsErr
