@@ -204,20 +204,32 @@ func (d *Dir) Chmod(mode uint32) error {
 
 // Mode is the directory's permission bits.
 func (d *Dir) Mode() (uint32, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return 0, pathError("stat", d.path, err)
-	}
-	return st.Mode & 0o7777, nil
+	st, err := stat(d)
+	return st.Mode & 0o7777, err
 }
 
 // ID identifies the directory itself.
 func (d *Dir) ID() (ID, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return ID{}, pathError("stat", d.path, err)
+	st, err := stat(d)
+	return ID{Dev: st.Dev, Ino: st.Ino}, err
+}
+
+func stat(d *Dir) (st unix.Stat_t, err error) {
+	if err = unix.Fstat(d.fd, &st); err != nil {
+		err = pathError("stat", d.path, err)
 	}
-	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+	return st, err
+}
+
+// statOf is stat for an entry.
+func statOf(d *Dir, name string) (st unix.Stat_t, err error) {
+	if err = checkName(name); err != nil {
+		return st, err
+	}
+	if err = unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		err = d.pathError("stat", name, err)
+	}
+	return st, err
 }
 
 // Same reports whether two handles refer to the same directory.
@@ -259,18 +271,11 @@ func (d *Dir) Exists(name string) (bool, error) {
 
 // formatOf is the file type of an entry (S_IFDIR and so on); 0 if it is missing.
 func formatOf(d *Dir, name string) (uint32, error) {
-	if err := checkName(name); err != nil {
-		return 0, err
-	}
-	var st unix.Stat_t
-	err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	st, err := statOf(d, name)
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
 	}
-	if err != nil {
-		return 0, d.pathError("stat", name, err)
-	}
-	return st.Mode & unix.S_IFMT, nil
+	return st.Mode & unix.S_IFMT, err
 }
 
 // Entries lists the directory in no particular order. It reads a few entries at a time, so a
@@ -410,22 +415,13 @@ func Touch(d *Dir, name string) error {
 
 // Modified is the time of the last change of an entry in the directory, or of Touch (st_mtime).
 func Modified(d *Dir) (time.Time, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return time.Time{}, pathError("stat", d.path, err)
-	}
-	return time.Unix(st.Mtim.Unix()), nil
+	st, err := stat(d)
+	return time.Unix(st.Mtim.Unix()), err
 }
 
 // Changed is the time of the last change of an entry: its content, mode or
 // name (st_ctime). It returns fs.ErrNotExist if there is none.
 func Changed(d *Dir, name string) (time.Time, error) {
-	if err := checkName(name); err != nil {
-		return time.Time{}, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return time.Time{}, d.pathError("stat", name, err)
-	}
-	return time.Unix(st.Ctim.Unix()), nil
+	st, err := statOf(d, name)
+	return time.Unix(st.Ctim.Unix()), err
 }

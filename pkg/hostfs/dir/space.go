@@ -165,13 +165,9 @@ func (o *occupied) File(in *Dir, name string) error {
 	if err := o.step(); err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	err := unix.Fstatat(in.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
+	st, err := statOf(in, name)
 	if err != nil {
-		return in.pathError("stat", name, err)
+		return ignoreNotExist(err)
 	}
 	o.bytes += st.Blocks * 512 // stat(2)
 	return nil

@@ -18,7 +18,7 @@ func (v *Visit) checkQuota() error {
 		v.changeKeeper()
 	}
 	if v.Keeper.Kind() != "" {
-		if v.Pool.limitsDiffer.Swap(false) {
+		if v.Pool.checks.limitsDiffer.Swap(false) {
 			v.queueLimitChecks()
 		}
 		v.restoreQueued()
@@ -50,13 +50,13 @@ func (v *Visit) changeKeeper() {
 }
 
 // queueLimitChecks has the checks compare all limits with the promises.
-func (v *Visit) queueLimitChecks() { v.Pool.unrestored = v.Repair().AllLimits() }
+func (v *Visit) queueLimitChecks() { v.Pool.checks.unrestored = v.Repair().AllLimits() }
 
 // restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
 func (v *Visit) restoreQueued() {
-	v.Repair().LimitsOf(v.Pool.unrestored)
-	if len(v.Pool.unrestored) == 0 {
-		v.Pool.unrestored = nil // a map keeps the room of what it once had
+	v.Repair().LimitsOf(v.Pool.checks.unrestored)
+	if len(v.Pool.checks.unrestored) == 0 {
+		v.Pool.checks.unrestored = nil // a map keeps the room of what it once had
 	}
 }
 

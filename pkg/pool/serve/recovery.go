@@ -95,7 +95,7 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 		return err
 	}
 	if space.ReadOnly && at == atOpen {
-		v.Pool.unrecovered = true
+		v.Pool.checks.unrecovered = true
 	}
 	if !space.ReadOnly {
 		if err := v.Work(); err != nil {
@@ -125,14 +125,14 @@ func (v *Visit) begin(ctx context.Context) error {
 		return err
 	}
 	// What other nodes work on they finish. What they only read is left to this one.
-	v.Pool.unrecovered, v.Pool.tried = v.Pool.unrecovered || v.Pool.skipped, time.Now()
+	v.Pool.checks.unrecovered, v.Pool.checks.tried = v.Pool.checks.unrecovered || v.Pool.checks.skipped, time.Now()
 	return nil
 }
 
 // recoverAgain does what begin could not do: the pool was read-only, or another node worked on
 // a volume. Calls are at work by then.
 func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
-	if !v.Pool.unrecovered || v.Pool.skipped && time.Since(v.Pool.tried) < v.Pool.Options.SyncEvery {
+	if !v.Pool.checks.unrecovered || v.Pool.checks.skipped && time.Since(v.Pool.checks.tried) < v.Pool.Options.SyncEvery {
 		return false, nil
 	}
 	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
@@ -141,11 +141,11 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	if err := v.Work(); err != nil {
 		return false, err
 	}
-	v.Pool.skipped = false
+	v.Pool.checks.skipped = false
 	if err := v.recover(ctx, again); err != nil {
 		return false, err
 	}
-	v.Pool.unrecovered, v.Pool.tried = v.Pool.skipped, time.Now()
+	v.Pool.checks.unrecovered, v.Pool.checks.tried = v.Pool.checks.skipped, time.Now()
 	return true, nil
 }
 
@@ -153,9 +153,9 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 // the pool was away when a volume was unpublished.
 func (v *Visit) recoverMarks(ctx context.Context) error {
 	return v.Store.Nodes().RecoverMarks(func(at string, of volume.ID, remove func() error) {
-		v.Pool.left(at, v.unlessBusyOr(of, remove))
+		v.Pool.problems.left(at, v.unlessBusyOr(of, remove))
 	}, func(at string, id volume.ID) {
-		v.Pool.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
+		v.Pool.problems.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
 	})
 }
 
