@@ -9,18 +9,18 @@ var errUnguarded = errors.New("another driver may have begun to serve it")
 
 // guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
 // of volumes, and leaves no marks of what it has published.
-func (v *Visit) guardPool(uuid string) (err error) {
-	defer func() { v.Pool.checks.guarded.Store(err == nil) }()
+func (c *checks) guardPool(v *Visit, uuid string) (err error) {
+	defer func() { c.guarded.Store(err == nil) }()
 	if v.Pool.Config.Shared {
-		if err := v.Pool.checks.guard.CheckShared(v.Store); err != nil {
+		if err := c.guard.CheckShared(v.Store); err != nil {
 			return err
 		}
 		v.meetNodes()
 		return nil
 	}
-	err = v.Pool.checks.guard.Acquire(v.Store, uuid)
-	contender := v.Pool.checks.guard.Contender()
-	v.Pool.checks.contender.Store(&contender)
+	err = c.guard.Acquire(v.Store, uuid)
+	contender := c.guard.Contender()
+	c.contender.Store(&contender)
 	return err
 }
 

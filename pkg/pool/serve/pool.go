@@ -188,7 +188,7 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 			v.Close()
 		}
 	}()
-	if err := v.checkCovered(); err != nil {
+	if err := c.pool.directory.checkCovered(s); err != nil {
 		return nil, err
 	}
 	id, err := c.identify(s, f)
@@ -207,12 +207,12 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 	if err != nil {
 		return nil, errTwice
 	}
-	err = v.guardPool(f.UUID)
+	err = c.guardPool(v, f.UUID)
 	if err == nil {
 		_, err = v.join(*f)
 	}
 	if err == nil {
-		err = v.begin(ctx)
+		err = c.begin(ctx, v)
 	}
 	if err != nil {
 		giveUp()

@@ -56,9 +56,9 @@ var recovery = []recoveryStep{
 	// Finish growths of files.
 	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
 	// Restore limits.
-	{at: atOpen, do: (*Visit).restoreLimits},
+	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimits(v) })},
 	// Restore limits during calls.
-	{at: again, do: (*Visit).restoreLimitsAgain},
+	{at: again, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimitsAgain(v) })},
 	// Remove limits that nothing has.
 	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
 	// Detach devices that are not published.
@@ -120,19 +120,19 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 }
 
 // begin brings disk and memory in line before the pool serves.
-func (v *Visit) begin(ctx context.Context) error {
+func (c *checks) begin(ctx context.Context, v *Visit) error {
 	if err := v.recover(ctx, atOpen); err != nil {
 		return err
 	}
 	// What other nodes work on they finish. What they only read is left to this one.
-	v.Pool.checks.unrecovered, v.Pool.checks.tried = v.Pool.checks.unrecovered || v.Pool.checks.skipped, time.Now()
+	c.unrecovered, c.tried = c.unrecovered || c.skipped, time.Now()
 	return nil
 }
 
 // recoverAgain does what begin could not do: the pool was read-only, or another node worked on
 // a volume. Calls are at work by then.
-func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
-	if !v.Pool.checks.unrecovered || v.Pool.checks.skipped && time.Since(v.Pool.checks.tried) < v.Pool.Options.SyncEvery {
+func (c *checks) recoverAgain(ctx context.Context, v *Visit) (done bool, err error) {
+	if !c.unrecovered || c.skipped && time.Since(c.tried) < v.Pool.Options.SyncEvery {
 		return false, nil
 	}
 	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
@@ -141,11 +141,11 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	if err := v.Work(); err != nil {
 		return false, err
 	}
-	v.Pool.checks.skipped = false
+	c.skipped = false
 	if err := v.recover(ctx, again); err != nil {
 		return false, err
 	}
-	v.Pool.checks.unrecovered, v.Pool.checks.tried = v.Pool.checks.skipped, time.Now()
+	c.unrecovered, c.tried = c.skipped, time.Now()
 	return true, nil
 }
 

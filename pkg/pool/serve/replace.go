@@ -34,8 +34,7 @@ type directory struct {
 }
 
 // noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see. What cannot be read is something.
-func (v *Visit) noteVacancy() {
-	c := &v.Pool.checks
+func (c *checks) noteVacancy(v *Visit) {
 	if c.vacant = c.knownEmpty(); c.vacant {
 		vacant, err := v.Store.Vacant()
 		c.vacant = vacant && err == nil
@@ -94,12 +93,12 @@ var errCovered = volume.PoolMissing("a filesystem was mounted over it and is mis
 
 // checkCovered returns why a directory is not served that another filesystem was mounted over before
 // a restart.
-func (v *Visit) checkCovered() error {
-	covered, err := v.Store.Covered()
+func (d *directory) checkCovered(s *store.Store) error {
+	covered, err := s.Covered()
 	if err != nil || !covered {
 		return err
 	}
-	mounted, err := v.Pool.Options.Mounts.IsFilesystem(v.Store.Root())
+	mounted, err := d.pool.Options.Mounts.IsFilesystem(s.Root())
 	if err != nil || mounted {
 		return err
 	}

@@ -164,7 +164,7 @@ func (c *checks) check(ctx context.Context) state {
 	if err != nil {
 		return state{err: c.pool.Unavailable(err), errors: volume.Unknown}
 	}
-	s.noteVacancy()
+	c.noteVacancy(s)
 	c.unrecovered = c.unrecovered || space.ReadOnly
 	joined, err := s.join(c.pool.identity.Load().Format)
 	if err != nil {
@@ -226,12 +226,12 @@ func (c *checks) enter(ctx context.Context) (*Visit, error) {
 	}
 	v.Store.ProbeWritable()
 	c.refuses.Store(v.Store.Refuses())
-	err = v.guardPool(id.Format.UUID)
+	err = c.guardPool(v, id.Format.UUID)
 	if err == nil {
 		err = c.pool.directory.place.Check(v.Store.Root())
 	}
 	if err == nil {
-		err = v.checkOpen(ctx)
+		err = c.checkOpen(ctx, v)
 	}
 	if err != nil {
 		v.Close()
@@ -241,18 +241,18 @@ func (c *checks) enter(ctx context.Context) (*Visit, error) {
 }
 
 // checkOpen checks a pool that is open.
-func (v *Visit) checkOpen(ctx context.Context) error {
+func (c *checks) checkOpen(ctx context.Context, v *Visit) error {
 	// What calls read may all be in memory. Their first write would be the one to hang.
 	if err := v.Store.ProbeDisk(); err != nil {
 		return fmt.Errorf("%w: %w", reconcile.ErrUnreadable, err)
 	}
-	if err := v.checkQuota(); err != nil {
+	if err := c.checkQuota(v); err != nil {
 		return err
 	}
-	recovered, err := v.recoverAgain(ctx)
-	if err != nil || !recovered && time.Since(v.Pool.checks.synced) < v.Pool.Options.SyncEvery {
+	recovered, err := c.recoverAgain(ctx, v)
+	if err != nil || !recovered && time.Since(c.synced) < v.Pool.Options.SyncEvery {
 		return err
 	}
-	v.Pool.checks.synced = time.Now()
+	c.synced = time.Now()
 	return v.recover(ctx, eachMinute)
 }
