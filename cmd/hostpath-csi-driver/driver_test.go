@@ -295,7 +295,7 @@ func stuckCall(t *testing.T, d *drivertest.Driver, pool string) (release func(),
 	t.Helper()
 	own, err := dir.Open(filepath.Join(pool, ".hostpath-provisioner"))
 	must.Succeed(t, err)
-	unlock, err := own.Lock(t.Context(), "lock")
+	unlock, err := dir.Lock(t.Context(), own, "lock")
 	must.Succeed(t, errors.Join(err, own.Close()))
 	release = sync.OnceFunc(unlock)
 	t.Cleanup(release)

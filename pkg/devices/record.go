@@ -90,10 +90,10 @@ const lockFile = "lock"
 // Own waits until no other agent works with the records, and keeps others from it until released: of two agents on a node each would undo what
 // the other has noted. It calls waits if it has to.
 func (r *Records) Own(ctx context.Context, waits func()) (release func(), err error) {
-	release, err = r.dir.TryLockByte(lockFile, 0)
+	release, err = dir.TryLockByte(r.dir, lockFile, 0)
 	if errors.Is(err, dir.ErrLocked) {
 		waits()
-		release, err = r.dir.LockByte(ctx, lockFile, 0)
+		release, err = dir.LockByte(ctx, r.dir, lockFile, 0)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock the records: %w", err)

@@ -20,7 +20,7 @@ const longestCreation = 10 * time.Minute
 // removed, and what was left of that.
 func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, error) {
 	all := []Leftover{}
-	err := r.Store.EachNode(place, func(node string, d *dir.Dir) error {
+	err := r.Store.Nodes().EachIn(place, func(node string, d *dir.Dir) error {
 		entries, err := store.Names(d)
 		if err != nil {
 			return err
@@ -58,12 +58,12 @@ func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, 
 
 // removedInPlace are the volumes that were removed where they were, for want of room in the trash.
 func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error) {
-	pieces, err := r.Store.Pieces().InPlace()
+	pieces, err := r.Store.Trash().InPlace()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range pieces {
-		err := r.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
+		err := r.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
 			left, err := r.leftover(ctx, store.InTrash, in, entry)
 			if err != nil {
 				return err
@@ -84,12 +84,12 @@ func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error)
 }
 
 func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, name string) (Leftover, error) {
-	changed, err := in.Changed(name)
+	changed, err := dir.Changed(in, name)
 	if err != nil {
 		return Leftover{}, err
 	}
 	if place == store.InCreation && time.Since(changed) > longestCreation {
-		changed, err = in.LastChange(ctx, name, func() { r.steps.Add(1) })
+		changed, err = dir.LastChange(ctx, in, name, func() { r.steps.Add(1) })
 		if err != nil {
 			return Leftover{}, err
 		}
@@ -118,7 +118,7 @@ func (r *reader) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last
 	}
 	// In a shared pool a node sets this as its sign of life, whether it can erase or not.
 	if !r.Config.Shared {
-		if last, err = in.Modified(); err != nil {
+		if last, err = dir.Modified(in); err != nil {
 			return last, err
 		}
 	}

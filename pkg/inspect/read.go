@@ -288,7 +288,7 @@ func (r *reader) join() error {
 		}
 	}
 	r.Ledger.SetOthersTrash(others)
-	on, err := r.Store.Root().SpaceID()
+	on, err := dir.SpaceIDOf(r.Store.Root())
 	if err != nil {
 		return err
 	}
@@ -323,7 +323,7 @@ func (r *reader) joinUnread() {
 		return // it is not here
 	}
 	defer func() { _ = root.Close() }() // opened for reading
-	on, err := root.SpaceID()
+	on, err := dir.SpaceIDOf(root)
 	if err != nil || r.at.Verify(root) != nil {
 		return
 	}

@@ -65,13 +65,13 @@ func (m *migration) isDirectory(path, directory string) (bool, error) {
 	if !filepath.IsAbs(path) {
 		return false, nil
 	}
-	at, err := m.host.Lookup(path)
+	at, err := dir.Lookup(m.host, path)
 	if dir.IsMissing(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("look where %s leads: %w", path, err)
 	}
-	want, err := m.host.Lookup(directory)
+	want, err := dir.Lookup(m.host, directory)
 	return err == nil && at[0] == want[0], err
 }

@@ -88,7 +88,7 @@ func (m *migration) openSaved(ctx context.Context) (unlock func(), err error) {
 	if !m.Apply {
 		return closeDir, nil
 	}
-	release, err := d.TryLockByte(lockName, 0)
+	release, err := dir.TryLockByte(d, lockName, 0)
 	if err != nil {
 		closeDir()
 		return nil, fmt.Errorf("another migration runs on this node: %w", err)

@@ -150,7 +150,7 @@ func (m *Mounter) Mount(ctx context.Context) error {
 	if !errors.Is(err, ErrNotMounted) {
 		return err
 	}
-	unlock, err := place.Parent.Lock(ctx, lockFile)
+	unlock, err := dir.Lock(ctx, place.Parent, lockFile)
 	if err != nil {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
 	}
@@ -274,7 +274,7 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	unlock, err := place.Parent.LockShared(ctx, runFile)
+	unlock, err := dir.LockShared(ctx, place.Parent, runFile)
 	if err := errors.Join(err, place.Parent.Close()); err != nil {
 		return ignoreCanceled(ctx, fmt.Errorf("wait for the clean-up of this pool: %w", err))
 	}
@@ -381,12 +381,12 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	}
 	defer func() { _ = place.Parent.Close() }()
 	m.Log.Info("Waiting for the mounter of the pool to end", "target", m.Target)
-	ended, err := place.Parent.Lock(ctx, runFile)
+	ended, err := dir.Lock(ctx, place.Parent, runFile)
 	if err != nil {
 		return fmt.Errorf("wait for the mounter of this pool to end: %w", err)
 	}
 	defer ended()
-	unlock, err := place.Parent.Lock(ctx, lockFile)
+	unlock, err := dir.Lock(ctx, place.Parent, lockFile)
 	if err != nil {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
 	}

@@ -180,7 +180,7 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 // a session, and would change what pods have. From then on it is not known of the copy what it equals: was has what that was. Recorded is
 // instead what no other session is called: only in its place may this one record a reference that the copy equals, or that it is whole.
 func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), was answer, err error) {
-	if release, err = into.TryLockDir(); err != nil {
+	if release, err = dir.TryLockDir(into); err != nil {
 		return func() {}, was, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
 	}
 	was.Filled = beingFilled + rand.Text()

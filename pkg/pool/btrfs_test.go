@@ -114,7 +114,7 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		d, err := dir.Open(root)
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, d.Close()) }()
-		space, err := d.Space()
+		space, err := dir.SpaceOf(d)
 		must.Succeed(t, err)
 		if got, most := b.capacity(), space.FreeBytes-empty; got > most {
 			t.Errorf("%d MiB are free and %d of them promised, but the capacity is %d", space.FreeBytes/mib, empty/mib, got/mib)
@@ -218,7 +218,7 @@ func freeBytes(t *testing.T, path string) int64 {
 	d, err := dir.Open(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	space, err := d.Space()
+	space, err := dir.SpaceOf(d)
 	must.Succeed(t, err)
 	return space.FreeBytes
 }
@@ -331,7 +331,7 @@ func (b *bench) wantHeldWithinPromises(name string) {
 	d, err := dir.Open(b.Own("snapshots"))
 	must.Succeed(b.t, err)
 	defer func() { must.Succeed(b.t, d.Close()) }()
-	occupied, err := d.Occupied("~"+name, func() error { return nil })
+	occupied, err := dir.Occupied(d, "~"+name, func() error { return nil })
 	must.Succeed(b.t, err)
 	if found.Promised < occupied {
 		b.t.Errorf("snapshot %s is promised %d bytes and holds %d", name, found.Promised, occupied)

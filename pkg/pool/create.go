@@ -198,7 +198,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
-	return found, v.Store.SyncParent(r.ID)
+	return found, v.Store.Creating().SyncParent(r.ID)
 }
 
 func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
@@ -299,13 +299,13 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	if err := v.Discard().DiscardCreation(rec.ID); err != nil {
 		return err
 	}
-	if err := v.Store.Stage(make, fill); err != nil {
+	if err := v.Store.Creating().Stage(make, fill); err != nil {
 		return err
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return v.Store.Records().Write(rec) }); err != nil {
 		return err
 	}
-	return trace.Step(ctx, "move into the pool", func() error { return v.Store.Commit(id) })
+	return trace.Step(ctx, "move into the pool", func() error { return v.Store.Creating().Commit(id) })
 }
 
 // Limited makes the directory of a new volume, under its limit from the beginning, and

@@ -128,11 +128,11 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 	if !e.Lost() || e.Record == nil {
 		return false, nil
 	}
-	piece, err := v.Store.RemoveAgain(id, e)
+	piece, err := v.Store.Trash().RemoveAgain(id, e)
 	if err != nil || piece == "" {
 		return false, err
 	}
-	if err := v.Store.DropRecord(id); err != nil {
+	if err := v.Store.Records().Drop(id); err != nil {
 		return false, err
 	}
 	v.thrown(piece, e)
@@ -159,14 +159,14 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 		return err
 	}
 	if e.Lost() {
-		if err := v.Store.DropRecord(id); err != nil {
+		if err := v.Store.Records().Drop(id); err != nil {
 			return err
 		}
 		v.Pool.Note(id, store.Entry{})
 		v.Discard().ReleaseLost(id, e)
 		return nil
 	}
-	thrown, err := v.Store.Remove(id, store.Trashed(id, e))
+	thrown, err := v.Store.Trash().Remove(id, store.Trashed(id, e))
 	if errors.Is(err, syscall.EDQUOT) {
 		thrown, err = v.removeUnlimited(id, e)
 	}
@@ -175,7 +175,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	}
 	e.Present = false
 	v.Pool.Note(id, e)
-	if err := v.Store.DropRecord(id); err != nil {
+	if err := v.Store.Records().Drop(id); err != nil {
 		return err
 	}
 	v.thrown(thrown, e)
@@ -197,7 +197,7 @@ func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err
 	if _, err := v.Keeper.Lift(in, id.String(), uid); err != nil {
 		return "", err
 	}
-	if thrown, err = v.Store.Remove(id, store.Trashed(id, e)); err != nil {
+	if thrown, err = v.Store.Trash().Remove(id, store.Trashed(id, e)); err != nil {
 		return "", errors.Join(err, v.restoreIfLimited(id, e))
 	}
 	return thrown, nil

@@ -9,5 +9,5 @@ import (
 // LockVolume takes the lock of a volume as another node of a shared pool does, whose own
 // directory is given.
 func LockVolume(own *dir.Dir, id volume.ID) (unlock func(), err error) {
-	return own.TryLockByte("lock", store.VolumeByte(id))
+	return dir.TryLockByte(own, "lock", store.VolumeByte(id))
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
@@ -312,7 +313,7 @@ func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 
 // forgetRecord removes the record that the fence had made.
 func (v *side) forgetRecord() error {
-	if err := v.visit.Store.DropRecord(v.id); err != nil {
+	if err := v.visit.Store.Records().Drop(v.id); err != nil {
 		return err
 	}
 	v.entry.Record = nil
@@ -558,7 +559,7 @@ func (s Moves) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	if err := v.entry.Usable(); err != nil {
 		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
 	}
-	unlock, err := v.dir.TryLockDir()
+	unlock, err := dir.TryLockDir(v.dir)
 	if err != nil {
 		return fmt.Errorf("confirm volume %s: a mover still fills it: %w: %w", m.Volume, volume.ErrInUse, err)
 	}

@@ -233,7 +233,7 @@ func TestTarget(t *testing.T) {
 				must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, "e", ""))
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "f"), volume.ErrPrecondition)
 				filled := must.Value(dir.Open(m.to.Path("pool", "pvc-1")))(t)
-				unlock := must.Value(filled.TryLockDir())(t)
+				unlock := must.Value(dir.TryLockDir(filled))(t)
 				wantError(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, "e"), volume.ErrInUse)
 				unlock()
 				must.Succeed(t, filled.Close())

@@ -457,7 +457,7 @@ func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		own, err := dir.Open(b.Own())
 		must.Succeed(t, err)
-		unlock, err := own.Lock(t.Context(), "lock") // who wants one too waits in vain
+		unlock, err := dir.Lock(t.Context(), own, "lock") // who wants one too waits in vain
 		must.Succeed(t, err, own.Close())
 		defer unlock()
 		b.create("pvc-1", mib)

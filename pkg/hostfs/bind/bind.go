@@ -434,7 +434,7 @@ func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 // Whose mount it is does not show any more.
 func deadAt(parent *dir.Dir, target Target, of *dir.ID, died error) (kind, error) {
 	died = &fs.PathError{Op: "stat", Path: target.path, Err: died}
-	seen, err := parent.Seen()
+	seen, err := dir.Seen(parent)
 	if err != nil {
 		return 0, errors.Join(died, err)
 	}

@@ -221,7 +221,7 @@ func locate(d *dir.Dir, mounts mountinfo.Table) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	seen, err := d.Seen()
+	seen, err := dir.Seen(d)
 	if err != nil {
 		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
 	}

@@ -83,7 +83,7 @@ func (c *copier) refuseFuture() error {
 	}
 	f := &future{copier: c}
 	if err = f.refuse(root, c.src.String()); err == nil {
-		err = c.src.Visit(f)
+		err = dir.Visit(c.src, f)
 	}
 	if !errors.Is(err, ErrFuture) {
 		return err
@@ -158,7 +158,7 @@ func (c *copier) check(since moment) (changes, error) {
 		return changes{}, err
 	}
 	found.count(root)
-	if err := c.src.Visit(found); err != nil {
+	if err := dir.Visit(c.src, found); err != nil {
 		return changes{}, err
 	}
 	now, err := c.now()

@@ -117,7 +117,7 @@ func TestTree(t *testing.T) {
 				t.Errorf("%+v, want %d entries", result, levels+1)
 			}
 			depth := 0
-			must.Succeed(t, open(t, dst).Walk(func(_ *dir.Dir, name string) error {
+			must.Succeed(t, dir.Walk(open(t, dst), func(_ *dir.Dir, name string) error {
 				if name != "bottom" || depth != 0 {
 					t.Errorf("found %s after %d directories", name, depth)
 				}

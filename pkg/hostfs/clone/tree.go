@@ -133,7 +133,7 @@ func (c *copier) removeLinks(root *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := root.RemoveTree(c.ctx, name, func(context.Context) error { return nil }); err != nil {
+	if err := dir.RemoveTree(c.ctx, root, name, func(context.Context) error { return nil }); err != nil {
 		return err
 	}
 	return setTimes(root, ".", st)
@@ -266,7 +266,7 @@ func (c *copier) pass() error {
 	if c.start.set {
 		c.names = NewNames()
 	}
-	err = c.src.Visit(c)
+	err = dir.Visit(c.src, c)
 	if err = errors.Join(err, c.dst.Close()); err != nil {
 		return err
 	}
@@ -318,7 +318,7 @@ func (c *copier) remove(in *dir.Dir, name string) error {
 		}
 		_ = unix.Close(fd) // nothing was written
 	}
-	return in.RemoveTree(c.ctx, name, func(ctx context.Context) error { return ctx.Err() })
+	return dir.RemoveTree(c.ctx, in, name, func(ctx context.Context) error { return ctx.Err() })
 }
 
 func (c *copier) next() error {

@@ -187,10 +187,10 @@ func (c *comparer) descend(p *pair, name string) error {
 		return err
 	}
 	c.path = c.path[:len(c.path)-1]
-	if p.from, err = sub.from.Parent(fromID); err != nil {
+	if p.from, err = dir.Parent(sub.from, fromID); err != nil {
 		return err
 	}
-	p.to, err = sub.to.Parent(toID)
+	p.to, err = dir.Parent(sub.to, toID)
 	return err
 }
 

@@ -56,8 +56,8 @@ func (d *Dir) read() error {
 
 // ReadCached is ReadFile without waiting for the disk; if it would have to wait, it fails with
 // EAGAIN.
-func (d *Dir) ReadCached(name string, limit int64) ([]byte, error) {
-	data, err := d.readFile(name, limit, resolveCached, func(fd int, data []byte) error {
+func ReadCached(d *Dir, name string, limit int64) ([]byte, error) {
+	data, err := readFile(d, name, limit, resolveCached, func(fd int, data []byte) error {
 		n, err := unix.Preadv2(fd, [][]byte{data}, 0, unix.RWF_NOWAIT)
 		if err == nil && n < len(data) {
 			err = io.ErrUnexpectedEOF
@@ -79,8 +79,8 @@ type Way struct {
 // statxMountUnique is STATX_MNT_ID_UNIQUE of linux/stat.h (Linux 6.8). Older kernels do not set it.
 const statxMountUnique = 0x4000
 
-// Way is ID without asking a server, and by which mount.
-func (d *Dir) Way() (Way, error) {
+// WayOf is the ID of a directory without asking a server, and by which mount.
+func WayOf(d *Dir) (Way, error) {
 	var st unix.Statx_t
 	err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|statxMountUnique, &st)
 	if err != nil {

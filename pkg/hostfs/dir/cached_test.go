@@ -29,7 +29,7 @@ func TestCached_coldIsEAGAIN(t *testing.T) {
 			defer func() { must.Succeed(t, d.Close()) }()
 			_, err = d.OpenCached("sub")
 			must.ErrorIs(t, err, unix.EAGAIN)
-			_, err = d.ReadCached("file", 100)
+			_, err = dir.ReadCached(d, "file", 100)
 			must.ErrorIs(t, err, unix.EAGAIN)
 
 			must.Succeed(t, open(t, root).Sync())
@@ -37,7 +37,7 @@ func TestCached_coldIsEAGAIN(t *testing.T) {
 			must.Succeed(t, err)
 			sub, err := d.Open("sub")
 			must.Succeed(t, errors.Join(err, sub.Close()))
-			if data, err := d.ReadCached("file", 100); string(data) != "content" || err != nil {
+			if data, err := dir.ReadCached(d, "file", 100); string(data) != "content" || err != nil {
 				t.Errorf("read %q, %v", data, err)
 			}
 			sub, err = d.OpenCached("sub")
@@ -53,11 +53,11 @@ func TestCached_hungFilesystemDoesNotBlock(t *testing.T) {
 	d, err := dir.OpenCached(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	_, err = d.Way()
+	_, err = dir.WayOf(d)
 	must.Succeed(t, err)
 	_, err = d.OpenCached("sub")
 	must.ErrorIs(t, err, unix.EAGAIN)
-	_, err = d.ReadCached("file", 100)
+	_, err = dir.ReadCached(d, "file", 100)
 	must.ErrorIs(t, err, unix.EAGAIN)
 }
 
@@ -67,9 +67,9 @@ func TestOpenCached_allOperationsWork(t *testing.T) {
 	for name, use := range map[string]func(d *dir.Dir) error{
 		"Sync":      (*dir.Dir).Sync,
 		"Chmod":     func(d *dir.Dir) error { return d.Chmod(0o710) },
-		"Touch":     func(d *dir.Dir) error { return d.Touch("below") },
+		"Touch":     func(d *dir.Dir) error { return dir.Touch(d, "below") },
 		"WriteFile": func(d *dir.Dir) error { return d.WriteFile("file", []byte("content")) },
-		"Space":     func(d *dir.Dir) error { _, err := d.Space(); return err },
+		"Space":     func(d *dir.Dir) error { _, err := dir.SpaceOf(d); return err },
 		"ReadFd": func(d *dir.Dir) error {
 			fd, err := d.ReadFd()
 			return errors.Join(err, unix.Fsync(fd))
@@ -105,7 +105,7 @@ func TestWay(t *testing.T) {
 		d := open(t, path)
 		id, err := d.ID()
 		must.Succeed(t, err)
-		w, err := d.Way()
+		w, err := dir.WayOf(d)
 		if w.ID != id || w.MountRoot != mountRoot || err != nil {
 			t.Errorf("%s is %+v, %v; want %+v, mounted there: %v", path, w, err, id, mountRoot)
 		}
@@ -137,12 +137,12 @@ func TestCached_linksAreRefused(t *testing.T) {
 		if _, err := d.OpenCached(name); err == nil {
 			t.Errorf("OpenCached(%q) opens it", name)
 		}
-		if _, err := d.ReadCached(name, 100); err == nil {
+		if _, err := dir.ReadCached(d, name, 100); err == nil {
 			t.Errorf("ReadCached(%q) reads it", name)
 		}
 	}
 	must.Succeed(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 101), 0o600))
-	if _, err := d.ReadCached("large", 100); err == nil {
+	if _, err := dir.ReadCached(d, "large", 100); err == nil {
 		t.Error("read more than the limit")
 	}
 	sub, err := d.OpenCached("sub")

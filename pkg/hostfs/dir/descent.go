@@ -80,7 +80,7 @@ func (d *Descent[T]) Leave() error {
 	}
 	above := d.above[len(d.above)-1]
 	d.above = d.above[:len(d.above)-1]
-	parent, err := last.Parent(above.id)
+	parent, err := Parent(last.Dir, above.id)
 	if err == nil {
 		d.open = append(d.open, Level[T]{parent, above.id, above.value})
 	}

@@ -125,9 +125,9 @@ func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
 // String is the path that the directory was opened by.
 func (d *Dir) String() string { return d.path }
 
-// Seen is the path at which the kernel has the directory now, without links, for this process. What is mounted
+// Seen is the path at which the kernel has a directory now, without links, for this process. What is mounted
 // over a directory has the same one.
-func (d *Dir) Seen() (string, error) { return os.Readlink(d.HandlePath()) }
+func Seen(d *Dir) (string, error) { return os.Readlink(d.HandlePath()) }
 
 // Close closes the handle. All later operations fail with EBADF.
 func (d *Dir) Close() error {
@@ -147,13 +147,13 @@ const closed = -1
 
 // Open opens a directory that lies directly in d. It returns fs.ErrNotExist, or
 // ErrNotDirectory for anything but a directory, links included.
-func (d *Dir) Open(name string) (*Dir, error) { return d.open(name, 0) }
+func (d *Dir) Open(name string) (*Dir, error) { return openIn(d, name, 0) }
 
 // OpenInside is Open, but returns EXDEV for a mount point.
-func (d *Dir) OpenInside(name string) (*Dir, error) { return d.open(name, unix.RESOLVE_NO_XDEV) }
+func (d *Dir) OpenInside(name string) (*Dir, error) { return openIn(d, name, unix.RESOLVE_NO_XDEV) }
 
-// open takes additional resolution flags of openat2(2).
-func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
+// openIn takes additional resolution flags of openat2(2).
+func openIn(d *Dir, name string, resolve uint64) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -204,24 +204,36 @@ func (d *Dir) Chmod(mode uint32) error {
 
 // Mode is the directory's permission bits.
 func (d *Dir) Mode() (uint32, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return 0, pathError("stat", d.path, err)
-	}
-	return st.Mode & 0o7777, nil
+	st, err := stat(d)
+	return st.Mode & 0o7777, err
 }
 
 // ID identifies the directory itself.
 func (d *Dir) ID() (ID, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return ID{}, pathError("stat", d.path, err)
+	st, err := stat(d)
+	return ID{Dev: st.Dev, Ino: st.Ino}, err
+}
+
+func stat(d *Dir) (st unix.Stat_t, err error) {
+	if err = unix.Fstat(d.fd, &st); err != nil {
+		err = pathError("stat", d.path, err)
 	}
-	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+	return st, err
+}
+
+// statOf is stat for an entry.
+func statOf(d *Dir, name string) (st unix.Stat_t, err error) {
+	if err = checkName(name); err != nil {
+		return st, err
+	}
+	if err = unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		err = d.pathError("stat", name, err)
+	}
+	return st, err
 }
 
 // Same reports whether two handles refer to the same directory.
-func (d *Dir) Same(other *Dir) (bool, error) {
+func Same(d, other *Dir) (bool, error) {
 	id, err := d.ID()
 	if err != nil {
 		return false, err
@@ -232,7 +244,7 @@ func (d *Dir) Same(other *Dir) (bool, error) {
 
 // SameMount reports whether both are reached through the same mount. Between two mounts rename(2) and
 // link(2) fail with EXDEV, even if they are of one filesystem.
-func (d *Dir) SameMount(other *Dir) (bool, error) {
+func SameMount(d, other *Dir) (bool, error) {
 	var ids [2]uint64
 	for i, at := range []*Dir{d, other} {
 		var st unix.Statx_t
@@ -247,30 +259,23 @@ func (d *Dir) SameMount(other *Dir) (bool, error) {
 
 // IsDir reports whether name is a directory in d. A missing entry is not an error.
 func (d *Dir) IsDir(name string) (bool, error) {
-	format, err := d.format(name)
+	format, err := formatOf(d, name)
 	return format == unix.S_IFDIR, err
 }
 
 // Exists reports whether d has an entry of any kind with that name.
 func (d *Dir) Exists(name string) (bool, error) {
-	format, err := d.format(name)
+	format, err := formatOf(d, name)
 	return format != 0, err
 }
 
-// format is the file type of an entry (S_IFDIR and so on); 0 if it is missing.
-func (d *Dir) format(name string) (uint32, error) {
-	if err := checkName(name); err != nil {
-		return 0, err
-	}
-	var st unix.Stat_t
-	err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+// formatOf is the file type of an entry (S_IFDIR and so on); 0 if it is missing.
+func formatOf(d *Dir, name string) (uint32, error) {
+	st, err := statOf(d, name)
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
 	}
-	if err != nil {
-		return 0, d.pathError("stat", name, err)
-	}
-	return st.Mode & unix.S_IFMT, nil
+	return st.Mode & unix.S_IFMT, err
 }
 
 // Entries lists the directory in no particular order. It reads a few entries at a time, so a
@@ -342,12 +347,12 @@ func renamePlain(d *Dir, name string, to *Dir, toName string) error {
 }
 
 // Remove removes a file, a link or a device. It returns fs.ErrNotExist if there is none.
-func (d *Dir) Remove(name string) error { return d.unlink(name, 0) }
+func (d *Dir) Remove(name string) error { return unlink(d, name, 0) }
 
 // RemoveDir removes an empty directory.
-func (d *Dir) RemoveDir(name string) error { return d.unlink(name, unix.AT_REMOVEDIR) }
+func (d *Dir) RemoveDir(name string) error { return unlink(d, name, unix.AT_REMOVEDIR) }
 
-func (d *Dir) unlink(name string, flags int) error {
+func unlink(d *Dir, name string, flags int) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
@@ -397,7 +402,7 @@ func checkName(name string) error {
 }
 
 // Touch sets the times of an entry to now, by the clock of this process.
-func (d *Dir) Touch(name string) error {
+func Touch(d *Dir, name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
@@ -409,23 +414,14 @@ func (d *Dir) Touch(name string) error {
 }
 
 // Modified is the time of the last change of an entry in the directory, or of Touch (st_mtime).
-func (d *Dir) Modified() (time.Time, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
-		return time.Time{}, pathError("stat", d.path, err)
-	}
-	return time.Unix(st.Mtim.Unix()), nil
+func Modified(d *Dir) (time.Time, error) {
+	st, err := stat(d)
+	return time.Unix(st.Mtim.Unix()), err
 }
 
 // Changed is the time of the last change of an entry: its content, mode or
 // name (st_ctime). It returns fs.ErrNotExist if there is none.
-func (d *Dir) Changed(name string) (time.Time, error) {
-	if err := checkName(name); err != nil {
-		return time.Time{}, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return time.Time{}, d.pathError("stat", name, err)
-	}
-	return time.Unix(st.Ctim.Unix()), nil
+func Changed(d *Dir, name string) (time.Time, error) {
+	st, err := statOf(d, name)
+	return time.Unix(st.Ctim.Unix()), err
 }

@@ -40,18 +40,18 @@ func TestBadNamesAreRefused(t *testing.T) {
 			"IsDir":      func() error { _, err := d.IsDir(name); return err },
 			"ReadFile":   func() error { _, err := d.ReadFile(name, 1); return err },
 			"WriteFile":  func() error { return d.WriteFile(name, nil) },
-			"AskDisk":    func() error { return d.AskDisk(name) },
+			"AskDisk":    func() error { return dir.AskDisk(d, name) },
 			"MakeFile":   func() error { _, err := d.MakeFile(name); return err },
 			"OpenFile":   func() error { _, err := d.OpenFile(name); return err },
 			"OpenNode":   func() error { _, err := d.OpenNode(name, os.O_RDONLY); return err },
-			"Lock":       func() error { _, err := d.Lock(t.Context(), name); return err },
-			"LockByte":   func() error { _, err := d.LockByte(t.Context(), name, 1); return err },
-			"TryLock":    func() error { _, err := d.TryLockByte(name, 1); return err },
+			"Lock":       func() error { _, err := dir.Lock(t.Context(), d, name); return err },
+			"LockByte":   func() error { _, err := dir.LockByte(t.Context(), d, name, 1); return err },
+			"TryLock":    func() error { _, err := dir.TryLockByte(d, name, 1); return err },
 			"Remove":     func() error { return d.Remove(name) },
 			"RemoveDir":  func() error { return d.RemoveDir(name) },
 			"Rename":     func() error { return d.Rename(name, d, "b") },
 			"Rename to":  func() error { return d.Rename("b", d, name) },
-			"RemoveTree": func() error { return d.RemoveTree(t.Context(), name, noPause) },
+			"RemoveTree": func() error { return dir.RemoveTree(t.Context(), d, name, noPause) },
 		}
 		for call, try := range calls {
 			if err := try(); !errors.Is(err, dir.ErrName) {
@@ -82,7 +82,7 @@ func TestLinksAreNeverFollowed(t *testing.T) {
 		t.Errorf("IsDir of a link: %v, %v; want false", is, err)
 	}
 	must.Succeed(t, d.WriteFile("file", []byte("ours")))
-	must.Succeed(t, d.RemoveTree(t.Context(), "dir", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), d, "dir", noPause))
 	got, err := os.ReadFile(filepath.Join(outside, "canary"))
 	if err != nil || string(got) != "alive" {
 		t.Errorf("the file outside: %q, %v", got, err)
@@ -125,15 +125,15 @@ func TestClosedHandleFails(t *testing.T) {
 		"Rename":    func() error { return other.Rename("x", d, "y") },
 		"Chmod":     func() error { return d.Chmod(0o700) },
 		"ID":        func() error { _, err := d.ID(); return err },
-		"Space":     func() error { _, err := d.Space(); return err },
+		"Space":     func() error { _, err := dir.SpaceOf(d); return err },
 		"Sync":      d.Sync,
-		"Modified":  func() error { _, err := d.Modified(); return err },
+		"Modified":  func() error { _, err := dir.Modified(d); return err },
 	} {
 		if err := call(); err == nil {
 			t.Errorf("%s works on a closed handle", name)
 		}
 	}
-	_, err = other.Space()
+	_, err = dir.SpaceOf(other)
 	must.Succeed(t, err)
 }
 
@@ -273,11 +273,11 @@ func TestReadFile_refused(t *testing.T) {
 
 func TestLockIsExclusive(t *testing.T) {
 	d := open(t, t.TempDir())
-	unlock, err := d.Lock(t.Context(), "lock")
+	unlock, err := dir.Lock(t.Context(), d, "lock")
 	must.Succeed(t, err)
 	second := make(chan func())
 	go func() {
-		unlock, err := d.Lock(t.Context(), "lock")
+		unlock, err := dir.Lock(t.Context(), d, "lock")
 		if err != nil {
 			t.Error(err)
 		}
@@ -294,14 +294,14 @@ func TestLockIsExclusive(t *testing.T) {
 
 func TestLock_contextCancelled(t *testing.T) {
 	d := open(t, t.TempDir())
-	unlock, err := d.Lock(t.Context(), "lock")
+	unlock, err := dir.Lock(t.Context(), d, "lock")
 	must.Succeed(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
-	_, err = d.Lock(ctx, "lock")
+	_, err = dir.Lock(ctx, d, "lock")
 	must.ErrorIs(t, err, context.DeadlineExceeded)
 	unlock()
-	unlock, err = d.Lock(t.Context(), "lock")
+	unlock, err = dir.Lock(t.Context(), d, "lock")
 	must.Succeed(t, err)
 	unlock()
 }
@@ -312,18 +312,18 @@ func TestLockByte_bytesAreIndependent(t *testing.T) {
 	d, other := open(t, root), open(t, root)
 	const far = 1<<62 - 1
 	for _, at := range []int64{0, 1, far} {
-		unlock, err := d.LockByte(t.Context(), "lock", at)
+		unlock, err := dir.LockByte(t.Context(), d, "lock", at)
 		must.Succeed(t, err)
 		defer unlock()
-		_, err = other.TryLockByte("lock", at)
+		_, err = dir.TryLockByte(other, "lock", at)
 		must.ErrorIs(t, err, dir.ErrLocked)
 	}
-	unlock, err := other.LockByte(t.Context(), "lock", far-1)
+	unlock, err := dir.LockByte(t.Context(), other, "lock", far-1)
 	must.Succeed(t, err)
 	unlock()
-	_, err = other.TryLockByte("lock", 1)
+	_, err = dir.TryLockByte(other, "lock", 1)
 	must.ErrorIs(t, err, dir.ErrLocked)
-	unlock, err = other.TryLockByte("lock", 2)
+	unlock, err = dir.TryLockByte(other, "lock", 2)
 	must.Succeed(t, err)
 	unlock()
 	info, err := os.Stat(filepath.Join(root, "lock"))
@@ -336,15 +336,15 @@ func TestLockByte_bytesAreIndependent(t *testing.T) {
 func TestLockByte_contextCancelled(t *testing.T) {
 	root := t.TempDir()
 	d, other := open(t, root), open(t, root)
-	unlock, err := d.LockByte(t.Context(), "lock", 7)
+	unlock, err := dir.LockByte(t.Context(), d, "lock", 7)
 	must.Succeed(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
-	_, err = other.LockByte(ctx, "lock", 7)
+	_, err = dir.LockByte(ctx, other, "lock", 7)
 	must.ErrorIs(t, err, context.DeadlineExceeded)
 	got := make(chan func())
 	go func() {
-		unlock, err := other.LockByte(t.Context(), "lock", 7)
+		unlock, err := dir.LockByte(t.Context(), other, "lock", 7)
 		if err != nil {
 			t.Error(err)
 		}
@@ -357,17 +357,17 @@ func TestLockByte_contextCancelled(t *testing.T) {
 // Earlier versions of this driver lock the whole file.
 func TestLock_coversAllBytes(t *testing.T) {
 	d := open(t, t.TempDir())
-	unlock, err := d.Lock(t.Context(), "lock")
+	unlock, err := dir.Lock(t.Context(), d, "lock")
 	must.Succeed(t, err)
-	_, err = d.TryLockByte("lock", 1<<62-1)
+	_, err = dir.TryLockByte(d, "lock", 1<<62-1)
 	must.ErrorIs(t, err, dir.ErrLocked)
 	unlock()
-	unlock, err = d.TryLockByte("lock", 1<<62-1)
+	unlock, err = dir.TryLockByte(d, "lock", 1<<62-1)
 	must.Succeed(t, err)
 	defer unlock()
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
-	_, err = d.Lock(ctx, "lock")
+	_, err = dir.Lock(ctx, d, "lock")
 	must.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -414,7 +414,7 @@ func TestEntries_twice(t *testing.T) {
 func TestSpace(t *testing.T) {
 	root := testenv.Tmpfs(t, 1<<20)
 	must.Succeed(t, os.WriteFile(filepath.Join(root, "file"), make([]byte, 128<<10), 0o600))
-	space, err := open(t, root).Space()
+	space, err := dir.SpaceOf(open(t, root))
 	must.Succeed(t, err)
 	if space.SizeBytes != 1<<20 || space.UsedBytes != 128<<10 || space.FreeBytes != 896<<10 || space.ReadOnly {
 		t.Errorf("space %+v, want 1 MiB with 128 KiB in use", space)
@@ -423,7 +423,7 @@ func TestSpace(t *testing.T) {
 		t.Errorf("%d inodes in use, want 2", space.InodesUsed)
 	}
 	must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-	if space, err = open(t, root).Space(); err != nil || !space.ReadOnly {
+	if space, err = dir.SpaceOf(open(t, root)); err != nil || !space.ReadOnly {
 		t.Errorf("space %+v, %v; want it read-only", space, err)
 	}
 }
@@ -431,10 +431,10 @@ func TestSpace(t *testing.T) {
 func TestFilesystem_recognisedAfterRemount(t *testing.T) {
 	one, other := testenv.Tmpfs(t, 1<<20), testenv.Tmpfs(t, 1<<20)
 	must.Succeed(t, os.Mkdir(filepath.Join(one, "sub"), 0o755))
-	fs, err := open(t, one).Filesystem()
+	fs, err := dir.FilesystemOf(open(t, one))
 	must.Succeed(t, err)
 	for path, want := range map[string]bool{one: true, filepath.Join(one, "sub"): true, other: false} {
-		if is, err := open(t, path).On(fs); is != want || err != nil {
+		if is, err := fs.Has(open(t, path)); is != want || err != nil {
 			t.Errorf("%s is on the filesystem: %v, %v; want %v", path, is, err, want)
 		}
 	}
@@ -468,11 +468,11 @@ func tower(t *testing.T, d *dir.Dir, name string, depth int) {
 func TestRemoveTree_deeperThanMaxDepth(t *testing.T) {
 	d := open(t, t.TempDir())
 	tower(t, d, "volume", 300)
-	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), d, "volume", noPause))
 	if got := entries(t, d); len(got) > 0 {
 		t.Errorf("%q remain", got)
 	}
-	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), d, "volume", noPause))
 }
 
 func TestRemoveTree_resumes(t *testing.T) {
@@ -486,11 +486,11 @@ func TestRemoveTree_resumes(t *testing.T) {
 		}
 		return ctx.Err()
 	}
-	must.ErrorIs(t, d.RemoveTree(ctx, "volume", pause), context.Canceled)
+	must.ErrorIs(t, dir.RemoveTree(ctx, d, "volume", pause), context.Canceled)
 	if is, err := d.IsDir("volume"); err != nil || !is {
 		t.Fatalf("tree exists after ten steps: %v, %v; want true", is, err)
 	}
-	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), d, "volume", noPause))
 	if got := entries(t, d); len(got) > 0 {
 		t.Errorf("%q remain", got)
 	}
@@ -507,7 +507,7 @@ func TestRemoveTree_mountIsNotEntered(t *testing.T) {
 	defer func() { must.Succeed(t, syscall.Unmount(mounted, 0)) }()
 	must.Succeed(t, os.WriteFile(filepath.Join(mounted, "canary"), nil, 0o600))
 
-	if err := d.RemoveTree(t.Context(), "volume", noPause); err == nil {
+	if err := dir.RemoveTree(t.Context(), d, "volume", noPause); err == nil {
 		t.Error("removing a tree with a mount in it succeeded")
 	}
 	if _, err := os.Stat(filepath.Join(mounted, "canary")); err != nil {
@@ -561,13 +561,13 @@ func TestAskDisk(t *testing.T) {
 		d := open(t, path)
 		for _, size := range []int{0, 1, 3000, 4096, 10000} {
 			must.Succeed(t, d.WriteFile("file", make([]byte, size)))
-			if err := d.AskDisk("file"); err != nil {
+			if err := dir.AskDisk(d, "file"); err != nil {
 				t.Errorf("%s, a file of %d bytes: %v", name, size, err)
 			}
 		}
 		must.Succeed(t, os.Symlink("file", filepath.Join(path, "link")))
-		must.ErrorIs(t, d.AskDisk("link"), syscall.ELOOP)
-		must.ErrorIs(t, d.AskDisk("none"), fs.ErrNotExist)
+		must.ErrorIs(t, dir.AskDisk(d, "link"), syscall.ELOOP)
+		must.ErrorIs(t, dir.AskDisk(d, "none"), fs.ErrNotExist)
 	}
 }
 
@@ -577,7 +577,7 @@ func TestAskDisk_unalignedDirectRead(t *testing.T) {
 	d := open(t, testenv.LoopFS(t, "ext4", 32<<20))
 	for _, size := range []int{0, 1, 10000} {
 		must.Succeed(t, d.WriteFile("file", make([]byte, size)))
-		if err := dir.AskDisk(d, "file", 100); err != nil {
+		if err := dir.AskDiskBy(d, "file", 100); err != nil {
 			t.Errorf("a file of %d bytes: %v", size, err)
 		}
 	}
@@ -595,7 +595,7 @@ func TestSameMount(t *testing.T) {
 	pool := open(t, filepath.Join(root, "pool"))
 	for name, want := range map[string]bool{"pool/below": true, "again": false, "again/below": false} {
 		other := open(t, filepath.Join(root, name))
-		if same, err := pool.SameMount(other); same != want || err != nil {
+		if same, err := dir.SameMount(pool, other); same != want || err != nil {
 			t.Errorf("%s: %v (%v)", name, same, err)
 		}
 		must.Succeed(t, os.Mkdir(filepath.Join(root, "pool", "x"), 0o755))

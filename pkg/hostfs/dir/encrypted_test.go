@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
@@ -45,7 +46,7 @@ func TestRemoveTree_protectedWithoutKey(t *testing.T) {
 	chattr(t, "+ia", volume+"/d/0", volume+"/d")
 	takeKey()
 	if _, _, errno := unix.Syscall6(unix.SYS_FILE_GETATTR, 0, 0, 0, 0, 0, 0); errno == unix.ENOSYS {
-		must.ErrorIs(t, root.RemoveTree(t.Context(), "volume", noPause), unix.ENOKEY)
+		must.ErrorIs(t, dir.RemoveTree(t.Context(), root, "volume", noPause), unix.ENOKEY)
 		return
 	}
 	wantRemoved(t, root)
@@ -61,7 +62,7 @@ func TestRemoveTree_deepOnFullDisk(t *testing.T) {
 	must.Succeed(t, os.Mkdir(foreign, 0o700))
 	makeDeep(t, filepath.Join(root.String(), "volume")+low+low)
 	fulldisk.Fill(t, foreign, fulldisk.Shortage{Bytes: true})
-	must.Succeed(t, root.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), root, "volume", noPause))
 }
 
 // makeDeep makes directories, and a file in the deepest. No handle stays open.

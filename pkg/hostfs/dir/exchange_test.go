@@ -46,9 +46,9 @@ func TestRemoveTree_directorySwappedForLinkIsNotFollowed(t *testing.T) {
 			}
 		}()
 		// Entries that were swapped away meanwhile are left to the next call.
-		_ = d.RemoveTree(t.Context(), "volume", noPause)
+		_ = dir.RemoveTree(t.Context(), d, "volume", noPause)
 		<-done
-		must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
+		must.Succeed(t, dir.RemoveTree(t.Context(), d, "volume", noPause))
 		for _, path := range []string{"canary", "a/b"} {
 			if _, err := os.Stat(filepath.Join(outside, path)); err != nil {
 				t.Fatalf("round %d: %v", round, err)
@@ -84,7 +84,7 @@ func TestWalk_directorySwappedForLinkIsNotFollowed(t *testing.T) {
 			running = false
 		default:
 		}
-		must.Succeed(t, d.Walk(
+		must.Succeed(t, dir.Walk(d,
 			func(_ *dir.Dir, name string) error { return noCanary(name) },
 			func(d *dir.Dir) error { return noCanary(filepath.Base(d.String())) },
 		))

@@ -1,4 +1,4 @@
 package dir
 
-// AskDisk is Dir.AskDisk with a smaller alignment of direct IO.
-func AskDisk(d *Dir, name string, unit int) error { return d.askDisk(name, unit) }
+// AskDiskBy is AskDisk with a smaller alignment of direct IO.
+func AskDiskBy(d *Dir, name string, unit int) error { return askDisk(d, name, unit) }

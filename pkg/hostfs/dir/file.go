@@ -31,7 +31,7 @@ func (d *Dir) WriteFile(name string, data []byte) (err error) {
 	if err := d.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := d.writeNew(temp, data); err != nil {
+	if err := writeNew(d, temp, data); err != nil {
 		return errors.Join(err, ignoreNotExist(d.Remove(temp)))
 	}
 	if err := unix.Renameat(d.fd, temp, d.fd, name); err != nil {
@@ -40,8 +40,8 @@ func (d *Dir) WriteFile(name string, data []byte) (err error) {
 	return d.Sync()
 }
 
-func (d *Dir) writeNew(name string, data []byte) (err error) {
-	fd, err := d.openFd(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0)
+func writeNew(d *Dir, name string, data []byte) (err error) {
+	fd, err := openFd(d, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0)
 	if err != nil {
 		return err
 	}
@@ -92,28 +92,28 @@ func Temporary(name string) (to string, is bool) {
 // ReadFile reads a regular file of at most limit bytes. It returns ErrNotFile or ErrTooLarge for
 // anything else.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
-	return d.readFile(name, limit, 0, readFull)
+	return readFile(d, name, limit, 0, readFull)
 }
 
 // ReadFileIn is ReadFile in a directory of d, which is not opened for it.
-func (d *Dir) ReadFileIn(sub, name string, limit int64) ([]byte, error) {
+func ReadFileIn(d *Dir, sub, name string, limit int64) ([]byte, error) {
 	if err := cmp.Or(checkName(sub), checkName(name)); err != nil {
 		return nil, err
 	}
-	return d.readBelow(sub+"/"+name, limit, 0, readFull)
+	return readBelow(d, sub+"/"+name, limit, 0, readFull)
 }
 
 // readFile takes additional resolution flags of openat2(2).
-func (d *Dir) readFile(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
+func readFile(d *Dir, name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	return d.readBelow(name, limit, resolve, read)
+	return readBelow(d, name, limit, resolve, read)
 }
 
-func (d *Dir) readBelow(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
+func readBelow(d *Dir, name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
 	// Not an os.File: each call reads two small files, and making an os.File costs more than that.
-	fd, size, err := d.openRegular(name, resolve)
+	fd, size, err := openRegular(d, name, resolve)
 	if err != nil {
 		return nil, err
 	}
@@ -152,12 +152,12 @@ const directUnit = 4096
 // server, answered, with the disk's error. The data may still come from memory if the
 // filesystem does not support direct IO of this size, or stores the file in its metadata, as
 // btrfs does with small files.
-func (d *Dir) AskDisk(name string) error { return d.askDisk(name, directUnit) }
+func AskDisk(d *Dir, name string) error { return askDisk(d, name, directUnit) }
 
-func (d *Dir) askDisk(name string, unit int) error {
+func askDisk(d *Dir, name string, unit int) error {
 	f, err := d.OpenNode(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_DIRECT)
 	if err == nil {
-		err = d.readBegin(f, name, unit)
+		err = readBegin(d, f, name, unit)
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return err
@@ -165,11 +165,11 @@ func (d *Dir) askDisk(name string, unit int) error {
 	if f, err = d.OpenFile(name); err != nil {
 		return err
 	}
-	return d.readBegin(f, name, unit)
+	return readBegin(d, f, name, unit)
 }
 
 // readBegin reads that many bytes into memory aligned to the same size, and closes the file.
-func (d *Dir) readBegin(f *os.File, name string, unit int) error {
+func readBegin(d *Dir, f *os.File, name string, unit int) error {
 	defer func() { _ = f.Close() }() // opened for reading: nothing to lose
 	memory := make([]byte, 2*unit)
 	from := unit - int(uintptr(unsafe.Pointer(&memory[0]))%uintptr(unit))
@@ -185,21 +185,21 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	return d.openFile(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+	return openFile(d, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
 }
 
 // OpenFile opens a regular file of d for reading. It returns ErrNotFile for anything else,
 // links included.
-func (d *Dir) OpenFile(name string) (*os.File, error) { return d.openAnyones(name, 0) }
+func (d *Dir) OpenFile(name string) (*os.File, error) { return openAnyones(d, name, 0) }
 
 // openAnyones is OpenFile with resolution flags of openat2(2). Who writes to the directory may put a
 // device in the file's place at any time, and opening one can do harm: so the entry itself is opened
 // first, which has no effect (open(2), O_PATH).
-func (d *Dir) openAnyones(name string, resolve uint64) (*os.File, error) {
+func openAnyones(d *Dir, name string, resolve uint64) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	node, err := d.openFd(name, unix.O_PATH, resolve)
+	node, err := openFd(d, name, unix.O_PATH, resolve)
 	if err != nil {
 		return nil, err
 	}
@@ -232,10 +232,10 @@ func openNoAtime(open func(flags int) (int, error)) (int, error) {
 
 // openRegular opens a regular file of the driver's own, with resolution flags of openat2(2), in one step; it also returns
 // the size in bytes.
-func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err error) {
+func openRegular(d *Dir, name string, resolve uint64) (fd int, size int64, err error) {
 	// O_NONBLOCK: a FIFO of that name must not block the caller.
 	fd, err = openNoAtime(func(flags int) (int, error) {
-		return d.openFd(name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK), resolve)
+		return openFd(d, name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK), resolve)
 	})
 	// A link, or a socket or a device without a driver.
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
@@ -265,7 +265,7 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	return d.openFile(name, uint64(flags))
+	return openFile(d, name, uint64(flags))
 }
 
 // Lock takes an exclusive lock on a file in d, which it creates if missing. It waits until
@@ -274,34 +274,34 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 //
 // The kernel's own wait (F_OFD_SETLKW) can only be ended by a signal, so Lock polls. The order
 // of waiters is not kept.
-func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) {
-	return d.lock(name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
+func Lock(ctx context.Context, d *Dir, name string) (unlock func(), err error) {
+	return lock(d, unix.F_WRLCK, name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
 }
 
 // LockShared is Lock, but takes a lock that others may have too as long as each takes it by LockShared.
-func (d *Dir) LockShared(ctx context.Context, name string) (unlock func(), err error) {
-	return d.lockAs(unix.F_RDLCK, name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
+func LockShared(ctx context.Context, d *Dir, name string) (unlock func(), err error) {
+	return lock(d, unix.F_RDLCK, name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
 }
 
 // LockByte is Lock for a single byte of the file, which may lie beyond its end. Locks on other
 // bytes do not conflict.
-func (d *Dir) LockByte(ctx context.Context, name string, at int64) (unlock func(), err error) {
-	return d.lock(name, unix.O_CREAT, at, 1, func(try func() error) error { return retry(ctx, try) })
+func LockByte(ctx context.Context, d *Dir, name string, at int64) (unlock func(), err error) {
+	return lock(d, unix.F_WRLCK, name, unix.O_CREAT, at, 1, func(try func() error) error { return retry(ctx, try) })
 }
 
 // TryLockByte is LockByte, but returns ErrLocked instead of waiting.
-func (d *Dir) TryLockByte(name string, at int64) (unlock func(), err error) {
-	return d.lock(name, unix.O_CREAT, at, 1, func(try func() error) error { return try() })
+func TryLockByte(d *Dir, name string, at int64) (unlock func(), err error) {
+	return lock(d, unix.F_WRLCK, name, unix.O_CREAT, at, 1, func(try func() error) error { return try() })
 }
 
 // TryLockExisting is TryLockByte for a file that must be there already.
-func (d *Dir) TryLockExisting(name string, at int64) (unlock func(), err error) {
-	return d.lock(name, 0, at, 1, func(try func() error) error { return try() })
+func TryLockExisting(d *Dir, name string, at int64) (unlock func(), err error) {
+	return lock(d, unix.F_WRLCK, name, 0, at, 1, func(try func() error) error { return try() })
 }
 
 // TryLockDir takes flock(2) of the directory itself, which needs no file, or returns ErrLocked. Locks of files in it do
 // not conflict.
-func (d *Dir) TryLockDir() (unlock func(), err error) {
+func TryLockDir(d *Dir) (unlock func(), err error) {
 	own, err := d.Reopen() // the lock belongs to the descriptor
 	if err != nil {
 		return nil, err
@@ -323,11 +323,11 @@ func tryFlock(fd int) error {
 // Rewrite replaces what a file holds, in place: a reader may see anything in between, and so
 // may the next start after a crash. It makes no file, and syncs nothing. What cannot be written for want
 // of space leaves no hole in its place.
-func (d *Dir) Rewrite(name string, data []byte) error {
+func Rewrite(d *Dir, name string, data []byte) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	f, err := d.openFile(name, unix.O_WRONLY|unix.O_NONBLOCK)
+	f, err := openFile(d, name, unix.O_WRONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return err
 	}
@@ -340,17 +340,13 @@ func (d *Dir) Rewrite(name string, data []byte) error {
 	return nil
 }
 
-// lock opens a file with additional flags, and locks length bytes of it, or all if length is 0.
-func (d *Dir) lock(name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
-	return d.lockAs(unix.F_WRLCK, name, flags, start, length, take)
-}
-
-// lockAs is lock of a kind: F_WRLCK, or F_RDLCK for a lock that others may have too.
-func (d *Dir) lockAs(kind int16, name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
+// lock opens a file with additional flags, and locks length bytes of it, or all if length is 0: by F_WRLCK, or F_RDLCK for a lock that
+// others may have too.
+func lock(d *Dir, kind int16, name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	f, err := d.openFile(name, unix.O_RDWR|flags)
+	f, err := openFile(d, name, unix.O_RDWR|flags)
 	if err != nil {
 		return nil, err
 	}
@@ -392,15 +388,15 @@ func retry(ctx context.Context, try func() error) error {
 	}
 }
 
-func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
-	fd, err := d.openFd(name, flags, 0)
+func openFile(d *Dir, name string, flags uint64) (*os.File, error) {
+	fd, err := openFd(d, name, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
-func (d *Dir) openFd(name string, flags, resolve uint64) (int, error) {
+func openFd(d *Dir, name string, flags, resolve uint64) (int, error) {
 	how := &unix.OpenHow{
 		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | resolve,

@@ -14,8 +14,8 @@ import (
 // being filled, one directory after the other, that is the way to where it grows. It reads a
 // directory of each level, not the whole tree, and calls step for each entry of those. It
 // returns fs.ErrNotExist for a missing name.
-func (d *Dir) LastChange(ctx context.Context, name string, step func()) (time.Time, error) {
-	last, err := d.Changed(name)
+func LastChange(ctx context.Context, d *Dir, name string, step func()) (time.Time, error) {
+	last, err := Changed(d, name)
 	if err != nil {
 		return last, err
 	}
@@ -23,7 +23,7 @@ func (d *Dir) LastChange(ctx context.Context, name string, step func()) (time.Ti
 	for err == nil {
 		var newest string
 		var changed time.Time
-		newest, changed, err = at.newest(ctx, step)
+		newest, changed, err = newestIn(at, ctx, step)
 		if changed.After(last) {
 			last = changed
 		}
@@ -43,8 +43,8 @@ func (d *Dir) LastChange(ctx context.Context, name string, step func()) (time.Ti
 	return last, err
 }
 
-// newest is the entry of a directory that changed last; empty if there is none.
-func (d *Dir) newest(ctx context.Context, step func()) (name string, changed time.Time, err error) {
+// newestIn is the entry of a directory that changed last; empty if there is none.
+func newestIn(d *Dir, ctx context.Context, step func()) (name string, changed time.Time, err error) {
 	for entry, err := range d.Entries() {
 		if err != nil {
 			return "", time.Time{}, err
@@ -53,7 +53,7 @@ func (d *Dir) newest(ctx context.Context, step func()) (name string, changed tim
 			return "", time.Time{}, err
 		}
 		step()
-		at, err := d.Changed(entry.Name)
+		at, err := Changed(d, entry.Name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

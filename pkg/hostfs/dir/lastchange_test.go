@@ -47,7 +47,7 @@ func TestLastChange(t *testing.T) {
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
 	steps := 0
-	got, err := d.LastChange(t.Context(), "tree", func() { steps++ })
+	got, err := dir.LastChange(t.Context(), d, "tree", func() { steps++ })
 	must.Succeed(t, err)
 	if want := ctime(last); !got.Equal(want) {
 		t.Errorf("the tree changed last at %v, want %v", got, want)
@@ -55,18 +55,18 @@ func TestLastChange(t *testing.T) {
 	if steps == 0 {
 		t.Error("no step was counted")
 	}
-	if _, err := d.LastChange(t.Context(), "missing", func() {}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := dir.LastChange(t.Context(), d, "missing", func() {}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing name: %v", err)
 	}
 	tree, err := d.Open("tree")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, tree.Close()) }()
-	if got, err := tree.LastChange(t.Context(), "link", func() {}); err != nil || !got.Equal(ctime(filepath.Join(root, "tree", "link"))) {
+	if got, err := dir.LastChange(t.Context(), tree, "link", func() {}); err != nil || !got.Equal(ctime(filepath.Join(root, "tree", "link"))) {
 		t.Errorf("a link changed last at %v (%v), want its own change", got, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := d.LastChange(ctx, "tree", func() {}); !errors.Is(err, context.Canceled) {
+	if _, err := dir.LastChange(ctx, d, "tree", func() {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end of the context: %v", err)
 	}
 }

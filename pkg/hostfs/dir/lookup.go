@@ -10,12 +10,12 @@ import (
 
 // Lookup follows a path, with its links and mounts, as a process does whose root directory is d. It returns the identity of what
 // the path leads to, a directory or not, and those of the directories above that, up to d. It opens nothing for reading.
-func (d *Dir) Lookup(absolute string) (upwards []ID, err error) {
+func Lookup(d *Dir, absolute string) (upwards []ID, err error) {
 	top, err := d.ID()
 	if err != nil {
 		return nil, err
 	}
-	at, err := d.Resolve(absolute)
+	at, err := Resolve(d, absolute)
 	for err == nil {
 		var id ID
 		id, err = at.ID()
@@ -26,14 +26,14 @@ func (d *Dir) Lookup(absolute string) (upwards []ID, err error) {
 			return upwards, errors.Join(err, at.Close())
 		}
 		below := at
-		at, err = below.above()
+		at, err = above(below)
 		err = errors.Join(err, below.Close())
 	}
 	return nil, err
 }
 
 // Resolve opens what a path leads to as Lookup does, a directory or not, with O_PATH: it can be asked what and where it is.
-func (d *Dir) Resolve(absolute string) (*Dir, error) {
+func Resolve(d *Dir, absolute string) (*Dir, error) {
 	const most = 10
 	for try := 1; ; try++ {
 		fd, err := unix.Openat2(d.fd, absolute, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
@@ -50,11 +50,11 @@ func (d *Dir) Resolve(absolute string) (*Dir, error) {
 }
 
 // above opens the directory that holds what Resolve opened.
-func (d *Dir) above() (*Dir, error) {
+func above(d *Dir) (*Dir, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.fd, "..", flags, 0)
 	if errors.Is(err, unix.ENOTDIR) {
-		seen, err := d.Seen()
+		seen, err := Seen(d)
 		if err != nil {
 			return nil, err
 		}

@@ -18,8 +18,8 @@ func IsProtected(err error) bool {
 // Unprotect takes off an entry what keeps even root from moving and removing it: the flags immutable and append-only
 // (chattr(1)), and the read-only flag of a btrfs subvolume. A pod can set each of them in its volume, and on its root.
 // It reports whether there was one to take off.
-func (d *Dir) Unprotect(name string) (changed bool, err error) {
-	format, err := d.format(name)
+func Unprotect(d *Dir, name string) (changed bool, err error) {
+	format, err := formatOf(d, name)
 	switch {
 	case err != nil || format == 0:
 		return false, err
@@ -34,10 +34,10 @@ func (d *Dir) Unprotect(name string) (changed bool, err error) {
 		}
 		return changed || writable, errors.Join(err, sub.Close())
 	case format == unix.S_IFREG:
-		f, err := d.openAnyones(name, unix.RESOLVE_NO_XDEV)
+		f, err := openAnyones(d, name, unix.RESOLVE_NO_XDEV)
 		if err != nil {
 			// It may be encrypted without its key, or have a lease: the calls of unprotectNode do not open it.
-			changed, nodeErr := d.unprotectNode(name)
+			changed, nodeErr := unprotectNode(d, name)
 			if changed || nodeErr != nil {
 				err = nodeErr
 			}
@@ -46,11 +46,11 @@ func (d *Dir) Unprotect(name string) (changed bool, err error) {
 		changed, err = unprotect(ioctl.File{File: f}, f.Name())
 		return changed, errors.Join(err, f.Close())
 	}
-	return d.unprotectNode(name)
+	return unprotectNode(d, name)
 }
 
 // Protected reports whether a directory has a flag that keeps even root from renaming it: immutable or append-only.
-func (d *Dir) Protected(name string) (bool, error) {
+func Protected(d *Dir, name string) (bool, error) {
 	sub, err := d.Open(name)
 	if err != nil {
 		return false, err
@@ -96,9 +96,9 @@ type nodeAttr struct {
 
 // unprotectNode is unprotect for what cannot be opened: links, pipes, sockets and devices. They have had flags since
 // Linux 6.17, which has calls for them.
-func (d *Dir) unprotectNode(name string) (changed bool, err error) {
+func unprotectNode(d *Dir, name string) (changed bool, err error) {
 	var attr nodeAttr
-	if err := d.nodeAttr(unix.SYS_FILE_GETATTR, name, &attr); err != nil {
+	if err := nodeAttrCall(d, unix.SYS_FILE_GETATTR, name, &attr); err != nil {
 		return false, nil //nolint:nilerr // the kernel or the filesystem has no flags of such an entry
 	}
 	const protected = 0x8 | 0x10 // FS_XFLAG_IMMUTABLE, FS_XFLAG_APPEND
@@ -106,14 +106,14 @@ func (d *Dir) unprotectNode(name string) (changed bool, err error) {
 		return false, nil
 	}
 	attr.flags &^= protected | ioctl.HasAttr
-	err = privilege.With(privilege.ForErasing, func() error { return d.nodeAttr(unix.SYS_FILE_SETATTR, name, &attr) })
+	err = privilege.With(privilege.ForErasing, func() error { return nodeAttrCall(d, unix.SYS_FILE_SETATTR, name, &attr) })
 	if err != nil {
 		return false, d.pathError("take the flags immutable and append-only off", name, err)
 	}
 	return true, nil
 }
 
-func (d *Dir) nodeAttr(call uintptr, name string, attr *nodeAttr) error {
+func nodeAttrCall(d *Dir, call uintptr, name string, attr *nodeAttr) error {
 	path, err := unix.BytePtrFromString(name)
 	if err != nil {
 		return err
@@ -128,12 +128,12 @@ func (d *Dir) nodeAttr(call uintptr, name string, attr *nodeAttr) error {
 
 // removeProtected removes an entry other than a directory after unprotecting it, and the directory that it is in. The
 // error is that of the first attempt if there is nothing to take off.
-func (d *Dir) removeProtected(name string, first error) error {
+func removeProtected(d *Dir, name string, first error) error {
 	in, err := unprotect(d, d.path)
 	if err != nil {
 		return err
 	}
-	entry, err := d.Unprotect(name)
+	entry, err := Unprotect(d, name)
 	switch {
 	case err != nil:
 		return err

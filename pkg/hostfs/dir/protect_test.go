@@ -89,18 +89,18 @@ func TestUnprotect(t *testing.T) {
 	child(t, root, "directory")
 	must.Succeed(t, os.Symlink("directory", root.String()+"/link"))
 	for _, name := range []string{"directory", "link", "missing"} {
-		if changed, err := root.Unprotect(name); changed || err != nil && !errors.Is(err, os.ErrNotExist) {
+		if changed, err := dir.Unprotect(root, name); changed || err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s without flags: %t, %v", name, changed, err)
 		}
 	}
 	chattr(t, "+i", root.String()+"/directory")
-	if changed, err := root.Unprotect("link"); changed || err != nil {
+	if changed, err := dir.Unprotect(root, "link"); changed || err != nil {
 		t.Errorf("a link to what has flags: %t, %v", changed, err)
 	}
 	if err := root.RemoveDir("directory"); !errors.Is(err, unix.EPERM) {
 		t.Fatalf("remove the immutable directory: %v, want EPERM", err)
 	}
-	if changed, err := root.Unprotect("directory"); !changed || err != nil {
+	if changed, err := dir.Unprotect(root, "directory"); !changed || err != nil {
 		t.Errorf("what is immutable: %t, %v", changed, err)
 	}
 	must.Succeed(t, root.RemoveDir("directory"))

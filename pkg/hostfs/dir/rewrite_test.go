@@ -17,11 +17,11 @@ func TestRewrite(t *testing.T) {
 	d, err := dir.Open(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	if err := d.Rewrite("file", []byte("x")); !errors.Is(err, os.ErrNotExist) {
+	if err := dir.Rewrite(d, "file", []byte("x")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not there: %v, want ErrNotExist", err)
 	}
 	must.Succeed(t, os.WriteFile(filepath.Join(path, "file"), []byte("longer"), 0o600))
-	must.Succeed(t, d.Rewrite("file", []byte("new")))
+	must.Succeed(t, dir.Rewrite(d, "file", []byte("new")))
 	if got, err := os.ReadFile(filepath.Join(path, "file")); err != nil || string(got) != "new" {
 		t.Errorf("the file holds %q, %v", got, err)
 	}
@@ -38,7 +38,7 @@ func TestRewrite_fullFilesystem(t *testing.T) {
 	d, err := dir.Open(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	if err := d.Rewrite("file", []byte("new")); !errors.Is(err, syscall.ENOSPC) {
+	if err := dir.Rewrite(d, "file", []byte("new")); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rewrite: %v, want ENOSPC", err)
 	}
 	if got, err := os.ReadFile(file); err != nil || len(got) > 0 {

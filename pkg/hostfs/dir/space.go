@@ -54,8 +54,8 @@ func (f Filesystem) NotesChanges() bool { return !f.tmpfs }
 // node.
 func (f Filesystem) Cached() bool { return f.cached }
 
-// Filesystem identifies the filesystem of the directory.
-func (d *Dir) Filesystem() (Filesystem, error) {
+// FilesystemOf identifies the filesystem of a directory.
+func FilesystemOf(d *Dir) (Filesystem, error) {
 	id, err := d.ID()
 	if err != nil {
 		return Filesystem{}, err
@@ -71,15 +71,15 @@ func answersFromMemory(kind int64) bool {
 	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 
-// On reports whether the directory lies on this filesystem. It compares the device number,
+// Has reports whether a directory lies on the filesystem. It compares the device number,
 // which some filesystems change with each mount, and only if that differs the id of
 // statfs(2), which others derive from the device.
-func (d *Dir) On(f Filesystem) (bool, error) {
+func (f Filesystem) Has(d *Dir) (bool, error) {
 	id, err := d.ID()
 	if err != nil || id.Dev == f.dev {
 		return err == nil, err
 	}
-	here, err := d.Filesystem()
+	here, err := FilesystemOf(d)
 	return err == nil && here.fsid == f.fsid, err
 }
 
@@ -90,14 +90,14 @@ type SpaceID struct {
 	uuid [16]byte // of btrfs, whose subvolumes have device numbers and statfs(2) ids of their own
 }
 
-// SpaceID identifies the filesystem whose space the directory shares with others.
-func (d *Dir) SpaceID() (SpaceID, error) {
+// SpaceIDOf identifies the filesystem whose space a directory shares with others.
+func SpaceIDOf(d *Dir) (SpaceID, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return SpaceID{}, pathError("statfs", d.path, err)
 	}
 	if st.Type != unix.BTRFS_SUPER_MAGIC {
-		fs, err := d.Filesystem()
+		fs, err := FilesystemOf(d)
 		return SpaceID{Filesystem: fs}, err
 	}
 	var info ioctl.Filesystem
@@ -107,8 +107,8 @@ func (d *Dir) SpaceID() (SpaceID, error) {
 	return SpaceID{uuid: info.UUID}, nil
 }
 
-// Space measures the filesystem of the directory in one system call.
-func (d *Dir) Space() (Space, error) {
+// SpaceOf measures the filesystem of a directory in one system call.
+func SpaceOf(d *Dir) (Space, error) {
 	var st unix.Statfs_t
 	for {
 		err := unix.Fstatfs(d.fd, &st)
@@ -135,7 +135,7 @@ func (d *Dir) Space() (Space, error) {
 // Occupied is how many bytes the filesystem has allocated for an entry and everything below it,
 // without what is mounted there. Each name of a file counts. It calls step for each entry, and
 // stops at an error from that. A missing name has 0.
-func (d *Dir) Occupied(name string, step func() error) (int64, error) {
+func Occupied(d *Dir, name string, step func() error) (int64, error) {
 	o := &occupied{step: step}
 	top, err := d.OpenInside(name)
 	switch {
@@ -151,7 +151,7 @@ func (d *Dir) Occupied(name string, step func() error) (int64, error) {
 	if err := o.File(d, name); err != nil {
 		return 0, err
 	}
-	err = top.Visit(o)
+	err = Visit(top, o)
 	return o.bytes, err
 }
 
@@ -165,13 +165,9 @@ func (o *occupied) File(in *Dir, name string) error {
 	if err := o.step(); err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	err := unix.Fstatat(in.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
+	st, err := statOf(in, name)
 	if err != nil {
-		return in.pathError("stat", name, err)
+		return ignoreNotExist(err)
 	}
 	o.bytes += st.Blocks * 512 // stat(2)
 	return nil

@@ -27,13 +27,13 @@ const maxDepth = 64
 // Deep directories are moved to the root of the tree, since a project quota may not allow
 // them outside, or to the root of their btrfs subvolume. Those that cannot be moved are emptied by a walk, which remembers some
 // 60 bytes of each directory above: a user may have encrypted them and taken the key away (ENOKEY), and the filesystem may be full.
-func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
-	return d.RemoveTreeFreeing(ctx, name, pause, func(_, _ *Dir) error { return nil })
+func RemoveTree(ctx context.Context, d *Dir, name string, pause func(context.Context) error) error {
+	return RemoveTreeFreeing(ctx, d, name, pause, func(_, _ *Dir) error { return nil })
 }
 
 // RemoveTreeFreeing is RemoveTree that calls free for each subvolume of btrfs, with the directory that it is in, before it changes
 // either: who made it may have given it limits, under which it could neither be made writable nor emptied.
-func (d *Dir) RemoveTreeFreeing(ctx context.Context, name string, pause func(context.Context) error, free func(in, subvolume *Dir) error) error {
+func RemoveTreeFreeing(ctx context.Context, d *Dir, name string, pause func(context.Context) error, free func(in, subvolume *Dir) error) error {
 	r := remover{pause: pause, free: free, moved: tempPrefix + "deep-" + rand.Text() + "-"}
 	err := r.remove(ctx, place{dir: d}, name)
 	return cmp.Or(r.failed, err)
@@ -128,7 +128,7 @@ func (r *remover) unlink(ctx context.Context, in *Dir, name string) error {
 	}
 	err := in.Remove(name)
 	if errors.Is(err, unix.EPERM) {
-		err = in.removeProtected(name, err)
+		err = removeProtected(in, name, err)
 	}
 	return ignoreNotExist(err)
 }
@@ -191,7 +191,7 @@ func (r *remover) moveUp(ctx context.Context, in place, name string, sub *Dir, t
 		to.moved++
 		return true, nil
 	}
-	return false, sub.Visit(&emptier{r: r, ctx: ctx})
+	return false, Visit(sub, &emptier{r: r, ctx: ctx})
 }
 
 // An emptier is a Visitor that removes what it visits. It stops only at the end of its context.
@@ -237,12 +237,12 @@ func (e *emptier) Leave(d *Dir) error {
 	last := len(e.above) - 1
 	at := e.above[last]
 	e.above = e.above[:last]
-	in, err := d.Parent(at.in)
+	in, err := Parent(d, at.in)
 	if err != nil {
 		return err
 	}
 	if at.name == "" {
-		at.name, err = in.nameOf(d)
+		at.name, err = nameIn(in, d)
 	}
 	if err == nil {
 		err = e.r.pause(e.ctx)
@@ -254,8 +254,8 @@ func (e *emptier) Leave(d *Dir) error {
 	return errors.Join(e.ctx.Err(), in.Close())
 }
 
-// nameOf is the name of a directory that lies in d.
-func (d *Dir) nameOf(sub *Dir) (string, error) {
+// nameIn is the name of a directory that lies in d.
+func nameIn(d *Dir, sub *Dir) (string, error) {
 	id, err := sub.ID()
 	if err != nil {
 		return "", err

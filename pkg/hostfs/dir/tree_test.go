@@ -130,7 +130,7 @@ func wantRemoved(t *testing.T, root *dir.Dir) {
 		most = max(most, descriptors(t))
 		return ctx.Err()
 	}
-	must.Succeed(t, root.RemoveTree(t.Context(), "volume", count))
+	must.Succeed(t, dir.RemoveTree(t.Context(), root, "volume", count))
 	if got := entries(t, root); len(got) > 0 {
 		t.Errorf("%q remain", got)
 	}

@@ -21,11 +21,11 @@ import (
 // It holds a bounded number of handles, and remembers 24 bytes of each directory above those,
 // which it reopens as ".." of its child. If that is another directory by then, because a process
 // moved directories, Walk fails with ErrMoved before it reads anything there.
-func (d *Dir) Walk(file func(in *Dir, name string) error, directory func(*Dir) error) error {
-	return d.Visit(visitor{file, directory})
+func Walk(d *Dir, file func(in *Dir, name string) error, directory func(*Dir) error) error {
+	return Visit(d, visitor{file, directory})
 }
 
-// A Visitor is called by [Dir.Visit]. The handles are open during the call.
+// A Visitor is called by [Visit]. The handles are open during the call.
 // The first error stops the visit.
 type Visitor interface {
 	// File is called for an entry that is not a directory.
@@ -54,7 +54,7 @@ func (v visitor) Leave(d *Dir) error              { return v.leave(d) }
 
 // Visit is Walk for a visitor that is also called for each directory before its content.
 // Enter and Leave are called in pairs for the directories below d, not for d itself.
-func (d *Dir) Visit(v Visitor) error {
+func Visit(d *Dir, v Visitor) error {
 	root, err := d.Reopen()
 	if err != nil {
 		return err
@@ -168,7 +168,7 @@ func (w *walker) reopen(child *Dir) error {
 	last := len(w.above) - 1
 	at := w.above[last]
 	w.above = w.above[:last]
-	parent, err := child.Parent(at.id)
+	parent, err := Parent(child, at.id)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (w *walker) reopen(child *Dir) error {
 
 // Parent opens the directory that holds d. If that is not the expected one, since a process
 // moved d, it returns ErrMoved.
-func (d *Dir) Parent(expected ID) (*Dir, error) {
+func Parent(d *Dir, expected ID) (*Dir, error) {
 	fd, err := unix.Openat2(d.Fd(), "..", &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_XDEV,

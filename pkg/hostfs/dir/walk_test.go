@@ -36,7 +36,7 @@ func walk(t *testing.T, d *dir.Dir, also func(path string)) (visits, error) {
 		also(path)
 		return nil
 	}
-	err := d.Walk(note, func(d *dir.Dir) error { return note(d, "") })
+	err := dir.Walk(d, note, func(d *dir.Dir) error { return note(d, "") })
 	return v, err
 }
 
@@ -132,8 +132,8 @@ func TestWalk_stopsAtFirstError(t *testing.T) {
 	high(t, d, 100)
 	before, failed := descriptors(t), errors.New("failed")
 	for name, err := range map[string]error{
-		"of a file":      d.Walk(func(*dir.Dir, string) error { return failed }, func(*dir.Dir) error { return nil }),
-		"of a directory": d.Walk(func(*dir.Dir, string) error { return nil }, func(*dir.Dir) error { return failed }),
+		"of a file":      dir.Walk(d, func(*dir.Dir, string) error { return failed }, func(*dir.Dir) error { return nil }),
+		"of a directory": dir.Walk(d, func(*dir.Dir, string) error { return nil }, func(*dir.Dir) error { return failed }),
 	} {
 		t.Run(name, func(t *testing.T) { must.ErrorIs(t, err, failed) })
 	}
@@ -191,7 +191,7 @@ func TestPathsOfDeepDirectoriesAreBounded(t *testing.T) {
 	}
 	want("/" + name)
 	for _, id := range slices.Backward(above) {
-		next, err := at.Parent(id)
+		next, err := dir.Parent(at, id)
 		must.Succeed(t, err, at.Close())
 		at = next
 	}

@@ -36,7 +36,7 @@ func TestRemoveTree_manyDeepDirectoriesTakeNoMemory(t *testing.T) {
 		return stats.HeapAlloc
 	}
 	before, most, entries := heap(), uint64(0), 0
-	must.Succeed(t, root.RemoveTree(t.Context(), "tree", func(context.Context) error {
+	must.Succeed(t, dir.RemoveTree(t.Context(), root, "tree", func(context.Context) error {
 		if entries++; entries%10_000 == 0 {
 			most = max(most, heap())
 		}
@@ -59,7 +59,7 @@ func TestRemoveTree_manyDeepDirectoriesInTurns(t *testing.T) {
 		for err := error(context.Canceled); err != nil; {
 			ctx, end := context.WithCancel(t.Context())
 			left := most
-			err = root.RemoveTree(ctx, "tree", func(ctx context.Context) error {
+			err = dir.RemoveTree(ctx, root, "tree", func(ctx context.Context) error {
 				if left--; left < 0 {
 					end()
 				}

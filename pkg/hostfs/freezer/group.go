@@ -113,7 +113,7 @@ func (g *group) stopped() (bool, error) {
 // with the process, thaws what an owner that has ended left frozen, and marks the group before
 // anything is frozen. What others than a watchdog have frozen stays theirs. Errors: ErrBusy.
 func (g *group) claim() error {
-	if err := g.lock(func(d *dir.Dir) (func(), error) { return d.TryLockDir() }); err != nil {
+	if err := g.lock(dir.TryLockDir); err != nil {
 		if errors.Is(err, dir.ErrLocked) {
 			return fmt.Errorf("%w: %s", ErrBusy, g.dir.Name())
 		}

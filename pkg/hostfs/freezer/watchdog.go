@@ -132,7 +132,7 @@ func (w *Watchdog) thawOwnerless(name string, d *dir.Dir) error {
 	}
 	w.claiming.Lock() // or a claim at the same time would find the group locked
 	defer w.claiming.Unlock()
-	err = g.lock(func(d *dir.Dir) (func(), error) { return d.TryLockDir() })
+	err = g.lock(dir.TryLockDir)
 	if errors.Is(err, dir.ErrLocked) {
 		return nil // its owner thaws it
 	}

@@ -82,7 +82,7 @@ func hasType(d *dir.Dir) (bool, error) {
 
 // labelBelow labels everything below root; of links, the link itself and not its target.
 func labelBelow(root *dir.Dir) error {
-	return root.Walk(labelFile, func(d *dir.Dir) error {
+	return dir.Walk(root, labelFile, func(d *dir.Dir) error {
 		return ignoreUnsupported(d.String(), selinux.SetFileLabel(d.HandlePath(), Container))
 	})
 }

@@ -181,7 +181,7 @@ func punch(t *testing.T, f *loop.File, from, bytes int64) {
 func free(t *testing.T, d *dir.Dir) int64 {
 	t.Helper()
 	must.Succeed(t, unix.Syncfs(d.Fd()))
-	space, err := d.Space()
+	space, err := dir.SpaceOf(d)
 	must.Succeed(t, err)
 	return space.FreeBytes
 }

@@ -20,7 +20,7 @@ func (t Table) Position(d *dir.Dir) (Position, error) {
 	if err != nil {
 		return Position{}, err
 	}
-	seen, err := d.Seen()
+	seen, err := dir.Seen(d)
 	if err != nil {
 		return Position{}, err
 	}

@@ -35,7 +35,7 @@ func TestPosition_isTheSameByAnyMount(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, root.Close()) })
 	position := func(path string) mounts.Position {
 		t.Helper()
-		d, err := root.Resolve(filepath.Join(at, path))
+		d, err := dir.Resolve(root, filepath.Join(at, path))
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, d.Close()) }()
 		p, err := table.Position(d)

@@ -174,7 +174,7 @@ func (l Limit) bytesOnDisk(d *dir.Dir) (int64, error) {
 	if l.Bytes < 0 || l.Inodes < 0 {
 		return 0, fmt.Errorf("limit %s: %d bytes and %d inodes: negative", d, l.Bytes, l.Inodes)
 	}
-	space, err := d.Space()
+	space, err := dir.SpaceOf(d)
 	if err != nil {
 		return 0, err
 	}

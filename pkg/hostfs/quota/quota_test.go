@@ -279,7 +279,7 @@ func TestNestedSubvolume_simpleQuotas(t *testing.T) {
 	must.Succeed(t, os.WriteFile(d.String()+"/file", make([]byte, 24<<20), 0o600))
 
 	must.Succeed(t, errors.Join(facility.Limit(d, own, quota.Limit{}), d.Close())) // open, it would not be cleaned up
-	must.Succeed(t, root.RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
+	must.Succeed(t, dir.RemoveTree(t.Context(), root, "volume", func(ctx context.Context) error { return ctx.Err() }))
 	deadline := time.Now().Add(time.Minute)
 	for {
 		must.Succeed(t, unix.Syncfs(root.Fd()))
@@ -441,7 +441,7 @@ func TestRemoveTree_otherProjects(t *testing.T) {
 			must.Succeed(t, os.MkdirAll(inner, 0o755))
 			run(t, "chattr", "-p", "43", inner)
 			must.Succeed(t, os.MkdirAll(inner+strings.Repeat("/d", 100), 0o755))
-			must.Succeed(t, open(t, root).RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
+			must.Succeed(t, dir.RemoveTree(t.Context(), open(t, root), "volume", func(ctx context.Context) error { return ctx.Err() }))
 		})
 	}
 }
@@ -475,7 +475,7 @@ func TestLimit_defaultOfProjects(t *testing.T) {
 	if usage, err := s.Usage(d, id); usage.Limit != (quota.Limit{}) || err != nil {
 		t.Errorf("without a limit it has %+v, %v", usage, err)
 	}
-	must.Succeed(t, s.Root.RemoveTree(t.Context(), "a", func(ctx context.Context) error { return ctx.Err() }))
+	must.Succeed(t, dir.RemoveTree(t.Context(), s.Root, "a", func(ctx context.Context) error { return ctx.Err() }))
 	must.Succeed(t, d.Close())
 	d, err = s.Make(s.Root, "b")
 	must.Succeed(t, err)

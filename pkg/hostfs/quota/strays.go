@@ -12,7 +12,7 @@ import (
 
 func (p projects) Strays(d *dir.Dir, id ID, step func() error) (Strays, error) {
 	s := &straySearch{id: id, step: step}
-	err := d.Visit(s)
+	err := dir.Visit(d, s)
 	return s.found, err
 }
 

@@ -51,7 +51,7 @@ func (c *comparison) run(result *Result) error {
 	if err := c.s.wire.send(c.ctx); err != nil {
 		return err
 	}
-	if err := c.from.Visit(c); err != nil {
+	if err := dir.Visit(c.from, c); err != nil {
 		if errors.Is(err, dir.ErrMoved) {
 			err = fmt.Errorf("%w: %w", ErrChanged, err)
 		}

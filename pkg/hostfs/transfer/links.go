@@ -44,7 +44,7 @@ func (l *links) is(in *dir.Dir, name string) bool {
 	if l.dir == nil || name != l.name {
 		return false
 	}
-	same, err := in.Same(l.root)
+	same, err := dir.Same(in, l.root)
 	return err == nil && same
 }
 
@@ -85,7 +85,7 @@ func (l *links) remove(ctx context.Context) error {
 	if l.dir == nil {
 		return nil
 	}
-	err := l.root.RemoveTree(ctx, l.name, func(ctx context.Context) error { return ctx.Err() })
+	err := dir.RemoveTree(ctx, l.root, l.name, func(ctx context.Context) error { return ctx.Err() })
 	return errors.Join(err, l.close())
 }
 

@@ -320,7 +320,7 @@ func (r *receiver) remove(in *dir.Dir, name string) error {
 		}
 		_ = unix.Close(fd) // nothing was written
 	}
-	return in.RemoveTree(r.ctx, name, func(ctx context.Context) error { return ctx.Err() })
+	return dir.RemoveTree(r.ctx, in, name, func(ctx context.Context) error { return ctx.Err() })
 }
 
 func (r *receiver) leave(p parser) error {

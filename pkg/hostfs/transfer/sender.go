@@ -358,7 +358,7 @@ func (s *Sender) beginPass(ctx context.Context, from *dir.Dir, p Pass) (since, b
 	if err != nil {
 		return since, began, err
 	}
-	filesystem, err := from.Filesystem()
+	filesystem, err := dir.FilesystemOf(from)
 	if err != nil {
 		return since, began, err
 	}

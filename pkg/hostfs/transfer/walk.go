@@ -90,7 +90,7 @@ func (w *walk) round() error {
 		return source(err)
 	}
 	w.begin(root)
-	if err := w.from.Visit(w); err != nil {
+	if err := dir.Visit(w.from, w); err != nil {
 		return source(err)
 	}
 	for len(w.pending) > 0 {

@@ -94,10 +94,10 @@ type found struct {
 }
 
 func (w *Watch) look(at string) (f found, err error) {
-	if f.upwards, err = w.host.Lookup(at); err != nil {
+	if f.upwards, err = dir.Lookup(w.host, at); err != nil {
 		return f, err
 	}
-	d, err := w.host.Resolve(at)
+	d, err := dir.Resolve(w.host, at)
 	if err != nil {
 		return f, err
 	}

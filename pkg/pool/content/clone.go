@@ -63,7 +63,7 @@ func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string, lift func
 	if err := lift(); err != nil {
 		return nil, err
 	}
-	if _, err := to.Unprotect(name); err != nil {
+	if _, err := dir.Unprotect(to, name); err != nil {
 		return nil, err
 	}
 	return to.Open(name)

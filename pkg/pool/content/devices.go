@@ -78,7 +78,7 @@ func (h Host) Orphans(root *dir.Dir) ([]loop.Device, error) {
 	if err != nil || len(deleted) == 0 {
 		return nil, err
 	}
-	here, err := root.Filesystem()
+	here, err := dir.FilesystemOf(root)
 	if err != nil {
 		return nil, err
 	}

@@ -76,8 +76,8 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 	}
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
-	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
-		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
+	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
+		bytes, err = dir.Occupied(in, entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
 	if err != nil {
@@ -90,7 +90,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
 func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
-	unlock, err := p.Store.Pieces().Lock(name)
+	unlock, err := p.Store.Trash().Lock(name)
 	if err != nil {
 		return false, err
 	}
@@ -135,7 +135,7 @@ func inTurn(ctx context.Context, most int, step func(context.Context) error, rem
 // is left of the tree would count against the next volume.
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
-	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
 		id, err = p.eraseTree(ctx, in, entry, store.ParseThrown(name).UID, pause)
 		return err
 	})
@@ -148,11 +148,11 @@ func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.C
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
 func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid string, pause func(context.Context) error) (quota.ID, error) {
-	_, err := in.Unprotect(entry) // or no limit can be lifted
+	_, err := dir.Unprotect(in, entry) // or no limit can be lifted
 	if errors.Is(err, syscall.EDQUOT) {
 		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
 		if _, err = p.Keeper.Lift(in, entry, uid); err == nil {
-			_, err = in.Unprotect(entry)
+			_, err = dir.Unprotect(in, entry)
 		}
 	}
 	if err != nil {
@@ -162,5 +162,5 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	if err != nil {
 		return 0, err
 	}
-	return id, in.RemoveTreeFreeing(ctx, entry, pause, p.Keeper.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Keeper.Free)
 }

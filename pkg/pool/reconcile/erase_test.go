@@ -21,7 +21,7 @@ import (
 // trashOf puts a piece with so many files into the trash.
 func trashOf(t *testing.T, p *reconcile.Leftovers, name string, files int) (path string) {
 	t.Helper()
-	path = filepath.Join(p.Store.Trash().String(), name)
+	path = filepath.Join(p.Store.Trash().Dir().String(), name)
 	must.Succeed(t, os.Mkdir(path, 0o700))
 	for i := range files {
 		must.Succeed(t, os.WriteFile(filepath.Join(path, fmt.Sprint(i)), nil, 0o600))

@@ -29,7 +29,7 @@ type Leftovers struct {
 // what takes the room.
 func (p *Leftovers) throw(from *dir.Dir, name string, as store.Thrown) error {
 	for {
-		err := p.Store.Throw(from, name, as.String())
+		err := p.Store.Trash().Throw(from, name, as.String())
 		if err == nil {
 			p.Thrown(as.String())
 		}
@@ -44,7 +44,7 @@ func (p *Leftovers) throw(from *dir.Dir, name string, as store.Thrown) error {
 
 // DiscardCreation gives an entry of the directory of creating/ to the reaper.
 func (p *Leftovers) DiscardCreation(name string) error {
-	err := p.throwCreation(p.Store.Creating(), name)
+	err := p.throwCreation(p.Store.Creating().Dir(), name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (p *Leftovers) DiscardCreation(name string) error {
 // cannot be erased: so a copy that fails each time holds the space of one, however fast it is tried again. The caller has
 // the lock of the id.
 func (p *Leftovers) NoneLeft(id volume.ID) error {
-	creating := p.Store.Creating()
+	creating := p.Store.Creating().Dir()
 	if there, err := creating.Exists(id.String()); err != nil {
 		return err
 	} else if there {

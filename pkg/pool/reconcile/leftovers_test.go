@@ -52,7 +52,7 @@ func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	must.Succeed(t, p.RecoverTrashed("erased+1"))
 	wantTrash(t, p, "after what was listed is erased", 0)
 
-	must.Succeed(t, os.Mkdir(filepath.Join(p.Store.Trash().String(), "left"), 0o700))
+	must.Succeed(t, os.Mkdir(filepath.Join(p.Store.Trash().Dir().String(), "left"), 0o700))
 	for range 2 {
 		must.Succeed(t, p.RecoverTrashed("left"))
 		wantTrash(t, p, "after what is there is found", 1)
@@ -72,7 +72,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			return errors.Join(err, p.UndoCreation(id))
 		}},
 		"interrupted creation": {2*reconcile.Turn + 1, creationOf("node-1"), func(p *reconcile.Leftovers) error {
-			return p.RecoverCreations(p.Store.Creating())
+			return p.RecoverCreations(p.Store.Creating().Dir())
 		}},
 		"creation of another name of the node": {1, creationOf("node-0"), func(p *reconcile.Leftovers) error {
 			p.TakeOver()
@@ -84,7 +84,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			pool, foreign := filepath.Join(mounted, "pool"), filepath.Join(mounted, "foreign")
 			must.Succeed(t, os.Mkdir(pool, 0o750), os.Mkdir(foreign, 0o700))
 			p := aPoolAt(t, pool)
-			for _, of := range []string{p.Store.Creating().String(), p.Store.Trash().String()} {
+			for _, of := range []string{p.Store.Creating().Dir().String(), p.Store.Trash().Dir().String()} {
 				must.Succeed(t, os.Mkdir(filepath.Join(filepath.Dir(of), "node-0"), 0o700))
 			}
 			left := c.path(p)
@@ -92,7 +92,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			for i := range c.files {
 				must.Succeed(t, os.WriteFile(filepath.Join(left, fmt.Sprint(i)), nil, 0o600))
 			}
-			must.Succeed(t, unix.Setxattr(p.Store.Trash().String(), "trusted.filler", make([]byte, 200), 0))
+			must.Succeed(t, unix.Setxattr(p.Store.Trash().Dir().String(), "trusted.filler", make([]byte, 200), 0))
 			fulldisk.Fill(t, foreign, fulldisk.Shortage{Bytes: true})
 
 			must.Succeed(t, c.undo(p))
@@ -113,7 +113,7 @@ func TestCreationThatFillsBtrfs(t *testing.T) {
 	must.Succeed(t, os.Mkdir(left, 0o700))
 	fulldisk.Fill(t, left, fulldisk.Shortage{Bytes: true})
 
-	must.Succeed(t, p.RecoverCreations(p.Store.Creating()))
+	must.Succeed(t, p.RecoverCreations(p.Store.Creating().Dir()))
 	var files atomic.Uint64
 	p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
 	wantTrash(t, p, "at the end", 0)
@@ -122,7 +122,7 @@ func TestCreationThatFillsBtrfs(t *testing.T) {
 
 func creationOf(node string) func(p *reconcile.Leftovers) string {
 	return func(p *reconcile.Leftovers) string {
-		return filepath.Join(filepath.Dir(p.Store.Creating().String()), node, longName)
+		return filepath.Join(filepath.Dir(p.Store.Creating().Dir().String()), node, longName)
 	}
 }
 

@@ -36,7 +36,7 @@ func (p *Pool) AllTrash() (held int64) { return p.trashExcept("") }
 // trashExcept counts what it can. What cannot be read may occupy anything.
 func (p *Pool) trashExcept(own string) (held int64) {
 	seen := make(map[any]bool)
-	err := p.Store.EachNode(store.InTrash, func(node string, trash *dir.Dir) error {
+	err := p.Store.Nodes().EachIn(store.InTrash, func(node string, trash *dir.Dir) error {
 		if node == own {
 			return nil
 		}
@@ -70,7 +70,7 @@ func (p *Peers) heldBy(trash *dir.Dir, node, name string) int64 {
 	if t := store.ParseThrown(name); t.Promised != volume.Unknown {
 		return t.Promised
 	}
-	changed, err := trash.Changed(name)
+	changed, err := dir.Changed(trash, name)
 	if dir.IsMissing(err) {
 		return 0 // erased meanwhile
 	}

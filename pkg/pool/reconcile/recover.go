@@ -101,14 +101,14 @@ func (p *Leftovers) recoverReference(id, of volume.ID) error {
 	if d == nil { // its removal has begun
 		return nil
 	}
-	_, err = p.Store.Remove(id, store.Trashed(id, e))
+	_, err = p.Store.Trash().Remove(id, store.Trashed(id, e))
 	return errors.Join(err, d.Close())
 }
 
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Leftovers) RecoverTrash() error {
-	thrown, err := p.Store.Pieces().All()
+	thrown, err := p.Store.Trash().All()
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (p *Leftovers) RecoverTrash() error {
 			continue
 		}
 		p.Steps.Add(1)
-		p.Left(path.Join(p.Store.Trash().String(), name), p.recoverTrashed(name))
+		p.Left(path.Join(p.Store.Trash().Dir().String(), name), p.recoverTrashed(name))
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (p *Leftovers) RecoverTrash() error {
 func (p *Leftovers) recoverTrashed(name string) error {
 	queue := func() error {
 		erased := p.Ledger.Trash().Erased()
-		return p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
+		return p.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
 			// The reaper may have erased and forgotten it since the trash was listed.
 			if exists, err := in.Exists(entry); err != nil || !exists {
 				return err
@@ -154,7 +154,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 
 // finishRemoval drops the record of a volume that is in a directory of trash.
 func (p *Leftovers) finishRemoval(trash *dir.Dir, name string) error {
-	id, dropped, err := p.Store.FinishRemoval(trash, name)
+	id, dropped, err := p.Store.Trash().FinishRemoval(trash, name)
 	if dropped {
 		p.Log.Info("Finished an interrupted removal", "volume", id.String())
 	}
@@ -169,7 +169,7 @@ func (p *Leftovers) TakeOver() {
 	err := p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
-	p.Left(path.Dir(p.Store.Trash().String()), err)
+	p.Left(path.Dir(p.Store.Trash().Dir().String()), err)
 }
 
 // stillTheirs says which nodes of a shared pool finish what they left. All that others left in another pool is this node's.

@@ -135,7 +135,7 @@ func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64
 // without a limit no quota knows.
 func (p *Pool) measurePiece(name string) (bytes, shared int64) {
 	used := quota.Usage{Bytes: volume.Unknown}
-	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
+	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
 		id, err := p.Keeper.IDIn(in, entry)
 		if err == nil && id != 0 {
 			used, err = p.Keeper.UsedIn(in, entry, id)

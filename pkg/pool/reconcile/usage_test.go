@@ -34,8 +34,8 @@ func makeShared(t *testing.T, p *reconcile.Pool, f *quotatest.Fake, name, family
 // remove moves a volume to the trash, which is known to be that until a restart.
 func remove(t *testing.T, p *reconcile.Pool, id volume.ID, e store.Entry, known bool) {
 	t.Helper()
-	piece, err := p.Store.Remove(id, store.Trashed(id, e))
-	must.Succeed(t, err, p.Store.DropRecord(id))
+	piece, err := p.Store.Trash().Remove(id, store.Trashed(id, e))
+	must.Succeed(t, err, p.Store.Records().Drop(id))
 	p.Ledger.Note(id, ledger.Card{})
 	p.Ledger.Trash().Throw(piece, e.Promised())
 	if known {

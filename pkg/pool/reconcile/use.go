@@ -146,7 +146,7 @@ func (v *VolumeUse) checkDirectory(at bind.Target) error {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	same, err := d.Same(v.Dir)
+	same, err := dir.Same(d, v.Dir)
 	if err == nil && !same {
 		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
 	}

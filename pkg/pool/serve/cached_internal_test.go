@@ -36,7 +36,7 @@ func TestPoolIsOpenedFromCache(t *testing.T) {
 				for name, change := range map[string]func() error{
 					"forgotten": func() error { return syscall.Mount("", root, "", syscall.MS_REMOUNT, "") },
 					"written in other ways": func() error {
-						p.root.Store(&dir.Way{ID: p.root.Load().ID}) // before Linux 6.8
+						p.directory.root.Store(&dir.Way{ID: p.directory.root.Load().ID}) // before Linux 6.8
 						return os.WriteFile(format, append([]byte(" "), written...), 0o600)
 					},
 				} {
@@ -74,7 +74,7 @@ func TestCacheOfOtherPoolIsNotUsed(t *testing.T) {
 	}
 	wantCached(t, p, false)
 	// With requireMount, the directory that something was mounted on.
-	p.needMount.Store(true)
+	p.directory.needMount.Store(true)
 	wantCached(t, p, false)
 	if err := errors.Join(os.RemoveAll(filepath.Join(root, "pool")), os.Rename(filepath.Join(root, "away"), filepath.Join(root, "pool"))); err != nil {
 		t.Fatal(err)
@@ -133,9 +133,9 @@ func TestNoRecordIsMissingWithoutDirectoryOfRecords(t *testing.T) {
 // With each mount, some filesystems have other numbers.
 func TestCheckUpdatesCachedIdentity(t *testing.T) {
 	p := onePool(t, filepath.Join(testenv.LoopFS(t, "ext4", 64<<20), "pool"), "false")
-	p.root.Store(&dir.Way{ID: dir.ID{Dev: 1, Ino: 1}})
+	p.directory.root.Store(&dir.Way{ID: dir.ID{Dev: 1, Ino: 1}})
 	wantCached(t, p, false)
-	if st := p.check(t.Context()); st.err != nil {
+	if st := p.checks.check(t.Context()); st.err != nil {
 		t.Fatal(st.err)
 	}
 	wantCached(t, p, true)
@@ -204,11 +204,11 @@ func TestPoolIsNotReplacedDuringCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(p.Config.Path, syscall.MNT_DETACH) })
-	if st := p.check(t.Context()); !errors.Is(st.err, store.ErrOther) {
+	if st := p.checks.check(t.Context()); !errors.Is(st.err, store.ErrOther) {
 		t.Errorf("checked with a call at work: %v, want %v", st.err, store.ErrOther)
 	}
 	call.Close()
-	if st := p.check(t.Context()); st.err != nil {
+	if st := p.checks.check(t.Context()); st.err != nil {
 		t.Errorf("checked after the call: %v", st.err)
 	}
 	wantEntered(t, p)

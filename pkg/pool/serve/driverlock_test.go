@@ -137,7 +137,7 @@ func TestOneDriverOfNodeServesWithoutItsDev(t *testing.T) {
 func TestLockOfAnyProcessStopsNoDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, dev := aPool(t), aDev(t)
-		unlock, err := dev.TryLockExisting("null", store.ServerByte(uuid))
+		unlock, err := dir.TryLockExisting(dev, "null", store.ServerByte(uuid))
 		must.Succeed(t, err)
 		defer unlock()
 		one, two := aGuard(t, "node-1", dev), aGuard(t, "node-1", dev)

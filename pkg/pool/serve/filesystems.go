@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -47,52 +48,52 @@ func (p *Pool) awaits(other *Pool) bool {
 // readPromises has the promises of a pool that cannot be served count against its filesystem, as far
 // as they can be read, and changes nothing in it. What cannot be read keeps the other pools there from
 // promising anything. Another driver may go on in it, so it is read each minute.
-func (p *Pool) readPromises() {
-	if !p.Ledger.Unread() && time.Since(p.synced) < p.Options.SyncEvery {
+func (c *checks) readPromises() {
+	if !c.pool.Ledger.Unread() && time.Since(c.synced) < c.pool.Options.SyncEvery {
 		return
 	}
-	root, err := dir.Open(p.Config.Path)
+	root, err := dir.Open(c.pool.Config.Path)
 	if err != nil {
 		return // it is not here
 	}
 	defer func() { _ = root.Close() }()
-	on, err := root.SpaceID()
-	if err != nil || p.checkMount(root) != nil {
+	on, err := dir.SpaceIDOf(root)
+	if err != nil || c.pool.directory.checkMount(root) != nil {
 		return
 	}
-	s, f, err := store.OpenReadOnly(p.at)
+	s, f, err := store.OpenReadOnly(c.pool.directory.at)
 	if errors.Is(err, store.ErrNoLayout) || errors.Is(err, reconcile.ErrNested) {
 		return // no driver has made a pool of it
 	}
 	if err == nil {
 		defer s.Close()
-		err = p.readAll(s, f)
+		err = c.readAll(s, f)
 	}
 	if err != nil {
-		p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Shared: p.Config.Shared})
-		p.Log.V(2).Info("Failed to read what the pool has promised", "err", err.Error())
+		c.pool.Ledger.Join(c.pool.node.filesystems.Settle(c.pool, on), ledger.Origin{Shared: c.pool.Config.Shared})
+		c.pool.Log.V(2).Info("Failed to read what the pool has promised", "err", err.Error())
 		return
 	}
-	p.synced = time.Now()
+	c.synced = time.Now()
 }
 
-func (p *Pool) readAll(s *store.Store, f *store.Format) error {
-	id, err := p.identify(s, f)
+func (c *checks) readAll(s *store.Store, f *store.Format) error {
+	id, err := c.identify(s, f)
 	if err != nil {
 		return err
 	}
-	v := &Visit{Pool: p, Store: s, Keeper: id.keeper}
+	v := &Visit{Pool: c.pool, Store: s, Keeper: id.keeper}
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
-	p.Ledger.SetOthersTrash(v.Scan().AllTrash())
+	c.pool.Ledger.SetOthersTrash(v.Scan().AllTrash())
 	return v.Scan().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
 // the other pools there. It reports whether that is another one than before.
 func (v *Visit) join(f store.Format) (joined bool, err error) {
-	on, err := v.Store.Root().SpaceID()
+	on, err := dir.SpaceIDOf(v.Store.Root())
 	if err != nil {
 		return false, err
 	}
@@ -116,22 +117,21 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	return joined, nil
 }
 
-// countAll counts what others hold, where quotas count what volumes hold, until ctx
+// usage is what the volumes of a pool hold, in bytes, or volume.Unknown.
+type usage struct {
+	pool  *Pool
+	bytes atomic.Int64
+}
+
+// run counts what others hold, where quotas count what volumes hold, until ctx
 // ends. It is apart from the checks at a pool: on a slow disk it may take a while. Of the pools
 // on one filesystem one counts for all.
-func (p *Pool) countAll(ctx context.Context) {
-	tick := time.NewTicker(p.Options.SyncEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if !p.countsForAll() {
+func (u *usage) run(ctx context.Context) {
+	for reconcile.Rest(ctx, u.pool.Options.SyncEvery) == nil {
+		if !u.countsForAll() {
 			continue
 		}
-		s, err := p.Enter()
+		s, err := u.pool.Enter()
 		if err != nil {
 			continue
 		}
@@ -141,9 +141,9 @@ func (p *Pool) countAll(ctx context.Context) {
 }
 
 // countsForAll reports whether the pool is the first on its filesystem that serves.
-func (p *Pool) countsForAll() bool {
-	for _, other := range p.onFilesystem() {
-		if other == p {
+func (u *usage) countsForAll() bool {
+	for _, other := range u.pool.onFilesystem() {
+		if other == u.pool {
 			return true
 		}
 		if other.state.Load().err == nil {
@@ -171,7 +171,7 @@ func (v *Visit) count() (all bool) {
 	var held int64
 	all = true
 	for _, p := range v.Pool.onFilesystem() {
-		bytes, entered, counts := p.held(v, look)
+		bytes, entered, counts := p.usage.held(v, look)
 		if !counts {
 			v.Pool.Ledger.CannotCount()
 			return true
@@ -191,12 +191,12 @@ func (v *Visit) count() (all bool) {
 
 // held is what the volumes and the trash of a pool hold, if that is counted. The visit
 // is one of this pool, or of another on its filesystem. A pool that is not entered holds nothing.
-func (p *Pool) held(by *Visit, look func()) (bytes int64, entered, counts bool) {
+func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool) {
 	v := by
-	if v.Pool != p {
+	if v.Pool != u.pool {
 		var err error
-		if v, err = p.Enter(); err != nil {
-			in := p.Scan()
+		if v, err = u.pool.Enter(); err != nil {
+			in := u.pool.Scan()
 			if in.Keeper == nil {
 				in.Keeper = by.Keeper
 			}
@@ -204,6 +204,6 @@ func (p *Pool) held(by *Visit, look func()) (bytes int64, entered, counts bool) 
 		}
 		defer v.Close()
 	}
-	bytes, counts = v.Scan().Held(&p.used, look)
+	bytes, counts = v.Scan().Held(&u.bytes, look)
 	return bytes, true, counts
 }

@@ -9,18 +9,18 @@ var errUnguarded = errors.New("another driver may have begun to serve it")
 
 // guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
 // of volumes, and leaves no marks of what it has published.
-func (v *Visit) guardPool(uuid string) (err error) {
-	defer func() { v.Pool.guarded.Store(err == nil) }()
+func (c *checks) guardPool(v *Visit, uuid string) (err error) {
+	defer func() { c.guarded.Store(err == nil) }()
 	if v.Pool.Config.Shared {
-		if err := v.Pool.guard.CheckShared(v.Store); err != nil {
+		if err := c.guard.CheckShared(v.Store); err != nil {
 			return err
 		}
 		v.meetNodes()
 		return nil
 	}
-	err = v.Pool.guard.Acquire(v.Store, uuid)
-	contender := v.Pool.guard.Contender()
-	v.Pool.contender.Store(&contender)
+	err = c.guard.Acquire(v.Store, uuid)
+	contender := c.guard.Contender()
+	c.contender.Store(&contender)
 	return err
 }
 
@@ -52,9 +52,9 @@ func (p *Pool) callEnded(calls *atomic.Int64) {
 
 // letOthersServe lets other drivers serve the pool at once.
 func (p *Pool) letOthersServe() {
-	defer p.guard.Release()
+	defer p.checks.guard.Release()
 	id := p.identity.Load()
-	if p.Config.Shared || !p.guarded.Load() || id == nil || p.state.Load().err != nil {
+	if p.Config.Shared || !p.checks.guarded.Load() || id == nil || p.state.Load().err != nil {
 		return
 	}
 	v, err := p.visit(id)
@@ -63,5 +63,5 @@ func (p *Pool) letOthersServe() {
 	}
 	defer v.Close()
 	v.remember(id)
-	p.guard.Withdraw(v.Store)
+	p.checks.guard.Withdraw(v.Store)
 }

@@ -1,27 +1,25 @@
 package serve
 
 import (
-	"context"
-
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 )
 
 // checkQuota notices quotas that were switched on or off since the pool was opened,
 // or that the filesystem was mounted anew without or with.
-func (v *Visit) checkQuota() error {
+func (c *checks) checkQuota(v *Visit) error {
 	keeper, err := v.Pool.Limits().Keeper(v.Store.Root(), v.Keeper.Claims())
 	if err != nil {
 		return err
 	}
 	if !keeper.Like(v.Keeper) {
 		v.Keeper = keeper
-		v.changeKeeper()
+		c.changeKeeper(v)
 	}
 	if v.Keeper.Kind() != "" {
-		if v.Pool.limitsDiffer.Swap(false) {
-			v.queueLimitChecks()
+		if c.limitsDiffer.Swap(false) {
+			c.queueLimitChecks(v)
 		}
-		v.restoreQueued()
+		c.restoreQueued(v)
 	}
 	now := *v.Scan()
 	now.Keeper = keeper
@@ -36,7 +34,7 @@ func (p *Pool) Limits() limit.Options {
 }
 
 // changeKeeper has the calls to come use what this visit has.
-func (v *Visit) changeKeeper() {
+func (c *checks) changeKeeper(v *Visit) {
 	now := *v.Pool.identity.Load()
 	now.keeper = v.Keeper
 	v.Pool.identity.Store(&now)
@@ -46,17 +44,17 @@ func (v *Visit) changeKeeper() {
 	} else {
 		v.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", v.Keeper.Kind())
 	}
-	v.queueLimitChecks()
+	c.queueLimitChecks(v)
 }
 
 // queueLimitChecks has the checks compare all limits with the promises.
-func (v *Visit) queueLimitChecks() { v.Pool.unrestored = v.Repair().AllLimits() }
+func (c *checks) queueLimitChecks(v *Visit) { c.unrestored = v.Repair().AllLimits() }
 
 // restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
-func (v *Visit) restoreQueued() {
-	v.Repair().LimitsOf(v.Pool.unrestored)
-	if len(v.Pool.unrestored) == 0 {
-		v.Pool.unrestored = nil // a map keeps the room of what it once had
+func (c *checks) restoreQueued(v *Visit) {
+	v.Repair().LimitsOf(c.unrestored)
+	if len(c.unrestored) == 0 {
+		c.unrestored = nil // a map keeps the room of what it once had
 	}
 }
 
@@ -67,17 +65,16 @@ func (p *Pool) enforcing() bool {
 }
 
 // restoreLimits compares all limits with the promises, before the pool serves.
-func (v *Visit) restoreLimits(ctx context.Context) error {
+func (c *checks) restoreLimits(v *Visit) {
 	if v.Pool.Config.Shared { // others may be changing both
-		return v.restoreLimitsAgain(ctx)
+		c.restoreLimitsAgain(v)
+	} else {
+		v.Repair().Limits()
 	}
-	v.Repair().Limits()
-	return nil
 }
 
 // restoreLimitsAgain is restoreLimits while calls or other nodes work in the pool.
-func (v *Visit) restoreLimitsAgain(context.Context) error {
-	v.queueLimitChecks()
-	v.restoreQueued()
-	return nil
+func (c *checks) restoreLimitsAgain(v *Visit) {
+	c.queueLimitChecks(v)
+	c.restoreQueued(v)
 }

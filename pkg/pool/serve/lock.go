@@ -11,7 +11,7 @@ package serve
 //     under it: see marks.go;
 //  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
-// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Pieces),
+// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Trash),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
 //
 // Calls do not wait for each other's 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
@@ -141,34 +141,26 @@ func (n *Node) claim(uuid string) (giveUp func(), err error) { return n.serving.
 
 // unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
 func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
-	return v.Pool.unlessBusy(id, func() error {
-		unlock, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
-		if errors.Is(err, volume.ErrBusy) {
-			v.Pool.skipped = true
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		return do()
-	})
+	return v.Pool.unlessBusy(id, func() error { return v.unlessLocked(store.VolumeByte(id), do) })
 }
 
-// unlessPromising is unlessBusy while no node promises anything.
+// unlessPromising is unlessBusy while no node promises anything: another may be about to write the record.
 func (v *Visit) unlessPromising(id volume.ID, do func() error) error {
-	return v.unlessBusy(id, func() error {
-		unlock, err := v.Store.Nodes().TryLockByte(store.PromisesByte)
-		if errors.Is(err, volume.ErrBusy) {
-			v.Pool.skipped = true // another node may be about to write the record
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		return do()
-	})
+	return v.unlessBusy(id, func() error { return v.unlessLocked(store.PromisesByte, do) })
+}
+
+// unlessLocked does something under the lock of a byte, unless another node of a shared pool has that: then it is skipped.
+func (v *Visit) unlessLocked(at int64, do func() error) error {
+	unlock, err := v.Store.Nodes().TryLockByte(at)
+	if errors.Is(err, volume.ErrBusy) {
+		v.Pool.checks.skipped = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return do()
 }
 
 // unlessBusyOr is unlessBusy for what may be about no volume, on which no call can work: then
@@ -188,7 +180,7 @@ func (p *Pool) unlessBusy(id volume.ID, do func() error) error {
 	case err == nil:
 		defer unlock()
 	case p.identity.Load() != nil:
-		p.skipped = true
+		p.checks.skipped = true
 		return nil
 	}
 	return do()

@@ -33,12 +33,12 @@ func TestLockedVolumeIsRecoveredDuringOpen(t *testing.T) {
 	done := 0
 	do := func() error { done++; return nil }
 	must.Succeed(t, p.unlessBusy(id, do))
-	if done != 1 || p.skipped {
-		t.Errorf("before the pool was opened: done %d times, skipped %v", done, p.skipped)
+	if done != 1 || p.checks.skipped {
+		t.Errorf("before the pool was opened: done %d times, skipped %v", done, p.checks.skipped)
 	}
 	p.identity.Store(&opened{})
 	must.Succeed(t, p.unlessBusy(id, do))
-	if done != 1 || !p.skipped {
-		t.Errorf("while the pool serves: done %d times, skipped %v", done, p.skipped)
+	if done != 1 || !p.checks.skipped {
+		t.Errorf("while the pool serves: done %d times, skipped %v", done, p.checks.skipped)
 	}
 }

@@ -94,7 +94,7 @@ func (v *Visit) restoreMark(id volume.ID) error {
 	}
 	err = v.Store.Nodes().Mark(id)
 	if errors.Is(err, volume.ErrNoSpace) { // tried again each minute; the pool serves meanwhile
-		v.Pool.failed(err, "Failed to restore the mark of a published volume", "volume", id.String())
+		v.Pool.problems.failed(err, "Failed to restore the mark of a published volume", "volume", id.String())
 		return nil
 	}
 	return err

@@ -55,11 +55,11 @@ func Start(configs []poolconfig.Pool, options Options) *Node {
 		n.Pools = append(n.Pools, n.newPool(config))
 	}
 	for _, p := range n.Pools {
-		n.work.Go(func() { p.watch(ctx) })
-		n.work.Go(func() { p.reap(ctx) })
-		n.work.Go(func() { p.countAll(ctx) })
-		n.work.Go(func() { p.surveyAll(ctx) })
-		n.work.Go(func() { p.searchAll(ctx) })
+		n.work.Go(func() { p.checks.watch(ctx) })
+		n.work.Go(func() { p.reaper.run(ctx) })
+		n.work.Go(func() { p.usage.run(ctx) })
+		n.work.Go(func() { p.surveys.run(ctx) })
+		n.work.Go(func() { p.searches.run(ctx) })
 	}
 	return n
 }
@@ -106,7 +106,7 @@ func (n *Node) Close(ctx context.Context) error {
 func (n *Node) Wait(ctx context.Context) error {
 	for _, p := range n.Pools {
 		select {
-		case <-p.checked:
+		case <-p.checks.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -118,7 +118,7 @@ func (n *Node) Wait(ctx context.Context) error {
 func (n *Node) Ready() bool {
 	for _, p := range n.Pools {
 		select {
-		case <-p.checked:
+		case <-p.checks.done:
 		default:
 			return false
 		}

@@ -89,77 +89,27 @@ type Pool struct {
 	Log     logr.Logger
 	Ledger  *ledger.Ledger // what the pool has promised
 
-	node  *Node // this pool and the others
-	at    *store.Location
-	place *reconcile.Place // among all pools
-
+	node     *Node // this pool and the others
 	state    atomic.Pointer[state]
-	hung     atomic.Pointer[state]   // the state during which a call found the pool to hang
-	identity atomic.Pointer[opened]  // once opened
-	root     atomic.Pointer[dir.Way] // of the pool's directory, as the last check that opened it found it
-	// where is the pool's directory, whether the pool serves or not: nil before one was found.
-	where   atomic.Pointer[bind.Root]
-	checked chan struct{} // closed after the first check
-	nudge   chan struct{} // one token: the next check is to come now
-	// steps counts what a check has done, by which one that is slow differs from one that hangs.
-	steps atomic.Uint64
-	// unrecovered says that the pool is to be recovered once it can be: it was read-only, or
-	// something was skipped. It belongs to the checks.
-	unrecovered bool
-	// skipped says that something was left to a call that was at work, here or on another
-	// node, which may hang; and tried when that was. They belong to the checks.
-	skipped bool
-	tried   time.Time
-	// unrestored are volumes whose limits are to be compared with their promises. It
-	// belongs to the checks.
-	unrestored map[volume.ID]struct{}
-	// limitsDiffer says that a survey found a limit that is not what was promised.
-	limitsDiffer atomic.Bool
+	hung     atomic.Pointer[state]  // the state during which a call found the pool to hang
+	identity atomic.Pointer[opened] // once opened
+	ending   atomic.Bool            // the checks have ended, and no call begins
+	handOver func()                 // lets other drivers serve the pool, once
+	peers    reconcile.Peers
 
-	// vacant says that the last check found no volume, record or trash in the pool, and giveUp
-	// releases the pool's uuid. They belong to the checks.
-	vacant bool
-	giveUp func()
-	// needMount says that a filesystem must be mounted at the pool's path.
-	needMount atomic.Bool
-	// seen is where the kernel had the pool's directory when it was opened first.
-	seen atomic.Pointer[string]
-
-	// refuses says that the filesystem refused changes at the last check, and does not say so.
-	refuses atomic.Bool
-	peers   reconcile.Peers
-
-	guard   Guard       // belongs to the checks
-	guarded atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
-	ending  atomic.Bool // the checks have ended, and no call begins
-	// handOver lets other drivers serve the pool, once.
-	handOver func()
-	// contender is the driver that waits for the pool; empty, or nil, for none.
-	contender atomic.Pointer[string]
-
-	// What monitoring reads, in addition to the state. It takes no lock.
-	surveyed  atomic.Pointer[reconcile.Survey] // nil before the first
-	used      atomic.Int64                     // bytes that the volumes hold, or volume.Unknown
-	lastError atomic.Pointer[time.Time]
-	// strays has how the last search of a volume ended, by volume.ID.
-	strays sync.Map
-	// leftovers are those that stay, with why, by path.
-	leftovers sync.Map
-	// erasedFiles is how many files and directories the reaper has taken on.
-	erasedFiles atomic.Uint64
-
-	copies copies
-	note   served.Note
-
-	// synced is when the index was last compared with the disk. It belongs to the checks.
-	synced time.Time
-
-	wake chan struct{} // one token: there is trash to remove
+	directory directory
+	checks    checks
+	problems  problems
+	reaper    reaper
+	usage     usage
+	surveys   surveys
+	searches  searches
+	copies    copies
+	note      served.Note
 }
 
-// Where is the pool's directory, as the last check found it, whether the pool serves or not; nil
-// before one was found.
-func (p *Pool) Where() *bind.Root { return p.where.Load() }
+// Where is the pool's directory, as the last check found it, whether the pool serves or not; nil before one was found.
+func (p *Pool) Where() *bind.Root { return p.directory.where.Load() }
 
 // opened is what a pool was found to be when it was opened.
 type opened struct {
@@ -176,28 +126,31 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		Log:     log,
 		Ledger:  ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
 		node:    n,
-		guard:   Guard{Dev: options.Dev, OwnDev: options.OwnDev, Node: options.Node, Log: log},
-		nudge:   make(chan struct{}, 1),
-		checked: make(chan struct{}),
-		wake:    make(chan struct{}, 1),
 		note:    served.Note{Memory: options.Served},
 	}
+	p.checks = checks{
+		pool: p, nudge: make(chan struct{}, 1), done: make(chan struct{}),
+		guard: Guard{Dev: options.Dev, OwnDev: options.OwnDev, Node: options.Node, Log: log},
+	}
+	p.directory.pool, p.usage.pool, p.surveys.pool, p.searches.pool = p, p, p, p
+	p.problems.log = log
+	p.reaper = reaper{pool: p, awake: make(chan struct{}, 1)}
 	p.handOver = sync.OnceFunc(p.letOthersServe)
-	p.place = n.places.Add(config.Name, options.Mounts, log, p.checkNow)
+	p.directory.place = n.places.Add(config.Name, options.Mounts, log, p.checks.now)
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})
-	p.at = &store.Location{
+	p.directory.at = &store.Location{
 		Path:     config.Path,
 		Node:     options.Node,
 		Reserved: config.Reserved(),
 		Shared:   config.Shared,
 		MakePath: !config.RequireMount,
-		Verify:   p.checkRoot,
-		Nested:   p.place.Check,
+		Verify:   p.directory.checkRoot,
+		Nested:   p.directory.place.Check,
 		Thrown:   p.Thrown,
-		Refuses:  p.refuses.Load,
+		Refuses:  p.checks.refuses.Load,
 	}
-	p.used.Store(volume.Unknown)
-	p.needMount.Store(config.RequireMount)
+	p.usage.bytes.Store(volume.Unknown)
+	p.directory.needMount.Store(config.RequireMount)
 	return p
 }
 
@@ -208,69 +161,68 @@ func (p *Pool) Unavailable(err error) error { return reconcile.Unavailable(&p.Co
 func (p *Pool) Note(id volume.ID, e store.Entry) {
 	p.Ledger.Note(id, reconcile.CardOf(e))
 	if !e.Exists() {
-		p.strays.Delete(id)
+		p.searches.ended.Delete(id)
 	}
 }
 
-// open makes the layout, finishes what a crash interrupted, and fills the index. If that fails,
-// what the pool has promised counts all the same.
-func (p *Pool) open(ctx context.Context) (*Visit, error) {
-	v, err := p.openToServe(ctx)
+// open makes the layout, finishes what a crash interrupted, and fills the index. If that fails, what the pool has promised counts all the same.
+func (c *checks) open(ctx context.Context) (*Visit, error) {
+	v, err := c.openToServe(ctx)
 	if err != nil && !errors.Is(err, errTwice) {
-		p.readPromises()
+		c.readPromises()
 	}
 	return v, err
 }
 
 var errTwice = errors.New("it is the directory of another pool as well, reached by another path")
 
-func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
-	s, f, err := store.Create(ctx, p.at)
+func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
+	s, f, err := store.Create(ctx, c.pool.directory.at)
 	if err != nil {
 		return nil, err
 	}
-	p.refuses.Store(s.Refuses())
-	v := &Visit{Pool: p, Store: s}
+	c.refuses.Store(s.Refuses())
+	v := &Visit{Pool: c.pool, Store: s}
 	defer func() {
 		if err != nil {
 			v.Close()
 		}
 	}()
-	if err := v.checkCovered(); err != nil {
+	if err := c.pool.directory.checkCovered(s); err != nil {
 		return nil, err
 	}
-	id, err := p.identify(s, f)
+	id, err := c.identify(s, f)
 	if err != nil {
 		return nil, err
 	}
 	v.Keeper = id.keeper
-	seen, err := s.Root().Seen()
+	seen, err := dir.Seen(s.Root())
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Scan().Unfit(p.Limits()); err != nil {
+	if err := v.Scan().Unfit(c.pool.Limits()); err != nil {
 		return nil, err
 	}
-	giveUp, err := p.node.claim(f.UUID)
+	giveUp, err := c.pool.node.claim(f.UUID)
 	if err != nil {
 		return nil, errTwice
 	}
-	err = v.guardPool(f.UUID)
+	err = c.guardPool(v, f.UUID)
 	if err == nil {
 		_, err = v.join(*f)
 	}
 	if err == nil {
-		err = v.begin(ctx)
+		err = c.begin(ctx, v)
 	}
 	if err != nil {
 		giveUp()
 		return nil, err
 	}
 	all := v.count()
-	p.synced = time.Now()
-	p.giveUp = giveUp
-	p.seen.CompareAndSwap(nil, &seen)
-	p.identity.Store(id)
+	c.synced = time.Now()
+	c.giveUp = giveUp
+	c.pool.directory.seen.CompareAndSwap(nil, &seen)
+	c.pool.identity.Store(id)
 	if !all { // of pools that are opened at once the later ones can enter the others by now
 		v.count()
 	}
@@ -278,12 +230,12 @@ func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 }
 
 // identify finds out which pool it is, and who enforces the sizes of its volumes.
-func (p *Pool) identify(s *store.Store, f *store.Format) (*opened, error) {
+func (c *checks) identify(s *store.Store, f *store.Format) (*opened, error) {
 	id, err := s.Identify(f)
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := p.Limits().Keeper(s.Root(), p.node.claims.On(id.Filesystem))
+	keeper, err := c.pool.Limits().Keeper(s.Root(), c.pool.node.claims.On(id.Filesystem))
 	if err != nil {
 		return nil, err
 	}

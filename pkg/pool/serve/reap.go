@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -11,19 +12,26 @@ import (
 // Thrown queues an entry of the trash for the reaper.
 func (p *Pool) Thrown(name string) {
 	if p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) {
-		p.wakeReaper()
+		p.reaper.wake()
 	}
 }
 
-func (p *Pool) wakeReaper() {
+// A reaper erases the trash of a pool.
+type reaper struct {
+	pool  *Pool
+	awake chan struct{} // one token: there is trash to remove
+	files atomic.Uint64 // how many files and directories it has taken on
+}
+
+func (r *reaper) wake() {
 	select {
-	case p.wake <- struct{}{}:
+	case r.awake <- struct{}{}:
 	default: // it is awake already
 	}
 }
 
-// reap removes trash until ctx ends.
-func (p *Pool) reap(ctx context.Context) {
+// run removes trash until ctx ends.
+func (r *reaper) run(ctx context.Context) {
 	retry := time.NewTicker(ledger.RetryStuck)
 	defer retry.Stop()
 	for {
@@ -31,20 +39,20 @@ func (p *Pool) reap(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-retry.C:
-			p.reapAll(ctx, true)
-		case <-p.wake:
-			p.reapAll(ctx, false)
+			r.reap(ctx, true)
+		case <-r.awake:
+			r.reap(ctx, false)
 		}
 	}
 }
 
-// reapAll removes what is queued, as long as the pool serves.
-func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
-	queued := p.Ledger.Trash().Names(stuckToo)
+// reap removes what is queued, as long as the pool serves.
+func (r *reaper) reap(ctx context.Context, stuckToo bool) {
+	queued := r.pool.Ledger.Trash().Names(stuckToo)
 	if len(queued) == 0 {
 		return
 	}
-	s, err := p.Enter()
+	s, err := r.pool.Enter()
 	if err != nil {
 		return // the watcher wakes the reaper when the pool is back
 	}
@@ -52,5 +60,5 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 	if err := s.Work(); err != nil {
 		return
 	}
-	s.Discard().Erase(ctx, queued, &p.erasedFiles)
+	s.Discard().Erase(ctx, queued, &r.files)
 }

@@ -44,7 +44,7 @@ var recovery = []recoveryStep{
 	// Remove records that were being written.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating()) }},
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating().Dir()) }},
 	// Remove the references of moves that a crash has ended.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverReferences() }},
 	// Finish removals and queue the trash.
@@ -56,9 +56,9 @@ var recovery = []recoveryStep{
 	// Finish growths of files.
 	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
 	// Restore limits.
-	{at: atOpen, do: (*Visit).restoreLimits},
+	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimits(v) })},
 	// Restore limits during calls.
-	{at: again, do: (*Visit).restoreLimitsAgain},
+	{at: again, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimitsAgain(v) })},
 	// Remove limits that nothing has.
 	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
 	// Detach devices that are not published.
@@ -95,7 +95,7 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 		return err
 	}
 	if space.ReadOnly && at == atOpen {
-		v.Pool.unrecovered = true
+		v.Pool.checks.unrecovered = true
 	}
 	if !space.ReadOnly {
 		if err := v.Work(); err != nil {
@@ -120,19 +120,19 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 }
 
 // begin brings disk and memory in line before the pool serves.
-func (v *Visit) begin(ctx context.Context) error {
+func (c *checks) begin(ctx context.Context, v *Visit) error {
 	if err := v.recover(ctx, atOpen); err != nil {
 		return err
 	}
 	// What other nodes work on they finish. What they only read is left to this one.
-	v.Pool.unrecovered, v.Pool.tried = v.Pool.unrecovered || v.Pool.skipped, time.Now()
+	c.unrecovered, c.tried = c.unrecovered || c.skipped, time.Now()
 	return nil
 }
 
 // recoverAgain does what begin could not do: the pool was read-only, or another node worked on
 // a volume. Calls are at work by then.
-func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
-	if !v.Pool.unrecovered || v.Pool.skipped && time.Since(v.Pool.tried) < v.Pool.Options.SyncEvery {
+func (c *checks) recoverAgain(ctx context.Context, v *Visit) (done bool, err error) {
+	if !c.unrecovered || c.skipped && time.Since(c.tried) < v.Pool.Options.SyncEvery {
 		return false, nil
 	}
 	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
@@ -141,11 +141,11 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	if err := v.Work(); err != nil {
 		return false, err
 	}
-	v.Pool.skipped = false
+	c.skipped = false
 	if err := v.recover(ctx, again); err != nil {
 		return false, err
 	}
-	v.Pool.unrecovered, v.Pool.tried = v.Pool.skipped, time.Now()
+	c.unrecovered, c.tried = c.skipped, time.Now()
 	return true, nil
 }
 
@@ -153,9 +153,9 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 // the pool was away when a volume was unpublished.
 func (v *Visit) recoverMarks(ctx context.Context) error {
 	return v.Store.Nodes().RecoverMarks(func(at string, of volume.ID, remove func() error) {
-		v.Pool.left(at, v.unlessBusyOr(of, remove))
+		v.Pool.problems.left(at, v.unlessBusyOr(of, remove))
 	}, func(at string, id volume.ID) {
-		v.Pool.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
+		v.Pool.problems.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
 	})
 }
 

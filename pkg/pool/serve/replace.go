@@ -2,7 +2,9 @@ package serve
 
 import (
 	"errors"
+	"sync/atomic"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
@@ -16,58 +18,70 @@ import (
 // written into the bare directory once it is unmounted. It has to be mounted where that directory
 // was: a symbolic link that takes the place of the directory is not followed.
 
-// noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see. What cannot be read is something.
-func (v *Visit) noteVacancy() {
-	vacant := false
-	if v.Pool.knownEmpty() {
-		var err error
-		vacant, err = v.Store.Vacant()
-		vacant = vacant && err == nil
-	}
-	v.Pool.vacant = vacant
+// A directory is what is known of the place where a pool is.
+type directory struct {
+	pool  *Pool
+	at    *store.Location
+	place *reconcile.Place // among all pools
+	// root is the pool's directory, as the last check that opened it found it, and where the one at its path, whether the
+	// pool serves or not: nil before one was found.
+	root  atomic.Pointer[dir.Way]
+	where atomic.Pointer[bind.Root]
+	// needMount says that a filesystem must be mounted at the pool's path.
+	needMount atomic.Bool
+	// seen is where the kernel had the pool's directory when it was opened first.
+	seen atomic.Pointer[string]
 }
 
-func (p *Pool) knownEmpty() bool {
-	now := p.Ledger.Summary()
+// noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see. What cannot be read is something.
+func (c *checks) noteVacancy(v *Visit) {
+	if c.vacant = c.knownEmpty(); c.vacant {
+		vacant, err := v.Store.Vacant()
+		c.vacant = vacant && err == nil
+	}
+}
+
+func (c *checks) knownEmpty() bool {
+	now := c.pool.Ledger.Summary()
 	return now.Volumes == 0 && now.Snapshots.Count == 0 && now.Trash.Pieces == 0
 }
 
 // replaced reports whether a pool cannot be opened any more because another filesystem is
 // mounted over it, and nothing was in it. It forgets the pool then. A call that is still at work in it may be making a volume: it is
 // waited for by trying again.
-func (p *Pool) replaced(id *opened, err error) (bool, error) {
+func (c *checks) replaced(id *opened, err error) (bool, error) {
 	// The calls first: what they made is known once they have ended, and none can begin while
 	// something else is mounted.
-	if !errors.Is(err, store.ErrOther) || id.calls.Load() > 0 || !p.vacant || !p.knownEmpty() {
+	if !errors.Is(err, store.ErrOther) || id.calls.Load() > 0 || !c.vacant || !c.knownEmpty() {
 		return false, nil
 	}
-	if over, err := p.mountedOver(); err != nil || !over {
+	if over, err := c.pool.directory.mountedOver(); err != nil || !over {
 		return false, err
 	}
-	p.Log.Info("A filesystem was mounted over the empty pool; opening that filesystem", "path", p.Config.Path)
-	if err := p.markCovered(); err != nil {
-		p.Log.Error(err, "Failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
+	c.pool.Log.Info("A filesystem was mounted over the empty pool; opening that filesystem", "path", c.pool.Config.Path)
+	if err := c.pool.directory.markCovered(); err != nil {
+		c.pool.Log.Error(err, "Failed to mark the directory below the mount; without the mount it is served again after a restart", "path", c.pool.Config.Path)
 	}
-	if err := p.note.Forget(id.Format.UUID); err != nil {
-		p.Log.Error(err, "Failed to forget the empty pool below the mount; forget-pool does it")
+	if err := c.pool.note.Forget(id.Format.UUID); err != nil {
+		c.pool.Log.Error(err, "Failed to forget the empty pool below the mount; forget-pool does it")
 	}
-	p.needMount.Store(true)
-	p.at.MakePath = false
-	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: p.state.Load().errors})
-	p.identity.Store(nil)
-	p.node.filesystems.Forget(p)
-	p.Ledger.Leave()
-	p.giveUp()
+	c.pool.directory.needMount.Store(true)
+	c.pool.directory.at.MakePath = false
+	c.pool.state.Store(&state{err: c.pool.Unavailable(ErrNotChecked), errors: c.pool.state.Load().errors})
+	c.pool.identity.Store(nil)
+	c.pool.node.filesystems.Forget(c.pool)
+	c.pool.Ledger.Leave()
+	c.giveUp()
 	return true, nil
 }
 
 // markCovered notes in the directory below the mount that it is not to be served after a restart.
-func (p *Pool) markCovered() error {
-	root := p.root.Load()
+func (d *directory) markCovered() error {
+	root := d.root.Load()
 	if root == nil {
 		return ErrNotChecked
 	}
-	covered, err := mounts.OpenCovered(p.Config.Path, root.ID)
+	covered, err := mounts.OpenCovered(d.pool.Config.Path, root.ID)
 	if err != nil {
 		return err
 	}
@@ -79,64 +93,63 @@ var errCovered = volume.PoolMissing("a filesystem was mounted over it and is mis
 
 // checkCovered returns why a directory is not served that another filesystem was mounted over before
 // a restart.
-func (v *Visit) checkCovered() error {
-	covered, err := v.Store.Covered()
+func (d *directory) checkCovered(s *store.Store) error {
+	covered, err := s.Covered()
 	if err != nil || !covered {
 		return err
 	}
-	mounted, err := v.Pool.Options.Mounts.IsFilesystem(v.Store.Root())
+	mounted, err := d.pool.Options.Mounts.IsFilesystem(s.Root())
 	if err != nil || mounted {
 		return err
 	}
 	return errCovered
 }
 
-func (p *Pool) mountedOver() (bool, error) {
-	root, err := dir.Open(p.Config.Path)
+func (d *directory) mountedOver() (bool, error) {
+	root, err := dir.Open(d.pool.Config.Path)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = root.Close() }()
-	mounted, err := p.Options.Mounts.IsFilesystem(root)
+	mounted, err := d.pool.Options.Mounts.IsFilesystem(root)
 	if err != nil || !mounted {
 		return false, err
 	}
-	return true, p.checkSeen(root)
+	return true, d.checkSeen(root)
 }
 
 // errElsewhere reports a link, or another directory, in the place of the one that was opened.
 var errElsewhere = volume.PoolMissing("its path leads to another place than when it was opened first")
 
 // checkSeen returns errElsewhere for a directory that is elsewhere.
-func (p *Pool) checkSeen(root *dir.Dir) error {
-	first := p.seen.Load()
+func (d *directory) checkSeen(root *dir.Dir) error {
+	first := d.seen.Load()
 	if first == nil {
 		return nil
 	}
-	at, err := root.Seen()
+	at, err := dir.Seen(root)
 	if err == nil && at != *first {
 		err = errElsewhere
 	}
 	return err
 }
 
-// checkRoot returns why the pool must not be opened in a directory. One whose identity is known by its
-// format may be anywhere.
-func (p *Pool) checkRoot(root *dir.Dir) error {
-	if p.identity.Load() == nil {
-		if err := p.checkSeen(root); err != nil {
+// checkRoot returns why the pool must not be opened in a directory. One whose identity is known by its format may be anywhere.
+func (d *directory) checkRoot(root *dir.Dir) error {
+	if d.pool.identity.Load() == nil {
+		if err := d.checkSeen(root); err != nil {
 			return err
 		}
 	}
-	return p.checkMount(root)
+	return d.checkMount(root)
 }
 
 // checkMount returns why a pool that must be a filesystem of its own is none.
-func (p *Pool) checkMount(root *dir.Dir) error {
-	if p.Config.RequireMount || !p.needMount.Load() {
-		return reconcile.CheckMount(&p.Config, p.Options.Mounts, root)
+func (d *directory) checkMount(root *dir.Dir) error {
+	if d.pool.Config.RequireMount || !d.needMount.Load() {
+		return reconcile.CheckMount(&d.pool.Config, d.pool.Options.Mounts, root)
 	}
-	if mounted, err := p.Options.Mounts.IsFilesystem(root); err != nil || mounted {
+	if mounted, err := d.pool.Options.Mounts.IsFilesystem(root); err != nil || mounted {
 		return err
 	}
 	return errUnmounted

@@ -1,8 +1,13 @@
 package serve
 
 import (
+	"maps"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -70,27 +75,35 @@ type Status struct {
 	LastError time.Time
 }
 
-// noteError has monitoring report that something of the pool failed just now.
-func (p *Pool) noteError() {
+// problems are those of a pool that monitoring reads. It takes no lock.
+type problems struct {
+	log  logr.Logger
+	last atomic.Pointer[time.Time]
+	// leftovers are those that stay, with why, by path.
+	leftovers sync.Map
+}
+
+// note has monitoring report that something of the pool failed just now.
+func (b *problems) note() {
 	now := time.Now()
-	p.lastError.Store(&now)
+	b.last.Store(&now)
 }
 
 // failed logs what could not be done in the background, and has monitoring report it.
-func (p *Pool) failed(err error, what string, about ...any) {
-	p.noteError()
-	p.Log.Error(err, what, about...)
+func (b *problems) failed(err error, what string, about ...any) {
+	b.note()
+	b.log.Error(err, what, about...)
 }
 
 // left is failed for a leftover that stays, which is logged once as long as it stays for the same reason.
-func (p *Pool) left(path string, err error) {
+func (b *problems) left(path string, err error) {
 	if err == nil {
-		p.leftovers.Delete(path)
+		b.leftovers.Delete(path)
 		return
 	}
-	p.noteError()
-	if last, _ := p.leftovers.Swap(path, err.Error()); last != err.Error() {
-		p.Log.Error(err, "Failed to clear a leftover; it is kept, and the pool serves all else", "path", path)
+	b.note()
+	if last, _ := b.leftovers.Swap(path, err.Error()); last != err.Error() {
+		b.log.Error(err, "Failed to clear a leftover; it is kept, and the pool serves all else", "path", path)
 	}
 }
 
@@ -117,22 +130,22 @@ func (p *Pool) Status() Status {
 		Stuck:          now.Trash.Stuck,
 		TrashBytes:     now.Trash.Bytes,
 		TrashSince:     now.Trash.Since,
-		RemovedFiles:   p.erasedFiles.Load(),
+		RemovedFiles:   p.reaper.files.Load(),
 		RemovedVolumes: now.Erased,
 	}
 	status.Copying, status.Copies = p.copies.counted()
 	if st.space != nil {
 		status.Available = now.Available(*st.space)
-		status.Used = p.used.Load()
+		status.Used = p.usage.bytes.Load()
 	}
-	if last := p.surveyed.Load(); last != nil && st.err == nil {
+	if last := p.surveys.last.Load(); last != nil && st.err == nil {
 		status.Unlimited, status.Unused = last.Unlimited, last.Unused
 		status.Upstream = last.Upstream
 		status.Snapshots.Lost = max(status.Snapshots.Lost, last.LostSnapshots)
 	}
 	status.Conditions = st.conditions()
-	status.Abnormal = p.abnormal(st, now)
-	if failed := p.lastError.Load(); failed != nil {
+	status.Abnormal = p.surveys.abnormal(st, now)
+	if failed := p.problems.last.Load(); failed != nil {
 		status.LastError = *failed
 	}
 	return status
@@ -149,23 +162,20 @@ func (s *state) conditions() []health.Condition {
 // reason is why a pool does not serve.
 func (s *state) reason() health.Reason { return health.Facts{Pool: s.err}.Condition().Reason }
 
-// abnormal is how many volumes are so by the last survey, or all of them where the pool does
-// not serve.
-func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
-	last := p.surveyed.Load()
+// abnormal is how many volumes are so by the last survey, or all of them where the pool does not serve.
+func (s *surveys) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
+	last := s.last.Load()
 	if st.err == nil && last == nil {
 		return nil
 	}
 	abnormal := make(map[health.Reason]int)
 	for _, reason := range health.Reasons() {
-		if st.err == nil {
-			abnormal[reason] = last.Abnormal[reason]
-		} else {
-			abnormal[reason] = 0
-		}
+		abnormal[reason] = 0
 	}
 	if st.err != nil {
 		abnormal[st.reason()] = now.Volumes
+	} else {
+		maps.Copy(abnormal, last.Abnormal)
 	}
 	return abnormal
 }

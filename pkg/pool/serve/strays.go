@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -34,6 +35,12 @@ var (
 	errLong   = fmt.Errorf("it took more than %v; the rest is not searched", longestSearch)
 )
 
+// searches look for what left the limits of a pool's volumes.
+type searches struct {
+	pool  *Pool
+	ended sync.Map // how the last search of a volume ended, by volume.ID
+}
+
 // searched is how the last search of a volume ended.
 type searched struct {
 	found quota.Strays
@@ -41,16 +48,16 @@ type searched struct {
 }
 
 // strayed is what left the limit of a volume, as the last search found.
-func (p *Pool) strayed(id volume.ID) (quota.Strays, error) {
-	n, _ := p.strays.Load(id)
+func (s *searches) strayed(id volume.ID) (quota.Strays, error) {
+	n, _ := s.ended.Load(id)
 	last, _ := n.(searched)
 	return last.found, last.err
 }
 
-// searchAll searches the volumes of the pool for what left their limits, until ctx ends.
-func (p *Pool) searchAll(ctx context.Context) {
-	for reconcile.Rest(ctx, p.Options.SyncEvery) == nil {
-		p.search(ctx)
+// run searches the volumes of the pool for what left their limits, until ctx ends.
+func (s *searches) run(ctx context.Context) {
+	for reconcile.Rest(ctx, s.pool.Options.SyncEvery) == nil {
+		s.search(ctx)
 		if reconcile.Rest(ctx, searchEvery) != nil {
 			return
 		}
@@ -58,25 +65,25 @@ func (p *Pool) searchAll(ctx context.Context) {
 }
 
 // search goes over the volumes in the order of their ids, and holds nothing between two.
-func (p *Pool) search(ctx context.Context) {
+func (s *searches) search(ctx context.Context) {
 	there := make(map[any]bool)
-	for some := p.Ledger.Volumes(volume.ID{}, 1); len(some) > 0 && ctx.Err() == nil; some = p.Ledger.Volumes(some[0].ID, 1) {
+	for some := s.pool.Ledger.Volumes(volume.ID{}, 1); len(some) > 0 && ctx.Err() == nil; some = s.pool.Ledger.Volumes(some[0].ID, 1) {
 		id := some[0].ID
 		there[id] = true
-		if err := p.searchVolume(ctx, id); err != nil && ctx.Err() == nil {
-			p.Log.V(2).Info("Failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
+		if err := s.volume(ctx, id); err != nil && ctx.Err() == nil {
+			s.pool.Log.V(2).Info("Failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
 		}
 	}
-	p.strays.Range(func(id, _ any) bool {
+	s.ended.Range(func(id, _ any) bool {
 		if !there[id] {
-			p.strays.Delete(id)
+			s.ended.Delete(id)
 		}
 		return true
 	})
 }
 
-func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
-	v, err := p.Enter()
+func (s *searches) volume(ctx context.Context, id volume.ID) error {
+	v, err := s.pool.Enter()
 	if err != nil {
 		return err
 	}
@@ -95,14 +102,14 @@ func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = errLong
 	}
-	last, lastErr := p.strayed(id)
+	last, lastErr := s.strayed(id)
 	if found.Outside > 0 && last.Outside == 0 {
-		p.Log.Error(errStrays, "A volume has files outside its limit", "volume", id.String(), "files", found.Outside)
+		s.pool.Log.Error(errStrays, "A volume has files outside its limit", "volume", id.String(), "files", found.Outside)
 	}
 	if found.Unseen > 0 && last.Unseen == 0 || err != nil && lastErr == nil {
-		p.Log.Error(cmp.Or(err, errLeases), "Files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
+		s.pool.Log.Error(cmp.Or(err, errLeases), "Files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
 	}
-	p.strays.Store(id, searched{found, err})
+	s.ended.Store(id, searched{found, err})
 	return nil
 }
 

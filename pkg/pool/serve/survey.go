@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -13,21 +14,27 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
+// surveys go over the volumes of a pool now and then.
+type surveys struct {
+	pool *Pool
+	last atomic.Pointer[reconcile.Survey] // nil before the first
+}
+
 // Surveyed reports on each volume, from memory and without a lock, if the options ask for
 // that. It is as old as the last survey.
 func (n *Node) Surveyed() []Surveyed {
 	var all []Surveyed
 	for _, p := range n.Pools {
-		if last := p.surveyed.Load(); last != nil {
-			all = append(all, p.upToDate(last.Volumes)...)
+		if last := p.surveys.last.Load(); last != nil {
+			all = append(all, p.surveys.upToDate(last.Volumes)...)
 		}
 	}
 	return all
 }
 
 // upToDate has volumes whose pool ceased to serve report that.
-func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
-	err := p.state.Load().err
+func (s *surveys) upToDate(volumes []Surveyed) []Surveyed {
+	err := s.pool.state.Load().err
 	if err == nil {
 		return volumes
 	}
@@ -44,7 +51,7 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 // Ill are up to most volumes that may be abnormal, in the order of their ids, beginning after an id: those
 // that the last survey found so, or all of a pool that does not serve or was not surveyed yet.
 func (p *Pool) Ill(after volume.ID, most int) []reconcile.Ill {
-	last := p.surveyed.Load()
+	last := p.surveys.last.Load()
 	if last == nil || p.state.Load().err != nil {
 		var all []reconcile.Ill
 		for _, v := range p.Ledger.Volumes(after, most) {
@@ -59,9 +66,9 @@ func (p *Pool) Ill(after volume.ID, most int) []reconcile.Ill {
 	return last.Ill[from:min(len(last.Ill), from+most)]
 }
 
-// lastIll is what the last survey found of a volume, if it was abnormal.
-func (p *Pool) lastIll(id volume.ID) (reconcile.Ill, bool) {
-	last := p.surveyed.Load()
+// ill is what the last survey found of a volume, if it was abnormal.
+func (s *surveys) ill(id volume.ID) (reconcile.Ill, bool) {
+	last := s.last.Load()
 	if last == nil {
 		return reconcile.Ill{}, false
 	}
@@ -72,18 +79,17 @@ func (p *Pool) lastIll(id volume.ID) (reconcile.Ill, bool) {
 	return last.Ill[at], true
 }
 
-// surveyAll checks each volume now and then until ctx ends, so that problems of volumes
-// without calls are noticed too.
-func (p *Pool) surveyAll(ctx context.Context) {
+// run checks each volume now and then until ctx ends, so that problems of volumes without calls are noticed too.
+func (s *surveys) run(ctx context.Context) {
 	select {
-	case <-p.checked:
+	case <-s.pool.checks.done:
 	case <-ctx.Done():
 		return
 	}
-	tick := time.NewTicker(p.Options.SyncEvery)
+	tick := time.NewTicker(s.pool.Options.SyncEvery)
 	defer tick.Stop()
 	for {
-		p.survey(ctx)
+		s.survey(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -102,62 +108,61 @@ const (
 // survey goes over the volumes and then the snapshots in the order of their ids, some at a time. In between nothing
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
 // last survey stays.
-func (p *Pool) survey(ctx context.Context) {
+func (s *surveys) survey(ctx context.Context) {
 	found := &reconcile.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.Ledger.After(volume.ID{}, reconcile.Burst); len(some) > 0; some = p.Ledger.After(some[len(some)-1].ID, reconcile.Burst) {
+	for some := s.pool.Ledger.After(volume.ID{}, reconcile.Burst); len(some) > 0; some = s.pool.Ledger.After(some[len(some)-1].ID, reconcile.Burst) {
 		began := time.Now()
-		if err := p.surveySome(some, found); err != nil {
+		if err := s.surveySome(some, found); err != nil {
 			return // the check of the pool says why
 		}
 		if reconcile.Rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
 		}
 	}
-	found.Upstream = p.countUpstream()
-	if p.state.Load().err == nil {
-		last := p.surveyed.Swap(found)
-		p.logAbnormal(last, found)
+	found.Upstream = s.countUpstream()
+	if s.pool.state.Load().err == nil {
+		last := s.last.Swap(found)
+		s.logAbnormal(last, found)
 		if last == nil || found.Abnormal[health.LimitDiffers] > last.Abnormal[health.LimitDiffers] {
-			p.doubtLimits(found)
+			s.doubtLimits(found)
 		}
 	}
 }
 
 // logAbnormal logs how many volumes are abnormal, by each reason of which a survey found more or fewer than the last one.
-func (p *Pool) logAbnormal(last, found *reconcile.Survey) {
+func (s *surveys) logAbnormal(last, found *reconcile.Survey) {
 	before := make(map[health.Reason]int)
 	if last != nil {
 		before = last.Abnormal
 	}
 	for _, reason := range health.Reasons() {
 		if found.Abnormal[reason] != before[reason] {
-			p.Log.Info("The number of abnormal volumes has changed", "reason", reason, "volumes", found.Abnormal[reason], "before", before[reason])
+			s.pool.Log.Info("The number of abnormal volumes has changed", "reason", reason, "volumes", found.Abnormal[reason], "before", before[reason])
 		}
 	}
 }
 
 // doubtLimits has the next check compare all limits with the promises if a survey found one that differs: quotas that were
 // switched off and on again between two checks look as before. Those that cannot be restored are not tried again by each survey.
-func (p *Pool) doubtLimits(found *reconcile.Survey) {
+func (s *surveys) doubtLimits(found *reconcile.Survey) {
 	if found.Abnormal[health.LimitDiffers] > 0 {
-		p.limitsDiffer.Store(true)
-		p.checkNow()
+		s.pool.checks.limitsDiffer.Store(true)
+		s.pool.checks.now()
 	}
 }
 
-// countUpstream is how many snapshots the pool's snapshotPath seems to have; volume.Unknown if it cannot be
-// read. One outside of the pool is not asked: if its filesystem hangs, each survey would leave a
-// thread behind.
-func (p *Pool) countUpstream() int {
-	if _, inside := upstream.Below(&p.Config); !inside {
+// countUpstream is how many snapshots the pool's snapshotPath seems to have; volume.Unknown if it cannot be read. One outside of the
+// pool is not asked: if its filesystem hangs, each survey would leave a thread behind.
+func (s *surveys) countUpstream() int {
+	if _, inside := upstream.Below(&s.pool.Config); !inside {
 		return volume.Unknown
 	}
-	s, err := p.Enter()
+	v, err := s.pool.Enter()
 	if err != nil {
 		return volume.Unknown
 	}
-	defer s.Close()
-	all, err := s.upstreamInside()
+	defer v.Close()
+	all, err := v.upstreamInside()
 	if err != nil { // who asks for one of them gets the reason
 		return volume.Unknown
 	}
@@ -177,17 +182,17 @@ func (v *Visit) upstreamInside() ([]volume.ID, error) {
 	return upstream.List(in)
 }
 
-func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
-	s, err := p.Enter()
+func (s *surveys) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
+	visit, err := s.pool.Enter()
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	space, err := s.Store.Space()
+	defer visit.Close()
+	space, err := visit.Store.Space()
 	if err != nil {
 		return err
 	}
-	l := &reconcile.Listing{Pool: s.Scan(), Space: space}
+	l := &reconcile.Listing{Pool: visit.Scan(), Space: space}
 	for _, known := range some {
 		if known.ID.IsSnapshot() {
 			if l.SnapshotLost(known.ID) {
@@ -197,16 +202,16 @@ func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
 		}
 		v, ok := l.Survey(known.ID)
 		if !ok {
-			if last, ill := p.lastIll(known.ID); ill { // a call is at work on it
+			if last, ill := s.ill(known.ID); ill { // a call is at work on it
 				found.Ill = append(found.Ill, last)
 			}
 			continue
 		}
 		found.Add(v)
 		if v.Condition.Reason.Unread() {
-			p.logUnread(v, found)
+			s.logUnread(v, found)
 		}
-		if p.Options.EachVolume {
+		if s.pool.Options.EachVolume {
 			found.Volumes = append(found.Volumes, v)
 		}
 	}
@@ -214,10 +219,10 @@ func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
 }
 
 // logUnread logs a volume that cannot be read, unless the last survey logged the same.
-func (p *Pool) logUnread(v Surveyed, found *reconcile.Survey) {
-	p.noteError()
+func (s *surveys) logUnread(v Surveyed, found *reconcile.Survey) {
+	s.pool.problems.note()
 	found.Unread[v.ID] = v.Condition.Message
-	if last := p.surveyed.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
-		p.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String(), "reason", v.Condition.Reason)
+	if last := s.last.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
+		s.pool.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String(), "reason", v.Condition.Reason)
 	}
 }

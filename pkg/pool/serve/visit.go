@@ -50,7 +50,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	if id == nil {
 		return nil, p.Unavailable(ErrNotChecked) // as replaced has it for a moment
 	}
-	if !p.guarded.Load() {
+	if !p.checks.guarded.Load() {
 		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
 	}
 	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
@@ -74,16 +74,20 @@ func (p *Pool) enter(id *opened, st *state) (*Visit, error) {
 	if now := p.identity.Load(); now == nil || now.calls != id.calls {
 		return nil, ErrNotChecked // a check opens the pool anew, and counted the calls before this one
 	}
-	v, err := p.openCached(id)
-	if err != nil {
-		v, err = p.openInTime(id, st)
+	if v, err := p.openCached(id); err == nil {
+		return v, nil
 	}
-	return v, err
+	// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
+	return inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
+		if err == nil {
+			v.Close()
+		}
+	})
 }
 
 // openCached opens the pool from memory, where that is possible: see store.OpenCached.
 func (p *Pool) openCached(id *opened) (*Visit, error) {
-	s, err := store.OpenCached(p.at, id.Identity, p.root.Load(), p.needMount.Load())
+	s, err := store.OpenCached(p.directory.at, id.Identity, p.directory.root.Load(), p.directory.needMount.Load())
 	if err != nil {
 		return nil, err
 	}
@@ -92,22 +96,11 @@ func (p *Pool) openCached(id *opened) (*Visit, error) {
 
 // visit opens the pool that was opened before.
 func (p *Pool) visit(id *opened) (*Visit, error) {
-	s, err := store.Open(p.at, id.Identity)
+	s, err := store.Open(p.directory.at, id.Identity)
 	if err != nil {
 		return nil, err
 	}
 	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
-}
-
-// openInTime is open for callers that the checks of the pool may not have warned yet.
-// What is opened after all is closed by itself.
-func (p *Pool) openInTime(id *opened, st *state) (*Visit, error) {
-	return inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) },
-		func(v *Visit, err error) {
-			if err == nil {
-				v.Close()
-			}
-		})
 }
 
 // inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
@@ -151,7 +144,7 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 	if !errors.Is(err, volume.ErrNotFound) || !p.Ledger.Known(id).Exists() {
 		return found, err
 	}
-	if last, ill := p.lastIll(id); ill && last.Lost {
+	if last, ill := p.surveys.ill(id); ill && last.Lost {
 		return health.Facts{Volume: id.String(), Missing: true}.Conditions(), nil
 	}
 	return nil, busy(id)
@@ -171,13 +164,13 @@ func (p *Pool) Scan() *reconcile.Pool {
 	s := &reconcile.Pool{
 		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
-		Strays:    p.strayed,
-		Steps:     &p.steps, Log: p.Log, Failed: p.failed, Left: p.left,
+		Strays:    p.searches.strayed,
+		Steps:     &p.checks.steps, Log: p.Log, Failed: p.problems.failed, Left: p.problems.left,
 	}
 	if id := p.identity.Load(); id != nil {
 		s.Keeper = id.keeper
 	}
-	if contender := p.contender.Load(); contender != nil {
+	if contender := p.checks.contender.Load(); contender != nil {
 		s.Contender = *contender
 	}
 	return s
@@ -186,7 +179,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 // Discard is the pool for undoing creations and for the trash. The directories of this node have
 // to be open.
 func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.wakeReaper}
+	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.reaper.wake}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.

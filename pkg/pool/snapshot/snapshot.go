@@ -100,7 +100,7 @@ func (p *Pool) Existing(r Request, e store.Entry) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("%s: %w: only its record is left", r.ID.Named(), volume.ErrLost)
 	}
 	// The call that made it may have failed at its last step.
-	return p.Describe(r.ID, e), p.Store.SyncParent(r.ID)
+	return p.Describe(r.ID, e), p.Store.Creating().SyncParent(r.ID)
 }
 
 // Describe is what is reported of a snapshot that has a record.
@@ -138,7 +138,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	}()
 	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
 	rec.Thin = src.entry.Record.Thin
-	if err := p.Store.MakeParent(r.ID); err != nil {
+	if err := p.Store.Creating().MakeParent(r.ID); err != nil {
 		return Snapshot{}, p.NotPossible(err)
 	}
 	if err := src.Begin(rec); err != nil {

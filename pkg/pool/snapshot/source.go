@@ -145,7 +145,7 @@ func (s *Source) freezable() error {
 	if s.fixed || s.entry.Block() || s.way.WhenWritten != volume.Freeze {
 		return nil
 	}
-	if fs, err := s.dir.Filesystem(); err != nil || fs.NotesChanges() {
+	if fs, err := dir.FilesystemOf(s.dir); err != nil || fs.NotesChanges() {
 		return err
 	}
 	return fmt.Errorf("%w: the filesystem of pool %q is a tmpfs, which does not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+

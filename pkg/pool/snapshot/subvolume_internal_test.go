@@ -89,7 +89,7 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 				t.Error("a snapshot in which a subvolume is empty was made")
 			}
 		}
-		must.Succeed(t, creating.RemoveTree(t.Context(), "copy", func(context.Context) error { return nil }))
+		must.Succeed(t, dir.RemoveTree(t.Context(), creating, "copy", func(context.Context) error { return nil }))
 	}
 	t.Logf("%d of 100 snapshots failed", failed)
 }

@@ -98,25 +98,25 @@ func versionOf(data []byte) (int, error) {
 	return doc.Version, err
 }
 
-func (s *Store) ensureFormat(ctx context.Context) (*Format, error) {
-	f, err := readFormat(s.own)
+func ensureFormat(ctx context.Context, root, own *dir.Dir) (*Format, error) {
+	f, err := readFormat(own)
 	if err != nil || f != nil {
 		return f, err
 	}
 	// The nodes of a shared pool may all be the first.
-	unlock, err := s.own.Lock(ctx, lockName)
+	unlock, err := dir.Lock(ctx, own, lockName)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if f, err := readFormat(s.own); err != nil || f != nil {
+	if f, err := readFormat(own); err != nil || f != nil {
 		return f, err
 	}
-	return s.newFormat()
+	return newFormat(root, own)
 }
 
-func (s *Store) newFormat() (*Format, error) {
-	space, err := s.Space()
+func newFormat(root, own *dir.Dir) (*Format, error) {
+	space, err := dir.SpaceOf(root)
 	if err != nil {
 		return nil, err
 	}
@@ -125,10 +125,10 @@ func (s *Store) newFormat() (*Format, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.own.WriteFile(formatName, data); err != nil {
+	if err := own.WriteFile(formatName, data); err != nil {
 		return nil, err
 	}
-	return f, s.root.Sync()
+	return f, root.Sync()
 }
 
 // encode is the file as the driver writes it.

@@ -76,7 +76,7 @@ func find(side *Side, name string) (p Presence, err error) {
 // Promise is the size that a record of so many bytes gets: whole blocks.
 func (h Handover) Promise(bytes int64) (promised int64, err error) {
 	return promised, h.open(func(_, to *Side) error {
-		space, err := to.Root().Space()
+		space, err := dir.SpaceOf(to.Root())
 		if err != nil {
 			return err
 		}
@@ -113,14 +113,14 @@ func (h Handover) checkMove(from, to *Side) error {
 	if taken, err := to.Root().Exists(h.To.Name); err != nil || taken {
 		problems = append(problems, errors.Join(err, fmt.Errorf("%s is there already", h.To)))
 	}
-	if fixed, err := from.Root().Protected(h.From.Name); err != nil || fixed {
+	if fixed, err := dir.Protected(from.Root(), h.From.Name); err != nil || fixed {
 		problems = append(problems, errors.Join(err, fmt.Errorf("%s is immutable or append-only, so that it cannot be renamed: chattr -i -a %s", h.From, h.From)))
 	}
 	if err := checkNoMount(from, h.From); err != nil {
 		problems = append(problems, err)
 	}
 	// Both: rename(2) fails with EXDEV between two mounts of one filesystem, and on btrfs between subvolumes.
-	mount, err := from.Root().SameMount(to.Root())
+	mount, err := dir.SameMount(from.Root(), to.Root())
 	a, errA := from.Root().ID()
 	b, errB := to.Root().ID()
 	if err := errors.Join(err, errA, errB); err != nil {
@@ -141,7 +141,7 @@ func checkNoMount(side *Side, p VolumePath) error {
 	if err != nil {
 		return err
 	}
-	same, err := side.Root().SameMount(d)
+	same, err := dir.SameMount(side.Root(), d)
 	if err == nil && !same {
 		err = fmt.Errorf("%s is a mount point, which cannot be renamed: unmount it, or migrate it by hand", p)
 	}

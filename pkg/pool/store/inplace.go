@@ -51,18 +51,21 @@ func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 	return in.Sync()
 }
 
-// Pieces are what this node has to erase.
-type Pieces struct{ store *Store }
+// Trash is what this node has to erase: pieces.
+type Trash struct{ store *Store }
 
-// Pieces are those of the pool.
-func (s *Store) Pieces() Pieces { return Pieces{s} }
+// Trash is that of the pool.
+func (s *Store) Trash() Trash { return Trash{s} }
+
+// Dir is its directory. OpenWork opens it.
+func (t Trash) Dir() *dir.Dir { return t.store.trash }
 
 // InPlace are the pieces of trash that lie where their volumes were.
-func (p Pieces) InPlace() (pieces []string, err error) {
+func (t Trash) InPlace() (pieces []string, err error) {
 	for _, snapshots := range []bool{false, true} {
-		in := p.store.root
+		in := t.store.root
 		if snapshots {
-			if in, err = p.store.Parent(volume.FirstSnapshot()); errors.Is(err, fs.ErrNotExist) {
+			if in, err = t.store.Parent(volume.FirstSnapshot()); errors.Is(err, fs.ErrNotExist) {
 				continue
 			} else if err != nil {
 				return nil, err
@@ -93,26 +96,26 @@ func removedInPlace(entry dir.Entry, snapshots bool) (as string, is bool) {
 }
 
 // All are their names: what is in its trash, and what was removed in place.
-func (p Pieces) All() (pieces []string, err error) {
-	if pieces, err = Names(p.store.trash); err != nil {
+func (t Trash) All() (pieces []string, err error) {
+	if pieces, err = Names(t.store.trash); err != nil {
 		return nil, err
 	}
-	here, err := p.InPlace()
+	here, err := t.InPlace()
 	return append(pieces, here...), err
 }
 
 // In opens the directory that a piece of trash lies in. It does nothing where the piece is not
 // there any more.
-func (p Pieces) In(name string, do func(in *dir.Dir, entry string) error) error {
+func (t Trash) In(name string, do func(in *dir.Dir, entry string) error) error {
 	as, here := strings.CutPrefix(name, inPlace)
 	if !here {
-		return do(p.store.trash, name)
+		return do(t.store.trash, name)
 	}
 	id, ok := ParseThrown(as).Volume()
 	if !ok {
 		return nil
 	}
-	in, err := p.store.Parent(id)
+	in, err := t.store.Parent(id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -128,9 +131,9 @@ func (p Pieces) In(name string, do func(in *dir.Dir, entry string) error) error 
 // Lock keeps the other nodes of a shared pool from erasing a piece of trash that lies where its
 // volume was, which all of them see. The byte is not that of the volume, which the call still has that has removed
 // it. Errors: volume.ErrBusy.
-func (p Pieces) Lock(name string) (unlock func(), err error) {
+func (t Trash) Lock(name string) (unlock func(), err error) {
 	if !strings.HasPrefix(name, inPlace) {
 		return func() {}, nil
 	}
-	return p.store.Nodes().TryLockByte(byteOf(name))
+	return t.store.Nodes().TryLockByte(byteOf(name))
 }

@@ -30,7 +30,7 @@ func TestRemovedInPlace_link(t *testing.T) {
 	must.Succeed(t, os.Rename(filepath.Join(path, name), filepath.Join(outside, name)), os.Symlink(filepath.Join(outside, name), filepath.Join(path, name)))
 	wantPieces(t, s)
 	wantVolumes(t, s)
-	must.Succeed(t, s.Pieces().In("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
+	must.Succeed(t, s.Trash().In("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
 		t.Errorf("%s is opened", entry)
 		return nil
 	}))
@@ -99,17 +99,17 @@ func TestRenamedInPlace_record(t *testing.T) {
 	if e, _, err := s.LookupUnlocked(idOf("pvc-1")); err != nil || e.Exists() {
 		t.Errorf("what is being removed is %+v, %v; want it not to exist", e, err)
 	}
-	if _, dropped, err := s.FinishRemoval(s.root, "./pvc-1.another+5"); dropped || err != nil {
+	if _, dropped, err := s.Trash().FinishRemoval(s.root, "./pvc-1.another+5"); dropped || err != nil {
 		t.Errorf("the record of another volume is dropped: %v, %v", dropped, err)
 	}
-	if _, dropped, err := s.FinishRemoval(s.root, piece); !dropped || err != nil {
+	if _, dropped, err := s.Trash().FinishRemoval(s.root, piece); !dropped || err != nil {
 		t.Errorf("the record is dropped: %v, %v", dropped, err)
 	}
 
 	must.Succeed(t, os.Mkdir(at, 0o700))
 	wantVolumes(t, s, "pvc-1")
 	erased := 0
-	must.Succeed(t, s.Pieces().In(piece, func(in *dir.Dir, entry string) error {
+	must.Succeed(t, s.Trash().In(piece, func(in *dir.Dir, entry string) error {
 		erased++
 		return in.RemoveDir(entry)
 	}))
@@ -171,12 +171,12 @@ func TestPiecesAreLocked(t *testing.T) {
 	called, err := s.Nodes().TryLockByte(VolumeByte(idOf("pvc-1")))
 	must.Succeed(t, err)
 	defer called()
-	erased, err := s.Pieces().Lock("./pvc-1.uid+5")
+	erased, err := s.Trash().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
-	_, err = other.Pieces().Lock("./pvc-1.uid+5")
+	_, err = other.Trash().Lock("./pvc-1.uid+5")
 	must.ErrorIs(t, err, volume.ErrBusy)
 	erased()
-	erased, err = other.Pieces().Lock("./pvc-1.uid+5")
+	erased, err = other.Trash().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
 	erased()
 }
@@ -200,7 +200,7 @@ func locationOf(t *testing.T, path, name string) *Location {
 
 func wantPieces(t *testing.T, s *Store, want ...string) {
 	t.Helper()
-	got, err := s.Pieces().InPlace()
+	got, err := s.Trash().InPlace()
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("removed in place are %q, %v; want %q", got, err, want)
 	}

@@ -76,7 +76,7 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 	if id.written, err = f.encode(); err != nil {
 		return nil, err
 	}
-	id.Filesystem, err = s.root.Filesystem()
+	id.Filesystem, err = dir.FilesystemOf(s.root)
 	return id, err
 }
 
@@ -108,12 +108,6 @@ func (s *Store) openSnapshots(get func(*dir.Dir, string) (*dir.Dir, error)) (_ *
 	}
 	return s.snapshots, err
 }
-
-// Creating is the directory in which this node makes volumes. OpenWork opens it.
-func (s *Store) Creating() *dir.Dir { return s.creating }
-
-// Trash is the directory of what this node is to erase. OpenWork opens it.
-func (s *Store) Trash() *dir.Dir { return s.trash }
 
 // opening is one way to open a pool: how its directories are opened, and what is made sure of
 // before the next is.
@@ -182,7 +176,7 @@ func Open(at *Location, id *Identity) (*Store, error) {
 			return own, err
 		},
 		confirm: func(s *Store) error {
-			same, err := s.is(id)
+			same, err := id.isOf(s.root, s.own)
 			if err == nil && !same {
 				err = ErrOther
 			}
@@ -208,7 +202,7 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 	return opening{
 		root: dir.OpenCached,
 		verify: func(d *dir.Dir) error {
-			here, err := d.Way()
+			here, err := dir.WayOf(d)
 			if err != nil || here.ID != root.ID || requireMount && !here.MountRoot {
 				return cmp.Or(err, ErrNotCached)
 			}
@@ -221,7 +215,7 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 			if sameMount {
 				return nil
 			}
-			data, err := s.own.ReadCached(formatName, maxFormat)
+			data, err := dir.ReadCached(s.own, formatName, maxFormat)
 			if err != nil || !bytes.Equal(data, id.written) {
 				return cmp.Or(err, ErrNotCached)
 			}
@@ -255,7 +249,7 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 		},
 		confirm: func(s *Store) (err error) {
 			// Before the format is known, nothing is changed.
-			if f, err = s.ensureFormat(ctx); err != nil {
+			if f, err = ensureFormat(ctx, s.root, s.own); err != nil {
 				return roomFor(err)
 			}
 			s.ProbeWritable()
@@ -289,7 +283,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 	// Another pool in this one may be why it has no layout.
 	missing := func(root *dir.Dir, what string) error {
 		full := error(nil)
-		if space, err := root.Space(); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
+		if space, err := dir.SpaceOf(root); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
 			full = fmt.Errorf("%w: no space is left for %s; no driver serves it until there is room", ErrNoLayout, what)
 		}
 		return cmp.Or(at.Nested(root), full, fmt.Errorf("%w: it has no %s", ErrNoLayout, what))
@@ -317,7 +311,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 
 // Space measures the pool's filesystem.
 func (s *Store) Space() (dir.Space, error) {
-	space, err := s.root.Space()
+	space, err := dir.SpaceOf(s.root)
 	space.ReadOnly = space.ReadOnly || s.refuses
 	return space, err
 }
@@ -331,16 +325,16 @@ func (s *Store) Refuses() bool { return s.refuses }
 
 // ProbeDisk reads what calls may find in memory, so that a disk that does not answer shows.
 func (s *Store) ProbeDisk() error {
-	return s.own.AskDisk(formatName)
+	return dir.AskDisk(s.own, formatName)
 }
 
-// is reports whether the pool has an identity.
-func (s *Store) is(id *Identity) (bool, error) {
-	here, err := s.root.On(id.Filesystem)
+// isOf reports whether it is that of a pool.
+func (id *Identity) isOf(root, own *dir.Dir) (bool, error) {
+	here, err := id.Filesystem.Has(root)
 	if err != nil || !here {
 		return false, err
 	}
-	data, err := s.own.ReadFile(formatName, maxFormat)
+	data, err := own.ReadFile(formatName, maxFormat)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -350,7 +344,7 @@ func (s *Store) is(id *Identity) (bool, error) {
 	}
 	found, err := decodeFormat(data)
 	if err != nil {
-		return false, fmt.Errorf("%s/%s %w", s.own, formatName, err)
+		return false, fmt.Errorf("%s/%s %w", own, formatName, err)
 	}
 	return found.UUID == id.Format.UUID, nil
 }

@@ -42,7 +42,7 @@ func (n Nodes) LockByte(ctx context.Context, at int64) (unlock func(), err error
 	if !n.store.at.Shared || n.store.at.ReadOnly {
 		return func() {}, nil
 	}
-	unlock, err = n.store.own.LockByte(ctx, lockName, at)
+	unlock, err = dir.LockByte(ctx, n.store.own, lockName, at)
 	if errors.Is(err, syscall.EROFS) {
 		return func() {}, nil // nothing can be changed
 	}
@@ -54,7 +54,7 @@ func (n Nodes) TryLockByte(at int64) (unlock func(), err error) {
 	if !n.store.at.Shared || n.store.at.ReadOnly {
 		return func() {}, nil
 	}
-	unlock, err = n.store.own.TryLockByte(lockName, at)
+	unlock, err = dir.TryLockByte(n.store.own, lockName, at)
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return func() {}, nil
@@ -135,7 +135,7 @@ func (n Nodes) Unmark(id volume.ID) error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	err = n.store.drop(marks, id.String())
+	err = n.store.Trash().drop(marks, id.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -257,7 +257,7 @@ func (n Nodes) sign(node string) (string, error) {
 			return at, err
 		}
 		defer func() { _ = d.Close() }()
-		return d.Modified()
+		return dir.Modified(d)
 	}
 	trash, err := changed(trashName)
 	if err != nil {
@@ -277,12 +277,12 @@ func (n Nodes) ShowAlive() error {
 		return err
 	}
 	defer func() { _ = trash.Close() }()
-	return IgnoreReadOnly(trash.Touch(n.store.at.Node.String()))
+	return IgnoreReadOnly(dir.Touch(trash, n.store.at.Node.String()))
 }
 
 // EachSign reads the signs of life of the other nodes of a shared pool.
 func (n Nodes) EachSign(see func(node, sign string)) error {
-	return n.store.EachNode(InTrash, func(node string, _ *dir.Dir) error {
+	return n.EachIn(InTrash, func(node string, _ *dir.Dir) error {
 		if node == n.store.at.Node.String() {
 			return nil
 		}

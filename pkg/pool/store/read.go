@@ -80,7 +80,11 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 		return Entry{}, nil, nil
 	}
 	var e Entry
-	d, err := s.openEntry(id)
+	var d *dir.Dir
+	in, err := s.Parent(id)
+	if err == nil {
+		d, err = in.Open(id.String())
+	}
 	switch {
 	case dir.IsMissing(err):
 	case err != nil:
@@ -92,18 +96,9 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	return e, d, nil
 }
 
-// openEntry opens the directory of a volume or of a snapshot.
-func (s *Store) openEntry(id volume.ID) (*dir.Dir, error) {
-	in, err := s.Parent(id)
-	if err != nil {
-		return nil, err
-	}
-	return in.Open(id.String())
-}
-
 // Directories are the volumes, and then the snapshots, that the disk has a directory of.
 func (s *Store) Directories() iter.Seq2[volume.ID, error] {
-	volumes := s.directoriesIn(s.root, volume.ParseID)
+	volumes := s.at.directoriesIn(s.root, volume.ParseID)
 	return func(yield func(volume.ID, error) bool) {
 		for id, err := range volumes {
 			if !yield(id, err) || err != nil {
@@ -118,7 +113,7 @@ func (s *Store) Directories() iter.Seq2[volume.ID, error] {
 			yield(volume.ID{}, err)
 			return
 		}
-		s.directoriesIn(in, func(name string) (volume.ID, error) {
+		s.at.directoriesIn(in, func(name string) (volume.ID, error) {
 			id, err := volume.ParseEntry(name)
 			if err == nil && !id.IsSnapshot() {
 				err = volume.ErrInvalid
@@ -129,8 +124,8 @@ func (s *Store) Directories() iter.Seq2[volume.ID, error] {
 }
 
 // directoriesIn are the directories in one whose names are parsed.
-func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, error)) iter.Seq2[volume.ID, error] {
-	return s.volumesIn(d, func(entry dir.Entry) (volume.ID, bool) {
+func (at *Location) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, error)) iter.Seq2[volume.ID, error] {
+	return at.volumesIn(d, func(entry dir.Entry) (volume.ID, bool) {
 		id, err := parse(entry.Name)
 		return id, err == nil && entry.IsDir
 	})
@@ -144,12 +139,12 @@ func (r Records) All() iter.Seq2[volume.ID, error] {
 			yield(volume.ID{}, err)
 			return
 		}
-		r.store.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })(yield)
+		r.store.at.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })(yield)
 	}
 }
 
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.
-func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter.Seq2[volume.ID, error] {
+func (at *Location) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter.Seq2[volume.ID, error] {
 	return func(yield func(volume.ID, error) bool) {
 		for entry, err := range d.Entries() {
 			id, ok := of(entry)
@@ -157,7 +152,7 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 			case err != nil:
 				yield(volume.ID{}, err)
 				return
-			case ok && id.String() != s.at.Reserved && !yield(id, nil):
+			case ok && id.String() != at.Reserved && !yield(id, nil):
 				return
 			}
 		}
@@ -172,12 +167,12 @@ func (s *Store) Vacant() (bool, error) {
 			return false, err
 		}
 	}
-	if removed, err := s.Pieces().InPlace(); err != nil || len(removed) > 0 {
+	if removed, err := s.Trash().InPlace(); err != nil || len(removed) > 0 {
 		return false, err
 	}
 	vacant := true
 	for _, place := range []Place{InCreation, InTrash} {
-		err := s.EachNode(place, func(_ string, d *dir.Dir) error {
+		err := s.Nodes().EachIn(place, func(_ string, d *dir.Dir) error {
 			for _, err := range d.Entries() {
 				vacant = false
 				return err
@@ -220,7 +215,7 @@ func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 // directory has no record that it should have.
 func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
 	if e.Record != nil {
-		under, err := s.inProgress(id, e.Record.UID)
+		under, err := s.Nodes().inProgress(id, e.Record.UID)
 		if err != nil || under {
 			return false, err
 		}
@@ -235,12 +230,12 @@ func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
 	if e.Record != nil {
 		return now.Record.UID == e.Record.UID, nil
 	}
-	return d.Same(again)
+	return dir.Same(d, again)
 }
 
 // inProgress reports whether any node has a volume in creating/ or in the trash.
-func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
-	err = s.EachNode(InCreation, func(_ string, d *dir.Dir) error {
+func (n Nodes) inProgress(id volume.ID, uid string) (found bool, err error) {
+	err = n.EachIn(InCreation, func(_ string, d *dir.Dir) error {
 		there, err := d.Exists(id.String())
 		found = found || there
 		return err
@@ -252,7 +247,7 @@ func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
 		t := ParseThrown(name) // the promise may have grown since the record was read
 		return t.Of == id.String() && t.UID == uid
 	}
-	err = s.EachNode(InTrash, func(_ string, d *dir.Dir) error {
+	err = n.EachIn(InTrash, func(_ string, d *dir.Dir) error {
 		thrown, err := Names(d)
 		found = found || slices.ContainsFunc(thrown, removed)
 		return err
@@ -260,7 +255,7 @@ func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
 	if err != nil || found {
 		return found, err
 	}
-	here, err := s.Pieces().InPlace()
+	here, err := n.store.Trash().InPlace()
 	return slices.ContainsFunc(here, removed), err
 }
 
@@ -273,10 +268,10 @@ const (
 	InTrash    Place = trashName    // what is being erased
 )
 
-// EachNode opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
+// EachIn opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
 // none of the others.
-func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) error {
-	all, err := s.own.Open(string(place))
+func (n Nodes) EachIn(place Place, do func(node string, d *dir.Dir) error) error {
+	all, err := n.store.own.Open(string(place))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -198,7 +198,7 @@ func (r *Record) encode() ([]byte, error) {
 
 // Read returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (r Records) Read(id volume.ID) (*Record, error) {
-	data, err := r.store.own.ReadFileIn(volumesName, id.String()+recordSuffix, maxRecord)
+	data, err := dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = r.store.recordsDir() // without it no record is missing
 		if err == nil {
@@ -216,19 +216,19 @@ func (r Records) Read(id volume.ID) (*Record, error) {
 
 // drop removes a file of the layout. If a directory is in its place, that goes the way
 // of all trees.
-func (s *Store) drop(from *dir.Dir, name string) error {
+func (t Trash) drop(from *dir.Dir, name string) error {
 	err := from.Remove(name)
 	if !errors.Is(err, syscall.EISDIR) {
 		return err
 	}
-	if err := s.OpenWork(); err != nil {
+	if err := t.store.OpenWork(); err != nil {
 		return err
 	}
 	as := Thrown{UID: RandomSuffix(), Promised: Measured(from, name)}.String()
-	if err := s.Throw(from, name, as); err != nil {
+	if err := t.Throw(from, name, as); err != nil {
 		return err
 	}
-	s.at.Thrown(as)
+	t.store.at.Thrown(as)
 	return nil
 }
 
@@ -248,5 +248,5 @@ func (r Records) Changed(id volume.ID) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	return in.Changed(id.String() + recordSuffix)
+	return dir.Changed(in, id.String()+recordSuffix)
 }

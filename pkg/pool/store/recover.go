@@ -57,7 +57,7 @@ func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[T
 // RemoveUnwritten removes a record that was being written. That it is gone is no error: the
 // call that was writing it has ended.
 func (r Records) RemoveUnwritten(t Temporary) error {
-	err := r.store.drop(t.in, t.name)
+	err := r.store.Trash().drop(t.in, t.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -77,23 +77,23 @@ func (r Records) Undo(id volume.ID) error {
 	if err != nil && !dir.IsMissing(err) {
 		return err
 	}
-	return r.store.DropRecord(id)
+	return r.Drop(id)
 }
 
 // FinishRemoval drops the record of a volume that is in a directory of trash, and reports whether there
 // was one. Nothing may be erased before that: see Remove, which may have been killed before it made the removal durable.
-func (s *Store) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, dropped bool, err error) {
-	t := ParseThrown(name)
-	id, ok := t.Volume()
+func (t Trash) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, dropped bool, err error) {
+	thrown := ParseThrown(name)
+	id, ok := thrown.Volume()
 	if !ok {
 		return id, false, nil // not a volume's: it is only removed
 	}
 	// The record first: most trash has none, and is erased also where the volume that has its name now cannot be read.
-	rec, err := s.Records().Read(id)
-	if err != nil || rec == nil || rec.UID != t.UID {
+	rec, err := t.store.Records().Read(id)
+	if err != nil || rec == nil || rec.UID != thrown.UID {
 		return id, false, nil //nolint:nilerr // a record that cannot be read is kept
 	}
-	in, err := s.Parent(id)
+	in, err := t.store.Parent(id)
 	if err != nil {
 		return id, false, err
 	}
@@ -103,7 +103,7 @@ func (s *Store) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, droppe
 	if err := errors.Join(trash.Sync(), in.Sync()); err != nil {
 		return id, false, err
 	}
-	return id, true, s.DropRecord(id)
+	return id, true, t.store.Records().Drop(id)
 }
 
 // IsEmpty reports whether what is in creating/ by a name has nothing in it that may occupy space,

@@ -33,7 +33,7 @@ func TestFinishedRemovalSurvivesLossOfPower(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		must.Succeed(t, os.Rename(filepath.Join(path, "pvc-1"), filepath.Join(path, OwnName, trashName, "node-1", piece)))
-		if _, dropped, err := s.FinishRemoval(s.trash, piece); !dropped || err != nil {
+		if _, dropped, err := s.Trash().FinishRemoval(s.trash, piece); !dropped || err != nil {
 			t.Errorf("the removal is ended: %v, %v", dropped, err)
 		}
 		data, err := os.ReadFile(image)

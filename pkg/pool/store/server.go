@@ -58,7 +58,7 @@ func (n Nodes) readServer(name string) (by Server, sign string, err error) {
 // sign: it is written in place, and not synced.
 func (n Nodes) WriteServer(by *Server) error {
 	if by == nil {
-		return n.store.own.Rewrite(lockName, nil)
+		return dir.Rewrite(n.store.own, lockName, nil)
 	}
 	return n.writeSign(lockName, by)
 }
@@ -81,7 +81,7 @@ func (n Nodes) writeSign(name string, by *Server) error {
 		return err
 	}
 	data = append(data, '\n')
-	err = n.store.own.Rewrite(name, data)
+	err = dir.Rewrite(n.store.own, name, data)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = n.store.own.WriteFile(name, data)
 	}
@@ -113,12 +113,12 @@ func NewNodeLock(dev *dir.Dir, at int64) *NodeLock { return &NodeLock{dev: dev, 
 // it all the same is possible unless this is certain: then its sign of life says so.
 func (l *NodeLock) Try() (certain bool, err error) {
 	if l.roots == nil {
-		if l.roots, err = l.dev.TryLockExisting(rootsFile, l.at); errors.Is(err, dir.ErrLocked) {
+		if l.roots, err = dir.TryLockExisting(l.dev, rootsFile, l.at); errors.Is(err, dir.ErrLocked) {
 			return false, err
 		}
 	}
 	if l.shared == nil {
-		l.shared, err = l.dev.TryLockExisting(sharedFile, l.at)
+		l.shared, err = dir.TryLockExisting(l.dev, sharedFile, l.at)
 	}
 	return l.roots != nil && !errors.Is(err, dir.ErrLocked), nil
 }

@@ -111,5 +111,5 @@ func (s *Side) DropRecord(name string) error {
 	if err != nil || s.pool == nil {
 		return nil //nolint:nilerr // what is no volume has no record
 	}
-	return s.pool.DropRecord(id)
+	return s.pool.Records().Drop(id)
 }

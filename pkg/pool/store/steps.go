@@ -3,7 +3,7 @@ package store
 // The order of steps that makes a crash harmless at each of them.
 //
 // Creating:  Stage (limit, content, sync) → Records.Write → Commit (rename, sync) → answer.
-// Removing:  Remove (rename, sync both; or rename in place, sync) → DropRecord → the reaper may erase → answer.
+// Removing:  Trash.Remove (rename, sync both; or rename in place, sync) → Records.Drop → the reaper may erase → answer.
 // Growing a directory volume:  Records.Write → limit.
 // Growing a block volume:      limit → file → Records.Write → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
@@ -25,10 +25,19 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
+// Creating is what this node makes, and has not put into its place.
+type Creating struct{ store *Store }
+
+// Creating is that of the pool.
+func (s *Store) Creating() Creating { return Creating{s} }
+
+// Dir is its directory. OpenWork opens it.
+func (c Creating) Dir() *dir.Dir { return c.store.creating }
+
 // Stage makes what is to be a volume aside, where nothing is a volume: makes the directory by
 // that name in a directory, fills it, and makes it durable.
-func (s *Store) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
-	d, err := make(s.creating)
+func (c Creating) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
+	d, err := make(c.store.creating)
 	if err != nil {
 		return err
 	}
@@ -42,33 +51,33 @@ func (s *Store) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(
 // Commit puts what Stage has made into its place, in one step. Before it comes the record, by
 // Records.Write. Before that step nothing is a volume; after it everything is there. Errors:
 // volume.ErrUnavailable if only making that durable failed.
-func (s *Store) Commit(id volume.ID) error {
-	to, err := s.Parent(id)
+func (c Creating) Commit(id volume.ID) error {
+	to, err := c.store.Parent(id)
 	if err != nil {
 		return err
 	}
-	if err := rename(s.creating, id.String(), to, id.String()); err != nil {
+	if err := rename(c.store.creating, id.String(), to, id.String()); err != nil {
 		return err
 	}
 	return notDurable(to.Sync())
 }
 
 // MakeParent makes the directory of the snapshots, durably, unless it is there.
-func (s *Store) MakeParent(id volume.ID) error {
-	_, err := s.Parent(id)
+func (c Creating) MakeParent(id volume.ID) error {
+	_, err := c.store.Parent(id)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if _, err := s.openSnapshots((*dir.Dir).Ensure); err != nil {
+	if _, err := c.store.openSnapshots((*dir.Dir).Ensure); err != nil {
 		return err
 	}
-	return s.own.Sync()
+	return c.store.own.Sync()
 }
 
 // SyncParent makes durable what an earlier call may have left at its last step. Errors:
 // volume.ErrUnavailable.
-func (s *Store) SyncParent(id volume.ID) error {
-	in, err := s.Parent(id)
+func (c Creating) SyncParent(id volume.ID) error {
+	in, err := c.store.Parent(id)
 	if err != nil {
 		return err
 	}
@@ -97,21 +106,21 @@ func Trashed(id volume.ID, e Entry) string {
 }
 
 // Remove makes the directory of a volume trash, durably and in one step: it moves it into the
-// trash, or renames it in place if there is no room. After it comes DropRecord, and only then may anything
+// trash, or renames it in place if there is no room. After it comes Records.Drop, and only then may anything
 // be erased: a record with neither directory nor trash is a lost volume. It returns the name of the
 // piece of trash. Errors: volume.ErrNoSpace.
-func (s *Store) Remove(id volume.ID, as string) (piece string, err error) {
-	if err := s.OpenWork(); err != nil {
+func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
+	if err := t.store.OpenWork(); err != nil {
 		return "", err
 	}
-	from, err := s.Parent(id)
+	from, err := t.store.Parent(id)
 	if err != nil {
 		return "", err
 	}
-	err = rename(from, id.String(), s.trash, as)
+	err = rename(from, id.String(), t.store.trash, as)
 	switch {
 	case err == nil:
-		return as, errors.Join(s.trash.Sync(), from.Sync())
+		return as, errors.Join(t.store.trash.Sync(), from.Sync())
 	case NoRoom(err):
 		return inPlace + as, removeInPlace(from, id, as)
 	}
@@ -120,11 +129,11 @@ func (s *Store) Remove(id volume.ID, as string) (piece string, err error) {
 
 // RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
 // making that durable failed. It returns the piece of trash; empty for a volume whose directory is not there.
-func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
-	if err := s.OpenWork(); err != nil {
+func (t Trash) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
+	if err := t.store.OpenWork(); err != nil {
 		return "", err
 	}
-	from, err := s.Parent(id)
+	from, err := t.store.Parent(id)
 	if err != nil {
 		return "", ignoreMissing(err)
 	}
@@ -132,7 +141,7 @@ func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
 	for _, to := range []struct {
 		in          *dir.Dir
 		name, piece string
-	}{{s.trash, as, as}, {from, inPlacePrefix + as, inPlace + as}} {
+	}{{t.store.trash, as, as}, {from, inPlacePrefix + as, inPlace + as}} {
 		if there, err := to.in.IsDir(to.name); err != nil {
 			return "", err
 		} else if there {
@@ -149,13 +158,13 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// DropRecord removes a record durably. One that is not there is no error.
-func (s *Store) DropRecord(id volume.ID) error {
-	in, err := s.recordsDir()
+// Drop removes a record durably. One that is not there is no error.
+func (r Records) Drop(id volume.ID) error {
+	in, err := r.store.recordsDir()
 	if err != nil {
 		return err
 	}
-	err = s.drop(in, id.String()+recordSuffix)
+	err = r.store.Trash().drop(in, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -163,8 +172,8 @@ func (s *Store) DropRecord(id volume.ID) error {
 }
 
 // Throw moves what is no volume into the trash. An error for which NoRoom is true says that there is no room for it.
-func (s *Store) Throw(from *dir.Dir, name, as string) error {
-	return rename(from, name, s.trash, as)
+func (t Trash) Throw(from *dir.Dir, name, as string) error {
+	return rename(from, name, t.store.trash, as)
 }
 
 // rename moves the directory of a volume, whatever flags its user has set on it: a subvolume that is copied has those
@@ -179,7 +188,7 @@ func unprotected(in *dir.Dir, name string, change func() error) error {
 	if !dir.IsProtected(err) {
 		return err
 	}
-	changed, flagsErr := in.Unprotect(name)
+	changed, flagsErr := dir.Unprotect(in, name)
 	switch {
 	case flagsErr != nil:
 		return flagsErr

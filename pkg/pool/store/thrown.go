@@ -63,7 +63,7 @@ const mostMeasured = 10_000
 // volume.Unknown if it cannot be read, or has too many files to count them.
 func Measured(in *dir.Dir, name string) int64 {
 	left := mostMeasured
-	bytes, err := in.Occupied(name, func() error {
+	bytes, err := dir.Occupied(in, name, func() error {
 		if left--; left < 0 {
 			return dir.ErrTooLarge
 		}

@@ -74,7 +74,7 @@ func Open(in *dir.Dir, id volume.ID) (Snapshot, *dir.Dir, error) {
 	case !of.data || of.source == (volume.ID{}):
 		return Snapshot{}, nil, fmt.Errorf("%w of %s: it has no directory %q, or none that names its volume: the upstream KubeVirt driver did not finish making or removing it", volume.ErrDamagedRecord, id.Named(), dataName)
 	}
-	made, err := in.Changed(name)
+	made, err := dir.Changed(in, name)
 	if err != nil {
 		return Snapshot{}, nil, err
 	}
@@ -184,7 +184,7 @@ func Remove(ctx context.Context, in *dir.Dir, id volume.ID, pause func(context.C
 }
 
 func erase(ctx context.Context, in *dir.Dir, name string, pause func(context.Context) error) error {
-	if err := in.RemoveTree(ctx, name, pause); err != nil {
+	if err := dir.RemoveTree(ctx, in, name, pause); err != nil {
 		return err
 	}
 	return in.Sync()

@@ -251,7 +251,7 @@ func (m *maker) pair(id string, bytes int64, newDir func(id string) *dir.Dir, fi
 				project = got(m.quota.IDOf(d))
 				check(d.Close())
 			}
-			check(m.trash.RemoveTree(context.Background(), trashed, func(context.Context) error { return nil }))
+			check(dir.RemoveTree(context.Background(), m.trash, trashed, func(context.Context) error { return nil }))
 			if m.quota != nil {
 				check(m.quota.Release(m.root, project))
 			}

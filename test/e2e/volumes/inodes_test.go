@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
@@ -48,7 +49,7 @@ func inodesAreBounded(b *bench) {
 // beside is what is taken on the filesystem and not counted for a volume, in bytes.
 func (b *bench) beside(name string) int64 {
 	b.Helper()
-	space, err := b.root.Space()
+	space, err := dir.SpaceOf(b.root)
 	b.Must(err)
 	d := b.open(name)
 	usage, err := b.facility.Usage(d, b.ids[name])

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -85,7 +86,7 @@ func (b *bench) wantOwnLimits(names []string, promise int64) {
 // filesystem keep of each volume: a record, two inodes, and their names.
 func (b *bench) wantCapacity(want int64, volumes int) {
 	b.Helper()
-	space, err := b.root.Space()
+	space, err := dir.SpaceOf(b.root)
 	b.Must(err)
 	step := space.SizeBytes / 500
 	less, more := step+int64(volumes)*(8<<10), step

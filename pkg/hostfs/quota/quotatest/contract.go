@@ -434,7 +434,7 @@ func releaseUnused(t *testing.T, b *bench) {
 	must.Succeed(t, used.WriteFile("data", make([]byte, 8<<10)))
 	must.Succeed(t, errors.Join(gone.Close(), claimed.Close()))
 	for name, id := range map[string]quota.ID{"gone": goneID, "claimed": claimedID} {
-		must.Succeed(t, b.Root.RemoveTree(t.Context(), name, noPause))
+		must.Succeed(t, dir.RemoveTree(t.Context(), b.Root, name, noPause))
 		if b.Removed != nil {
 			b.Removed(id)
 		}
@@ -480,7 +480,7 @@ func release(t *testing.T, b *bench) {
 	must.Succeed(t, file.Close())
 	must.Succeed(t, b.Limit(d, id, quota.Limit{}))
 	must.Succeed(t, d.Close())
-	must.Succeed(t, b.Root.RemoveTree(t.Context(), "a", noPause))
+	must.Succeed(t, dir.RemoveTree(t.Context(), b.Root, "a", noPause))
 	b.eventually(t, "limit and usage are gone", func() bool {
 		must.Succeed(t, b.Release(b.Root, id))
 		usage, err := b.Usage(b.Root, id)
