@@ -104,9 +104,14 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 	page, next, _ = paged(s.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
 		in := listings.of(v.pool, false)
 		answer = in.Report(v.id)
-		return answer, !answer.Lost || in.Err != nil || s.lost(v.id), nil // or it is being made or removed
+		return answer, s.settled(in, answer), nil
 	})
 	return page, next
+}
+
+// settled reports whether an answer is not about a moment of making or removing a volume.
+func (s *Set) settled(in listing, answer Volume) bool {
+	return !answer.Lost || in.Err != nil || s.lost(answer.ID)
 }
 
 // An Ill is a volume with which something is wrong.
