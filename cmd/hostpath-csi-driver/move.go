@@ -78,7 +78,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 	if command == moveOutCommand {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; remove: remove it, after its copy was confirmed")
 		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
-		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; 0 for what it holds")
+		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")

@@ -48,7 +48,7 @@ type Out struct {
 	Sender func(conn net.Conn) Sender
 	// Volume is the volume id, Move the uid of the move, and Peer the other node.
 	Volume, Move, Peer string
-	// Bytes is the promise of a volume without a record; 0 for what it holds.
+	// Bytes is the promise of a volume without a record, unless it holds more.
 	Bytes int64
 	// LeaveSnapshots has those of the volume stay on this node.
 	LeaveSnapshots bool
@@ -191,7 +191,7 @@ func (o *Out) call(ctx context.Context, name, fence string) (moves.Volume, error
 // copyWhileUsed makes passes while pods go on, as long as each has less to send than the one before.
 func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !v.Recorded && o.Bytes > 0 {
-		v.Bytes = o.Bytes
+		v.Bytes = max(v.Bytes, o.Bytes)
 	}
 	err := o.copyReferences(ctx, v)
 	if err == nil || ctx.Err() != nil {

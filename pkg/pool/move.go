@@ -190,7 +190,7 @@ func (s Moves) dropOthers(ctx context.Context, id volume.ID, kept ...string) err
 // A FenceRequest is for the source of a move.
 type FenceRequest struct {
 	Move
-	// Bytes is the promise of a volume without a record; 0 for what it holds.
+	// Bytes is the promise of a volume without a record, unless it holds more.
 	Bytes int64
 	// LeaveSnapshots has those of the volume stay on this node; otherwise a volume with any is refused.
 	LeaveSnapshots bool
@@ -257,16 +257,14 @@ func unshared(p *serve.Pool) error {
 	return nil
 }
 
-// recordToMove is the record of the volume, or a new one of so many bytes.
+// recordToMove is the record of the volume, or a new one of so many bytes, or of what it holds if that is more.
 func (v *side) recordToMove(bytes int64) (*store.Record, error) {
 	if v.entry.Record != nil {
 		rec := *v.entry.Record
 		return &rec, nil
 	}
-	if bytes == 0 {
-		bytes = store.Measured(v.visit.Store.Root(), v.id.String())
-	}
-	if bytes == volume.Unknown {
+	holds := store.Measured(v.visit.Store.Root(), v.id.String())
+	if bytes = max(bytes, holds); bytes == 0 && holds == volume.Unknown {
 		return nil, fmt.Errorf("%w: it has no record of its size and too many files to count them: name the size, such as that of its claim", volume.ErrInvalid)
 	}
 	space, err := v.visit.Store.Space()

@@ -430,9 +430,12 @@ func TestMoveWithoutRecord(t *testing.T) {
 		}
 		must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"))
 		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
-		state = m.fence()
-		if state.Bytes < 10_000 || state.Bytes > mib {
-			t.Errorf("it is fenced as %+v, want what it holds", state)
+		for _, claim := range []int64{0, 4096} { // nothing kept it from holding more than its claim
+			must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
+			state, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out, Bytes: claim})
+			if err != nil || state.Bytes < 10_000 || state.Bytes > mib {
+				t.Errorf("with a claim of %d bytes it is fenced as %+v (%v), want what it holds", claim, state, err)
+			}
 		}
 	})
 }
