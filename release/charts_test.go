@@ -108,10 +108,10 @@ func nameOf(o object) string {
 	return fmt.Sprintf("%v/%s", o["kind"], hashed.ReplaceAllString(metadata["name"].(string), "$1"))
 }
 
-// hashed is the name that kustomize gives the ConfigMap of the pools. A release of Helm has that once, with the hash in the pods.
+// hashed is the name that kustomize gives the ConfigMap of the pools.
 var hashed = regexp.MustCompile(`(hostpath-csi-pools)-[a-z0-9]+\b`)
 
-// alike takes away how a release of Helm differs from a kustomization on purpose: its labels, and the name and hash of the pools.
+// alike takes away how a release of Helm differs from a kustomization on purpose: its labels, and where the pools are.
 func alike(t *testing.T, objects map[string]object) map[string]object {
 	t.Helper()
 	delete(objects, "PersistentVolumeClaim/hp-test")
@@ -120,6 +120,7 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 	succeed(t, err)
 	var same map[string]object
 	succeed(t, json.Unmarshal(hashed.ReplaceAll(text, []byte("$1")), &same))
+	poolsOf(t, same)
 	for _, o := range same {
 		metadata := o["metadata"].(map[string]any)
 		if labels, ok := metadata["labels"].(map[string]any); ok {
@@ -133,16 +134,8 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 		switch o["kind"] {
 		case "CustomResourceDefinition":
 			delete(metadata["annotations"].(map[string]any), "helm.sh/resource-policy")
-		case "ConfigMap":
-			if data, ok := o["data"].(map[string]any); ok && data["pools.json"] != nil {
-				var pools any
-				succeed(t, json.Unmarshal([]byte(data["pools.json"].(string)), &pools))
-				data["pools.json"] = pools
-			}
 		case "DaemonSet":
-			template := o["spec"].(map[string]any)["template"].(map[string]any)
-			delete(template["metadata"].(map[string]any)["annotations"].(map[string]any), "checksum/pools")
-			spec := template["spec"].(map[string]any)
+			spec := at(o, "spec", "template", "spec").(map[string]any)
 			byName(spec["volumes"])
 			for _, c := range spec["containers"].([]any) {
 				byName(c.(map[string]any)["volumeMounts"])
@@ -150,6 +143,31 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 		}
 	}
 	return same
+}
+
+// poolsOf has the pools in the environment of the driver, as a release of Helm has them, and not in a ConfigMap, whose name in a
+// kustomization changes with them.
+func poolsOf(t *testing.T, objects map[string]object) {
+	t.Helper()
+	set := objects["DaemonSet/hostpath-csi-driver"]
+	if set == nil {
+		return
+	}
+	for _, e := range at(set, "spec", "template", "spec", "containers", 0, "env").([]any) {
+		if at(e, "name") != "DATADIR" {
+			continue
+		}
+		e := e.(map[string]any)
+		text, _ := e["value"].(string)
+		if from := objects["ConfigMap/hostpath-csi-pools"]; from != nil {
+			text = at(from, "data", "pools.json").(string)
+			delete(objects, "ConfigMap/hostpath-csi-pools")
+			delete(e, "valueFrom")
+		}
+		var pools any
+		succeed(t, json.Unmarshal([]byte(text), &pools))
+		e["value"] = pools
+	}
 }
 
 func byName(list any) {
@@ -225,11 +243,12 @@ func TestDriverChartValues(t *testing.T) {
 	got, notes, err := rendered(c, "storage", `
 pools:
 - {name: local, path: /var/hpvolumes, snapshotPath: /var/hpvolumes/snapshots}
-- {name: Fast Disks, path: /mnt/fast, requireMount: true, overprovision: 1.5, bytesPerInode: 16384, reserve: 5%}
+- {name: Fast Disks $(NODE_NAME), path: /mnt/fast, requireMount: true, overprovision: 1.5, bytesPerInode: 16384, reserve: 5%}
 - {name: nfs, path: /mnt/nfs, shared: true, snapshotPath: /mnt/old}
+- {name: "1", path: /mnt/one}
 storageClasses:
+- {name: fast, pool: Fast Disks $(NODE_NAME), reclaimPolicy: Retain, allowVolumeExpansion: false, mountOptions: [noatime], parameters: {a: b}, annotations: {c: d}}
 - {name: local, pool: local, default: true}
-- {name: fast, pool: Fast Disks, reclaimPolicy: Retain, allowVolumeExpansion: false, mountOptions: [noatime], parameters: {a: b}, annotations: {c: d}}
 snapshots:
   enabled: true
   freeze: true
@@ -262,35 +281,18 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 		mounts[at(m, "name").(string)] = at(m, "mountPath")
 	}
 	maps.DeleteFunc(mounts, func(name string, _ any) bool {
-		return !strings.HasPrefix(name, "pool-") && !strings.HasPrefix(name, "snapshots-")
+		return !strings.HasPrefix(name, "pool-") && !strings.HasPrefix(name, "numbered-") && !strings.HasPrefix(name, "snapshots-")
 	})
 	for what, c := range map[string]struct{ got, want any }{
-		"the pools that are mounted": {mounts, map[string]any{"pool-local": "/var/hpvolumes", "pool-1": "/mnt/fast", "pool-nfs": "/mnt/nfs", "snapshots-2": "/mnt/old"}},
-		"the configuration": {at(got["ConfigMap/hostpath-csi-pools"], "data", "pools.json"), `[
-  {
-    "name": "local",
-    "path": "/var/hpvolumes",
-    "snapshotPath": "/var/hpvolumes/snapshots"
-  },
-  {
-    "bytesPerInode": 16384,
-    "name": "Fast Disks",
-    "overprovision": 1.5,
-    "path": "/mnt/fast",
-    "requireMount": true,
-    "reserve": "5%"
-  },
-  {
-    "name": "nfs",
-    "path": "/mnt/nfs",
-    "shared": true,
-    "snapshotPath": "/mnt/old"
-  }
-]`},
+		"the pools that are mounted": {mounts, map[string]any{"pool-local": "/var/hpvolumes", "numbered-1": "/mnt/fast", "pool-nfs": "/mnt/nfs", "snapshots-2": "/mnt/old", "pool-1": "/mnt/one"}},
+		// kubelet takes $$ for a dollar sign, and $(NAME) for a variable.
+		"the configuration": {environment(containers["driver"])["DATADIR"], `[{"name":"local","path":"/var/hpvolumes","snapshotPath":"/var/hpvolumes/snapshots"},` +
+			`{"bytesPerInode":16384,"name":"Fast Disks $$(NODE_NAME)","overprovision":1.5,"path":"/mnt/fast","requireMount":true,"reserve":"5%"},` +
+			`{"name":"nfs","path":"/mnt/nfs","shared":true,"snapshotPath":"/mnt/old"},{"name":"1","path":"/mnt/one"}]`},
 		"the default class": {at(got["StorageClass/local"], "metadata", "annotations"), map[string]any{"storageclass.kubernetes.io/is-default-class": "true"}},
 		"the other class": {
 			map[string]any{"spec": at(got["StorageClass/fast"], "parameters"), "more": []any{at(got["StorageClass/fast"], "reclaimPolicy"), at(got["StorageClass/fast"], "allowVolumeExpansion"), at(got["StorageClass/fast"], "mountOptions", 0)}},
-			map[string]any{"spec": map[string]any{"storagePool": "Fast Disks", "a": "b"}, "more": []any{"Retain", false, "noatime"}},
+			map[string]any{"spec": map[string]any{"storagePool": "Fast Disks $(NODE_NAME)", "a": "b"}, "more": []any{"Retain", false, "noatime"}},
 		},
 		"the class of snapshots":         {at(got["VolumeSnapshotClass/frozen"], "parameters"), map[string]any{"consistency": "freeze", "maxStall": "2s"}},
 		"the shared pools of the policy": {at(got["ValidatingAdmissionPolicy/hostpath-csi-node"], "spec", "variables", 1, "expression"), `["nfs"]`},
@@ -305,7 +307,8 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 		"the labels of the monitor":      {at(got["ServiceMonitor/hostpath-csi-driver"], "metadata", "labels", "release"), "prometheus"},
 		"the namespace":                  {at(got["DaemonSet/hostpath-csi-driver"], "metadata", "namespace"), "storage"},
 		"the namespace of an account":    {at(got["ClusterRoleBinding/hostpath-csi-snapshotter"], "subjects", 0, "namespace"), "storage"},
-		"the class of the test":          {at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"), "local"},
+		// That of the other one would stay with its volume.
+		"the class of the test": {at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"), "local"},
 	} {
 		if diff := cmp.Diff(c.want, c.got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
@@ -315,24 +318,33 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 	if strings.Count(args, "--v=5") != 2 || !strings.Contains(args, "--metrics-cert-file=/tls.crt") {
 		t.Errorf("the arguments are %s", args)
 	}
-	if !strings.Contains(notes, "kubectl -n storage rollout status") || !strings.Contains(notes, "storageClassName: local") {
+	if !strings.Contains(notes, "kubectl -n storage rollout status") || !strings.Contains(notes, "storageClassName: fast") || !strings.Contains(notes, "kubectl hostpath doctor --namespace storage") {
 		t.Errorf("the notes are %s", notes)
 	}
 }
 
-func TestOperatorChartValues(t *testing.T) {
-	got, _, err := rendered(packed(t)["hostpath-provisioner-operator"], "storage", `{env: {MONITORING_NAMESPACE: metrics, DRIVER_IMAGE: example.com/driver:v1}, logLevel: 3}`)
-	succeed(t, err)
-	container := at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0)
+// environment are the values of a container's variables.
+func environment(container any) map[string]any {
 	env := map[string]any{}
 	for _, e := range at(container, "env").([]any) {
 		env[at(e, "name").(string)] = at(e, "value")
 	}
-	want := map[string]any{"POD_NAMESPACE": nil, "POD_NAME": nil, "MONITORING_NAMESPACE": "metrics", "DRIVER_IMAGE": "example.com/driver:v1"}
-	maps.DeleteFunc(env, func(name string, _ any) bool { _, wanted := want[name]; return !wanted })
-	if diff := cmp.Diff(want, env); diff != "" {
-		t.Errorf("the environment (-want +got):\n%s", diff)
+	return env
+}
+
+func TestOperatorChartValues(t *testing.T) {
+	c := packed(t)["hostpath-provisioner-operator"]
+	got, _, err := rendered(c, "storage", `{env: {MONITORING_NAMESPACE: metrics, MOUNTER_IMAGE: example.com/mounter:v1}, logLevel: 3}`)
+	succeed(t, err)
+	wantEnvironment := func(want map[string]any) {
+		t.Helper()
+		env := environment(at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0))
+		maps.DeleteFunc(env, func(name string, _ any) bool { _, wanted := want[name]; return !wanted })
+		if diff := cmp.Diff(want, env); diff != "" {
+			t.Errorf("the environment (-want +got):\n%s", diff)
+		}
 	}
+	wantEnvironment(map[string]any{"POD_NAMESPACE": nil, "POD_NAME": nil, "MONITORING_NAMESPACE": "metrics", "MOUNTER_IMAGE": "example.com/mounter:v1"})
 	for _, name := range []string{"ValidatingWebhookConfiguration/hostpath-provisioner-operator-webhook", "MutatingWebhookConfiguration/hostpath-provisioner-operator-restores"} {
 		if namespace := at(got[name], "webhooks", 0, "clientConfig", "service", "namespace"); namespace != "storage" {
 			t.Errorf("%s calls the namespace %v", name, namespace)
@@ -344,6 +356,13 @@ func TestOperatorChartValues(t *testing.T) {
 	if other := at(got["Role/hostpath-provisioner-operator-events"], "metadata", "namespace"); other != "default" {
 		t.Errorf("the role for events is in %v", other)
 	}
+	// What the operator deploys is from the mirror too, the sidecars of others included.
+	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all}`)
+	succeed(t, err)
+	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "mirror.example.com/all"})
+	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, env: {IMAGE_REGISTRY: other.example.com}}`)
+	succeed(t, err)
+	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "other.example.com"})
 }
 
 // Before Kubernetes 1.30 there is no kind for them.
@@ -370,20 +389,43 @@ func TestChartsRefuseWrongValues(t *testing.T) {
 		`{pools: []}`:                   "pools",
 		`{pools: [{name: a}]}`:          "path",
 		`{pools: [{name: a, path: b}]}`: "path",
-		`{pools: [{name: local, path: /a, requiremount: true}]}`:                  "requiremount",
-		`{storageClasses: [{name: a, pool: b}]}`:                                  `StorageClass a is for pool "b"`,
-		`{storageClasses: [{name: a, pool: local, reclaim: Retain}]}`:             "reclaim",
-		`{snapshots: {enabled: true, classes: [{name: a, consistency: freeze}]}}`: "set snapshots.freeze",
-		`{snapshots: {classes: [{name: a, consistency: maybe}]}}`:                 "consistency",
-		`{kubeletDirectory: "a: b"}`:                                              "kubeletDirectory",
-		`{images: {drivr: a}}`:                                                    "drivr",
-		`{logLevel: high}`:                                                        "logLevel",
+		`{pools: [{name: local, path: /a, requiremount: true}]}`:                                           "requiremount",
+		`{storageClasses: [{name: a, pool: b}]}`:                                                           `StorageClass a is for pool "b"`,
+		`{storageClasses: [{name: a, pool: local, reclaim: Retain}]}`:                                      "reclaim",
+		`{snapshots: {enabled: true, classes: [{name: a, consistency: freeze}]}}`:                          "set snapshots.freeze",
+		`{snapshots: {classes: [{name: a, consistency: maybe}]}}`:                                          "consistency",
+		`{kubeletDirectory: "a: b"}`:                                                                       "kubeletDirectory",
+		`{images: {driver: ""}}`:                                                                           "driver",
+		`{images: {drivr: a}}`:                                                                             "drivr",
+		`{logLevel: high}`:                                                                                 "logLevel",
+		`{kubeletDirectory: /var/lib/k0s/kubelet/}`:                                                        "kubeletDirectory",
+		`{pools: [{name: a, path: /a/}], storageClasses: []}`:                                              "path",
+		`{pools: [{name: a, path: /a}, {name: a, path: /b}], storageClasses: []}`:                          `two pools are named "a"`,
+		`{pools: [{name: a, path: /a}, {name: b, path: /a}], storageClasses: []}`:                          `the path of pool "b" is in that of pool "a"`,
+		`{pools: [{name: a, path: /a/b}, {name: b, path: /a}], storageClasses: []}`:                        `the path of pool "a" is in that of pool "b"`,
+		`{storageClasses: [{name: a, pool: local}, {name: a, pool: local}]}`:                               "two StorageClasses are named a",
+		`{storageClasses: [{name: a, pool: local, default: true}, {name: b, pool: local, default: true}]}`: "one StorageClass can be the default: a or b",
+		`{snapshots: {enabled: true, classes: [{name: a, consistency: verify, default: true}, {name: b, consistency: verify, default: true}]}}`: "one VolumeSnapshotClass can be the default: a or b",
 	} {
 		if _, _, err := rendered(all["hostpath-csi-driver"], "storage", values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an error that names %s", values, err, want)
 		}
 	}
-	if _, _, err := rendered(all["hostpath-provisioner-operator"], "storage", `{images: {operator: a}}`); err == nil || !strings.Contains(err.Error(), "operator") {
-		t.Errorf("a container that is not there: %v", err)
+	for values, want := range map[string]string{`{images: {operator: a}}`: "operator", `{images: {hostpath-provisioner-operator: ""}}`: "hostpath-provisioner-operator"} {
+		if _, _, err := rendered(all["hostpath-provisioner-operator"], "storage", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error that names %s", values, err, want)
+		}
+	}
+	// Of a key without a value, as in "pools:", Helm takes away the default too.
+	for name, keys := range map[string][]string{
+		"hostpath-csi-driver":           {"pools", "storageClasses", "snapshots", "healthMonitor", "monitoring", "kubeletDirectory", "images", "resources", "logLevel", "extraArgs"},
+		"hostpath-provisioner-operator": {"images", "resources", "env", "monitoringNamespace", "logLevel"},
+	} {
+		for _, key := range keys {
+			_, _, err := rendered(all[name], "storage", "{"+key+": null}")
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("missing property '%s'", key)) {
+				t.Errorf("%s of %s without a value: %v", key, name, err)
+			}
+		}
 	}
 }

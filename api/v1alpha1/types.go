@@ -135,7 +135,7 @@ const (
 	Copying Phase = "Copying"
 	// Fenced is from when no more pods may start with the volume on the source.
 	Fenced Phase = "Fenced"
-	// Switching makes the copy the volume. It cannot be undone.
+	// Switching makes the copy the volume. It can be undone until the PersistentVolume is replaced.
 	Switching Phase = "Switching"
 	// Removing removes the old copy. Pods run on the target.
 	Removing Phase = "Removing"

@@ -81,7 +81,8 @@ func main() {
 
 func run(s settings, config render.Config) error {
 	policy := operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion)
-	m, err := newManager(s, config.Namespace, policy)
+	clock := &move.Clock{}
+	m, err := newManager(s, config.Namespace, policy, clock)
 	if err != nil {
 		return err
 	}
@@ -105,9 +106,9 @@ func run(s settings, config render.Config) error {
 	}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),
-		metrics.Registry.Register(move.Metrics(m.GetClient(), m.Elected(), time.Now)),
+		metrics.Registry.Register(move.Metrics(m.GetClient(), m.Elected(), clock.Now)),
 		r.Add(m),
-		addMoves(m, config.Namespace),
+		addMoves(m, config.Namespace, clock),
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
 		addWebhook(m, s, config.Namespace, policy),
@@ -124,12 +125,14 @@ func run(s settings, config render.Config) error {
 	return nil
 }
 
-// newManager makes what runs the controllers of an operator in a namespace, while that holds its Lease.
-func newManager(s settings, namespace string, policy *operator.TLSPolicy) (manager.Manager, error) {
+// newManager makes what runs the controllers of an operator in a namespace, while that holds its Lease. The clock is set by what the API
+// server answers.
+func newManager(s settings, namespace string, policy *operator.TLSPolicy, clock *move.Clock) (manager.Manager, error) {
 	cluster, err := ctrl.GetConfig()
 	if err != nil {
 		return nil, err
 	}
+	cluster.Wrap(clock.Wrap)
 	scheme, err := operator.Scheme()
 	if err != nil {
 		return nil, err
@@ -161,12 +164,12 @@ func newManager(s settings, namespace string, policy *operator.TLSPolicy) (manag
 }
 
 // addMoves has the manager move volumes of a driver in a namespace.
-func addMoves(m manager.Manager, namespace string) error {
+func addMoves(m manager.Manager, namespace string, clock *move.Clock) error {
 	pods, err := kubernetes.NewForConfigAndClient(m.GetConfig(), m.GetHTTPClient())
 	if err != nil {
 		return err
 	}
-	r := &move.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Reports: move.Logs{Pods: pods}, DriverNamespace: namespace}
+	r := &move.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Reports: move.Logs{Pods: pods}, DriverNamespace: namespace, Now: clock.Now}
 	return r.Add(m)
 }
 

@@ -31,7 +31,7 @@ const usage = `Shows the storage of all nodes that the hostpath CSI driver serve
   kubectl hostpath drain NODE     cordon a node, and move all its volumes to others, with their pods
 
 What is interrupted goes on, and the same command shows it again. It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
-to list nodes, classes, claims and their events, workloads, webhooks, policies and kinds, and to ask for rights of other accounts (what
+to list nodes, classes, claims and their events, pods, workloads, webhooks, policies and kinds, and to ask for rights of other accounts (what
 an account may not read is not checked); move and drain
 to list claims, pods and capacities, to create VolumeMoves, and to cordon nodes.
 The exit status is 0 if all is in order, 2 if something is abnormal or was not moved, and 1 if it failed.

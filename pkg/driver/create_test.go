@@ -147,6 +147,7 @@ func TestCreateVolumeTopology(t *testing.T) {
 		"this node among others":                     {"local", []*csi.Topology{there, here}, []*csi.Topology{there, here}, codes.OK, nil},
 		"another node":                               {"local", []*csi.Topology{there}, []*csi.Topology{there}, codes.ResourceExhausted, []string{`"local"`, nodeName}},
 		"another node, only preferred":               {"local", nil, []*csi.Topology{there}, codes.ResourceExhausted, []string{`"local"`, nodeName}},
+		"another node, and this one preferred":       {"local", []*csi.Topology{there}, []*csi.Topology{here}, codes.ResourceExhausted, []string{`"local"`, nodeName}},
 		"a topology that is not ours":                {"local", []*csi.Topology{nowhere}, nil, codes.ResourceExhausted, []string{`"local"`, nodeName}},
 		"another node, for a shared pool":            {"everywhere", []*csi.Topology{there}, nil, codes.OK, nil},
 		"this node, for a shared pool":               {"everywhere", []*csi.Topology{here}, nil, codes.OK, nil},

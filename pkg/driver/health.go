@@ -40,7 +40,10 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	if err := checked(c.pools); err != nil {
 		return nil, err
 	}
-	volumes, next := c.pools.ListIll(ctx, after, most)
+	volumes, next, err := c.pools.ListIll(ctx, after, most)
+	if err != nil {
+		return nil, err
+	}
 	response := &csi.ControllerListVolumeHealthResponse{NextToken: nextToken(next)}
 	for _, v := range volumes {
 		response.Entries = append(response.Entries, volumeHealth(v.ID, v.Conditions))

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -151,9 +150,13 @@ func (c Config) includes(topologies []*csi.Topology) bool {
 	return len(topologies) == 0
 }
 
-// meets reports whether what is made on this node can be reached as required.
+// meets reports whether what is made on this node can be reached as required. What is preferred counts only
+// where nothing is requisite.
 func (c Config) meets(required *csi.TopologyRequirement) bool {
-	return c.includes(slices.Concat(required.GetRequisite(), required.GetPreferred()))
+	if requisite := required.GetRequisite(); len(requisite) > 0 {
+		return c.includes(requisite)
+	}
+	return c.includes(required.GetPreferred())
 }
 
 // topology is where a volume can be reached: from this node, or, for a shared

@@ -99,8 +99,10 @@ func TestSnapshotTopology(t *testing.T) {
 		return r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", AccessibilityRequirements: required})
 	}
 	foreign := &csi.TopologyRequirement{Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{there}}
-	_, err = snapshot(foreign)
-	wantCode(t, err, codes.ResourceExhausted, "vol", nodeName)
+	for _, required := range []*csi.TopologyRequirement{foreign, {Preferred: []*csi.Topology{there}}, {Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{here}}} {
+		_, err = snapshot(required)
+		wantCode(t, err, codes.ResourceExhausted, "vol", nodeName)
+	}
 	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the snapshots after that", len(list.GetEntries()), 0)

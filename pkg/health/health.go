@@ -28,7 +28,7 @@ type Condition struct {
 // inspect; docs/monitoring.md says what to do for each.
 type Reason string
 
-// The reasons, the worst first.
+// The reasons, the worst first: those of which a volume can be used come last.
 const (
 	// PoolMissing, PoolHangs and PoolFailing are pools that do not serve, because their
 	// filesystem or directory is away, does not answer, or cannot be read. PoolNotServing is
@@ -40,13 +40,13 @@ const (
 	RecordUnreadable Reason = "RecordUnreadable"
 	DirectoryMissing Reason = "DirectoryMissing"
 	FileMissing      Reason = "FileMissing"
+	FileShort        Reason = "FileShort"
 	// DataUnreadable is a volume of which the disk or the filesystem refuses what is recorded.
 	DataUnreadable Reason = "DataUnreadable"
 	ReadFailed     Reason = "ReadFailed"
 	ReadOnly       Reason = "ReadOnly"
 	// InlineUnpublished is a volume that its pod has left behind: what else is wrong with it matters to no pod.
 	InlineUnpublished Reason = "InlineUnpublished"
-	FileShort         Reason = "FileShort"
 	LimitDiffers      Reason = "LimitDiffers"
 	LimitOff          Reason = "LimitOff"
 	// OutsideLimit is a volume in which its users made what is not limited.
@@ -61,8 +61,8 @@ const (
 // Reasons are all of them, in that order.
 func Reasons() []Reason {
 	return []Reason{
-		PoolMissing, PoolHangs, PoolFailing, PoolNotServing, RecordUnreadable, DirectoryMissing, FileMissing, DataUnreadable, ReadFailed,
-		ReadOnly, InlineUnpublished, FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, FilesystemErrors,
+		PoolMissing, PoolHangs, PoolFailing, PoolNotServing, RecordUnreadable, DirectoryMissing, FileMissing, FileShort, DataUnreadable, ReadFailed,
+		ReadOnly, InlineUnpublished, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, FilesystemErrors,
 	}
 }
 
@@ -112,6 +112,8 @@ type Facts struct {
 	Damaged error
 	// IO is an error that reading the volume's root gave; nil if none.
 	IO error
+	// Uncounted is an error that reading its quota gave; nil if none. What is in the volume is not lost with that.
+	Uncounted error
 	// FilesystemErrors is how many errors the pool's filesystem has counted.
 	FilesystemErrors int64
 	// ReadOnly: the pool's filesystem takes no writes.
@@ -184,17 +186,22 @@ func (f Facts) Conditions() []Condition {
 	add(f.Damaged != nil, RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
 	add(f.Missing, DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or give the volume up: delete the pods that use it, and then its claim; "+
 		"if it has neither claim nor PersistentVolume, `/hostpath-csi-driver remove-lost --volume=%s`, in the container driver of this node, removes the record", f.Volume)
+	add(f.Short && f.readable(), FileShort, "the volume's file is smaller than what was promised")
 	add(f.IO != nil, reasonOfIO(f.IO), "reading the volume failed: %v", f.IO)
 	if f.Pool != nil {
 		return all
 	}
+	add(f.IO == nil && f.Uncounted != nil, ReadFailed, "reading the volume's quota failed: %v", f.Uncounted)
 	add(f.ReadOnly, ReadOnly, "the pool's filesystem is read-only")
-	if !f.Missing && f.IO == nil {
+	if f.readable() && f.Uncounted == nil {
 		all = append(all, f.ofContent()...)
 	}
 	add(f.FilesystemErrors > 0, FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
 	return all
 }
+
+// readable reports whether there is something that was read.
+func (f Facts) readable() bool { return f.Pool == nil && !f.Missing && f.IO == nil }
 
 // ofContent are the conditions of a volume that could be read.
 func (f Facts) ofContent() []Condition {
@@ -205,7 +212,6 @@ func (f Facts) ofContent() []Condition {
 		}
 	}
 	add(f.InlineUnpublished, InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
-	add(f.Short, FileShort, "the volume's file is smaller than what was promised")
 	add(f.LimitDiffers, LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	add(f.LimitOff != "", LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	if f.Outside > 0 {
@@ -242,7 +248,7 @@ func reasonOfPool(err error) Reason {
 		return PoolHangs
 	case errors.Is(err, volume.ErrPoolMissing), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return PoolMissing
-	case unreadable(err):
+	case Unreadable(err):
 		return PoolFailing
 	}
 	return PoolNotServing
@@ -253,16 +259,16 @@ func reasonOfIO(err error) Reason {
 	switch {
 	case errors.Is(err, volume.ErrLost):
 		return FileMissing
-	case unreadable(err):
+	case Unreadable(err):
 		return DataUnreadable
 	}
 	return ReadFailed
 }
 
-// unreadable describes what Linux returns for a disk that cannot be read, and for what is damaged
+// Unreadable describes what Linux returns for a disk that cannot be read, and for what is damaged
 // on it: XFS and ext4 have EUCLEAN for structures that make no sense, and EBADMSG for wrong
 // checksums.
-func unreadable(err error) bool {
+func Unreadable(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENXIO, syscall.EREMOTEIO, syscall.ENODATA},
 		func(errno error) bool { return errors.Is(err, errno) })
 }

@@ -40,6 +40,7 @@ func TestCondition(t *testing.T) {
 		"a read that failed":                            {with(func(f *health.Facts) { f.IO = broken }), health.ReadFailed, "cause"},
 		"an IO error":                                   {with(func(f *health.Facts) { f.IO = fmt.Errorf("read: %w", syscall.EIO) }), health.DataUnreadable, "input/output"},
 		"a wrong checksum":                              {with(func(f *health.Facts) { f.IO = syscall.EBADMSG }), health.DataUnreadable, "bad message"},
+		"a quota that cannot be read":                   {with(func(f *health.Facts) { f.Uncounted = syscall.EIO }), health.ReadFailed, "input/output"},
 		"a file that is missing":                        {with(func(f *health.Facts) { f.IO = fmt.Errorf("open: %w", volume.ErrLost) }), health.FileMissing, "open"},
 		"a read-only pool":                              {with(func(f *health.Facts) { f.ReadOnly = true }), health.ReadOnly, "read-only"},
 		"a limit that is not set":                       {with(func(f *health.Facts) { f.LimitDiffers = true }), health.LimitDiffers, "limit"},
@@ -88,13 +89,15 @@ func TestConditions(t *testing.T) {
 		"all that the pool and the volume have": {
 			health.Facts{Damaged: broken, ReadOnly: true, Short: true, LimitDiffers: true, LimitOff: "xfs", Outside: 1, InodesCounted: true, InlineUnpublished: true, FilesystemErrors: 1},
 			[]health.Reason{
-				health.RecordUnreadable, health.ReadOnly, health.InlineUnpublished, health.FileShort, health.LimitDiffers, health.LimitOff,
+				health.RecordUnreadable, health.FileShort, health.ReadOnly, health.InlineUnpublished, health.LimitDiffers, health.LimitOff,
 				health.OutsideLimit, health.NoSpace, health.NoInodes, health.FilesystemErrors,
 			},
 		},
 		"of two ways out of the limit one":              {health.Facts{FreeBytes: 1, Outside: 1, Strays: quota.Strays{Outside: 1}}, []health.Reason{health.OutsideLimit}},
 		"of a pool that does not serve what memory has": {health.Facts{Pool: broken, Missing: true}, []health.Reason{health.PoolNotServing, health.DirectoryMissing}},
 		"of what is lost no space":                      {health.Facts{Missing: true, FilesystemErrors: 1}, []health.Reason{health.DirectoryMissing, health.FilesystemErrors}},
+		"of a quota that cannot be read no space":       {health.Facts{Uncounted: broken, ReadOnly: true}, []health.Reason{health.ReadFailed, health.ReadOnly}},
+		"of two things that cannot be read one":         {health.Facts{IO: broken, Uncounted: broken}, []health.Reason{health.ReadFailed}},
 		"of what cannot be read no space":               {health.Facts{IO: broken, ReadOnly: true}, []health.Reason{health.ReadFailed, health.ReadOnly}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -121,6 +124,12 @@ func TestStatusOfEachReason(t *testing.T) {
 		}
 		if reason.Status() == health.DataLoss {
 			lost++
+		}
+	}
+	usable := slices.IndexFunc(health.Reasons(), func(r health.Reason) bool { return r.Status() == health.Degraded })
+	for _, reason := range health.Reasons()[usable:] {
+		if reason.Status() != health.Degraded {
+			t.Errorf("%s comes after %s, of which a volume can be used", reason, health.Reasons()[usable])
 		}
 	}
 	if lost != 4 {

@@ -43,6 +43,7 @@ type reader struct {
 	held    int64
 	counted bool
 	taken   int64 // on the filesystem, while that was counted
+	beside  int64 // limit.Keeper.Beside
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -295,13 +296,16 @@ func (r *reader) join() error {
 		return err
 	}
 	r.Ledger.SetInodes(r.Keeper.NewInodes(), r.Keeper.InodeBytes())
-	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
+	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
+		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
+	})
 	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Held(new(atomic.Int64), r.look)
 	}
-	return nil
+	r.beside, err = r.Keeper.Beside(r.Store.Root())
+	return err
 }
 
 // look measures what is taken on the filesystem.
@@ -343,7 +347,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.SetForeign(taken-held, r.trees)
+			r.Ledger.SetForeign(ledger.Foreign(taken, held, r.beside), r.trees)
 		}
 		r.LearnForeign(r.space)
 	}

@@ -128,28 +128,71 @@ func (c *cluster) waiting() (string, []Finding) {
 			bound++
 			continue
 		}
-		said := c.lastEvent(cl)
-		if said == "" || strings.HasPrefix(said, "waiting for first consumer") {
-			continue // as it should: no pod uses it yet
+		if why := c.whyWaits(cl); why != "" {
+			problems = append(problems, Finding{
+				Problem: fmt.Sprintf("%s/%s waits%s", cl.Namespace, cl.Name, strings.TrimSuffix(why, ".")),
+				Mend:    "docs/troubleshooting.md#a-pod-stays-pending says what to do, by these words",
+			})
 		}
-		problems = append(problems, Finding{
-			Problem: fmt.Sprintf("%s/%s waits: %s", cl.Namespace, cl.Name, said),
-			Mend:    "docs/troubleshooting.md says what to do, by these words",
-		})
 	}
 	return fmt.Sprintf("%d have their volumes, and none waits but for its first pod", bound), problems
 }
 
-func (c *cluster) lastEvent(of corev1.PersistentVolumeClaim) (said string) {
-	var last time.Time
+// whyWaits is what keeps a claim without a volume, after the word that says that it waits; empty if no pod uses it.
+func (c *cluster) whyWaits(cl corev1.PersistentVolumeClaim) string {
+	last := c.lastEvent(cl, "")
+	switch last.Reason {
+	case "", "WaitForFirstConsumer", "WaitForPodScheduled":
+		if pod, why := c.unscheduled(cl); pod != "" {
+			return fmt.Sprintf(" for the pod %s, which no node takes: %s", pod, why)
+		}
+	default:
+		// Between two attempts Kubernetes says again and again that it waits.
+		if failed := c.lastEvent(cl, corev1.EventTypeWarning); failed.Message != "" {
+			last = failed
+		}
+	}
+	if last.Reason == "WaitForFirstConsumer" || last.Message == "" {
+		return "" // as it should: no pod uses it yet
+	}
+	return ": " + last.Message
+}
+
+// unscheduled is a pod of a claim for which the scheduler finds no node, such as one with room, and what it says of that. The claim's own
+// events say only that it waits for the pod.
+func (c *cluster) unscheduled(of corev1.PersistentVolumeClaim) (pod, why string) {
+	for _, p := range c.pending {
+		if p.Namespace != of.Namespace || !uses(p, of.Name) {
+			continue
+		}
+		for _, condition := range p.Status.Conditions {
+			if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+				return p.Name, condition.Message
+			}
+		}
+	}
+	return "", ""
+}
+
+// uses reports whether a pod has the volume of a claim. That of an ephemeral volume has the names of both.
+func uses(p corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim || v.Ephemeral != nil && p.Name+"-"+v.Name == claim
+	})
+}
+
+// lastEvent is the last of a claim, of one type unless that is empty.
+func (c *cluster) lastEvent(of corev1.PersistentVolumeClaim, kind string) (last corev1.Event) {
+	var at time.Time
 	for _, e := range c.events {
 		when := e.LastTimestamp.Time
 		if e.EventTime.After(when) {
 			when = e.EventTime.Time
 		}
-		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Namespace && e.InvolvedObject.Name == of.Name && !when.Before(last) {
-			said, last = e.Message, when
+		if e.InvolvedObject.Kind == "PersistentVolumeClaim" && e.InvolvedObject.Namespace == of.Namespace && e.InvolvedObject.Name == of.Name &&
+			(kind == "" || e.Type == kind) && !when.Before(at) {
+			last, at = e, when
 		}
 	}
-	return said
+	return last
 }

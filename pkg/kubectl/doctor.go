@@ -46,8 +46,10 @@ type cluster struct {
 	definitions []metav1.PartialObjectMetadata
 	deployed    []appsv1.Deployment
 	events      []corev1.Event
-	bindings    []metav1.PartialObjectMetadata
-	webhooks    []admissionv1.MutatingWebhookConfiguration
+	// pending are pods that do not run yet, of all namespaces.
+	pending  []corev1.Pod
+	bindings []metav1.PartialObjectMetadata
+	webhooks []admissionv1.MutatingWebhookConfiguration
 	// What follows is of kinds that a cluster may lack.
 	snapshotClasses []snapshotClass
 	contents        []snapshotContent
@@ -98,6 +100,7 @@ const (
 	definitions      = "customresourcedefinitions"
 	deployments      = "deployments"
 	events           = "events"
+	allPods          = "pods"
 	policyBindings   = "validatingadmissionpolicybindings"
 	mutatingWebhooks = "mutatingwebhookconfigurations"
 	snapshotClasses  = "volumesnapshotclasses.snapshot.storage.k8s.io"
@@ -137,7 +140,7 @@ func (c *cluster) checks() []check {
 		{"restores", []string{mutatingWebhooks}, c.restores},
 		{"operator", []string{definitions, deployments, provisioners}, c.operator},
 		{"virtual machines", []string{definitions, classes, storageProfiles}, c.virtualMachines},
-		{"claims", []string{claims, events, classes}, c.waiting},
+		{"claims", []string{claims, events, allPods, classes}, c.waiting},
 	}
 }
 
@@ -159,6 +162,7 @@ func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
 		listing(ctx, k, &c.definitions, definitions),
 		listing(ctx, k, &c.deployed, deployments),
 		listing(ctx, k, &c.events, events, "--field-selector=involvedObject.kind=PersistentVolumeClaim"),
+		listing(ctx, k, &c.pending, allPods, "--field-selector=status.phase=Pending"),
 		listing(ctx, k, &c.webhooks, mutatingWebhooks),
 	}); err != nil {
 		return nil, err

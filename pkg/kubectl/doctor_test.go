@@ -13,6 +13,7 @@ const (
 	mayProvision   = "auth can-i create persistentvolumes " + account
 	mayReadNodes   = "auth can-i list nodes " + controller
 	eventsOfClaims = "get events --field-selector=involvedObject.kind=PersistentVolumeClaim"
+	pendingPods    = "get pods --field-selector=status.phase=Pending"
 )
 
 // healthy is a cluster in order, in which a test breaks something.
@@ -30,7 +31,8 @@ func healthy() answers {
 		"get csistoragecapacities":          listOf(capacityOf("hostpath-csi", "node-a"), capacityOf("hostpath-csi", "node-b")),
 		"get customresourcedefinitions":     listOf(object("volumesnapshots.snapshot.storage.k8s.io"), object(snapshotContents), object(snapshotClasses), object(provisioners), object(storageProfiles)),
 		"get deployments":                   listOf(snapshotController("--leader-election", distributed), operatorIn("storage")),
-		eventsOfClaims:                      listOf(said("early", "2026-01-01T00:00:02Z", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "no room")),
+		pendingPods:                         listOf(pendingPod("elsewhere", "foreign", "0/3 nodes are available"), pendingPod("starts", "early", "")),
+		eventsOfClaims:                      listOf(said("early", "2026-01-01T00:00:02Z", "WaitForFirstConsumer", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "ProvisioningFailed", "no room")),
 		"get mutatingwebhookconfigurations": listOf(map[string]any{"webhooks": []any{map[string]any{"name": restoreWebhook, "clientConfig": map[string]any{"caBundle": "YQ=="}}}}),
 		"get " + snapshotClasses:            listOf(map[string]any{"driver": driverName}),
 		"get " + snapshotContents:           listOf(content("made", driverName, "node-a"), content("foreign", "example.com/other", "")),
@@ -146,8 +148,28 @@ func cdiProfile(mode, clones string) any {
 	return p
 }
 
-func said(claim, when, what string) any {
-	return map[string]any{"involvedObject": map[string]any{"kind": "PersistentVolumeClaim", "namespace": "apps", "name": claim}, "lastTimestamp": when, "message": what}
+func said(claim, when, reason, what string) any {
+	kind := "Normal"
+	if reason == "ProvisioningFailed" {
+		kind = "Warning"
+	}
+	return map[string]any{"type": kind, "reason": reason, "involvedObject": map[string]any{"kind": "PersistentVolumeClaim", "namespace": "apps", "name": claim}, "lastTimestamp": when, "message": what}
+}
+
+// pendingPod is one that no node takes, or that starts if nothing is said of it.
+func pendingPod(name, claim, said string) any {
+	p := object(name)
+	p["spec"] = map[string]any{"volumes": []any{
+		map[string]any{"name": "other", "emptyDir": map[string]any{}},
+		map[string]any{"name": "scratch", "ephemeral": map[string]any{}},
+		map[string]any{"name": "data", "persistentVolumeClaim": map[string]any{"claimName": claim}},
+	}}
+	scheduled := map[string]any{"type": "PodScheduled", "status": "True"}
+	if said != "" {
+		scheduled = map[string]any{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+	}
+	p["status"] = map[string]any{"phase": "Pending", "conditions": []any{scheduled}}
+	return p
 }
 
 func findings(t *testing.T, a answers) []Finding {
@@ -228,8 +250,18 @@ func TestWhatIsMissingIsFound(t *testing.T) {
 		"virtual machines: the StorageProfile hostpath-csi is left to CDI, which makes disks as Filesystem and clones by copy": {"get " + storageProfiles: listOf(cdiProfile("", ""))},
 		"virtual machines: the StorageProfile hostpath-csi is left to CDI, with which no virtual machine of this shared pool":  {"get " + storageProfiles: listOf(cdiProfile("", "")), inspectOf("node-a"): shared},
 		"virtual machines: the StorageProfile hostpath-csi asks for clones or snapshots, which shared pools":                   {inspectOf("node-a"): shared},
+		"claims: apps/early waits for the pod db-0, which no node takes: 0/2 nodes are available: 2 node(s) did not have enough free storage": {
+			eventsOfClaims: listOf(said("early", "2026-01-01T00:00:03Z", "WaitForPodScheduled", "waiting for pod db-0 to be scheduled")),
+			pendingPods:    listOf(pendingPod("db-0", "early", "0/2 nodes are available: 2 node(s) did not have enough free storage."))},
+		"claims: apps/db-0-scratch waits for the pod db-0, which no node takes: 0/2 nodes are available": {
+			"get persistentvolumeclaims": listOf(aClaim("db-0-scratch", "hostpath-csi", "Pending")),
+			pendingPods:                  listOf(pendingPod("db-0", "early", "0/2 nodes are available"))},
 		"claims: apps/early waits: pool \"local\" has 0 bytes to promise, 4096 are asked for": {eventsOfClaims: listOf(
-			said("early", "2026-01-01T00:00:03Z", `pool "local" has 0 bytes to promise, 4096 are asked for`), said("early", "2026-01-01T00:00:01Z", "waiting for first consumer"))},
+			said("early", "2026-01-01T00:00:03Z", "ExternalProvisioning", "Waiting for a volume to be created either by the external provisioner or manually"),
+			said("early", "2026-01-01T00:00:02Z", "ProvisioningFailed", `pool "local" has 0 bytes to promise, 4096 are asked for`),
+			said("early", "2026-01-01T00:00:01Z", "WaitForFirstConsumer", "waiting for first consumer"))},
+		"claims: apps/early waits: Waiting for a volume to be created either by the external provisioner": {eventsOfClaims: listOf(
+			said("early", "2026-01-01T00:00:03Z", "ExternalProvisioning", "Waiting for a volume to be created either by the external provisioner or manually"))},
 	} {
 		a := healthy()
 		for name, answer := range broken {

@@ -131,6 +131,24 @@ func TestVolumeThatIsFullForAMomentHidesNothing(t *testing.T) {
 	})
 }
 
+// A pod that copies a file in its volume by reference, as cp(1) does where it can, has it counted twice. On the disk it is once, and
+// the second does not hide what others hold.
+func TestReflinkInVolumeHidesNothing(t *testing.T) {
+	onCounted(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, os.WriteFile(b.Path("b", "pvc-b", "data"), make([]byte, 40*mib), 0o600))
+		for of, bytes := range map[string]int64{b.Path(): 120 * mib, b.Path("b", "pvc-b"): 80 * mib} {
+			d, err := dir.Open(of)
+			must.Succeed(t, err)
+			must.Succeed(t, b.Quota.Write(d, bytes), d.Close())
+		}
+		b.later(2 * time.Minute)
+		b.wantCapacity("a", 36, 2)
+		if got := *b.inspect(neighbours)[0].AvailableBytes / mib; got > 36 || got < 34 {
+			t.Errorf("inspect reports %d MiB available, want 36", got)
+		}
+	})
+}
+
 // A torn quota cannot read what one volume holds.
 type torn struct {
 	*quotatest.Fake

@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -209,6 +211,34 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 		b.later(2 * time.Minute)
 		b.wantCapacity("b", before/mib-200, 8)
 		b.wantCapacity("a", before/mib-200, 8)
+	})
+}
+
+// Blocks that a pod with two volumes copies by reference from one to the other count for both. They do not hide what others hold.
+func TestReflinkBetweenVolumesHidesNothing(t *testing.T) {
+	root := testenv.CountingBtrfs(t, 400*mib, "-m", "single")
+	must.Succeed(t, os.WriteFile(root+"/others", bytes.Repeat([]byte("x"), 60*mib), 0o600))
+	withQuotas(t, root, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-a", 64*mib)
+		b.createIn("b", "pvc-b", 64*mib)
+		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-a", "data"), bytes.Repeat([]byte("y"), 48*mib), 0o600))
+		count := func() int64 {
+			t.Helper()
+			syncfs(t, root)
+			b.later(2 * time.Minute)
+			got, err := b.Capacity(poolNamed(t, "a"), false)
+			must.Succeed(t, err)
+			return got / mib
+		}
+		before := count()
+		from, err := os.Open(b.Path("a", "pvc-a", "data"))
+		must.Succeed(t, err)
+		to, err := os.Create(b.Path("b", "pvc-b", "data"))
+		must.Succeed(t, err)
+		must.Succeed(t, unix.IoctlFileClone(int(to.Fd()), int(from.Fd())), from.Close(), to.Close())
+		if after := count(); after > before+2 {
+			t.Errorf("%d MiB are available after a copy that shares all its blocks, %d before", after, before)
+		}
 	})
 }
 

@@ -136,21 +136,29 @@ func (s *Set) findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
 		case err != nil:
 			unavailable = append(unavailable, err)
 		case v != nil && at != nil:
-			first := at.visit.Pool.Config.Name
 			v.close()
 			at.close()
-			return nil, fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first, p.Config.Name)
+			return nil, ambiguous(id, at.visit.Pool, p)
 		case v != nil:
 			at = v
 		}
 	}
+	return at, notFoundUnless(at != nil, id, unavailable)
+}
+
+func ambiguous(id volume.ID, first, second *serve.Pool) error {
+	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
+}
+
+// notFoundUnless returns ErrNotFound for a volume that no pool has, and why not all could be asked otherwise.
+func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
 	switch {
-	case at != nil:
-		return at, nil
+	case found:
+		return nil
 	case len(unavailable) > 0:
-		return nil, fmt.Errorf("%s: %w", id.Named(), errors.Join(unavailable...))
+		return fmt.Errorf("%s: %w", id.Named(), errors.Join(unavailable...))
 	}
-	return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+	return fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
 }
 
 // findAt returns nil if the pool has no such volume.

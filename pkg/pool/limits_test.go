@@ -32,6 +32,12 @@ type faulty struct {
 	failBefore, failAfter, failEnd atomic.Bool
 	// slow makes each count take a second.
 	slow atomic.Bool
+	// hangs makes each count take an hour.
+	hangs atomic.Bool
+	// refused: the disk refuses each count.
+	refused atomic.Bool
+	// refusedID: it refuses the id of each directory.
+	refusedID atomic.Bool
 	// slowEnd makes each release take ten milliseconds.
 	slowEnd atomic.Bool
 	// uncounted is an id whose use cannot be read.
@@ -47,6 +53,9 @@ func (f *faulty) IDOf(d *dir.Dir) (quota.ID, error) {
 	if do := f.asked.Swap(nil); do != nil {
 		(*do)()
 	}
+	if f.refusedID.Load() {
+		return 0, syscall.EIO
+	}
 	return f.Fake.IDOf(d)
 }
 
@@ -59,6 +68,12 @@ func (f *faulty) interrupt() {
 func (f *faulty) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	if f.slow.Load() {
 		time.Sleep(time.Second) // the bubble's time
+	}
+	if f.hangs.Load() {
+		time.Sleep(time.Hour)
+	}
+	if f.refused.Load() {
+		return quota.Usage{}, syscall.EIO
 	}
 	if id != 0 && uint32(id) == f.uncounted.Load() {
 		return quota.Usage{}, errFault

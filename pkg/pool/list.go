@@ -23,29 +23,52 @@ func (s *Set) Volume(_ context.Context, id volume.ID) (Volume, error) {
 }
 
 // Health is what is wrong with a volume, the worst first; nil for nothing. Of one whose pool does not
-// serve or hangs that is what memory has. Errors: ErrNotFound; ErrUnavailable if no pool is known to have
-// the volume, and one that may have it does not serve.
+// serve or hangs that is what memory has. Errors: ErrNotFound; ErrBusy while a call makes or removes it;
+// ErrUnavailable if no pool is known to have the volume, and one that may have it does not serve.
 func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
-	holders := s.holders(id)
-	if len(holders) == 1 {
+	if holders := s.holders(id); len(holders) == 1 {
 		found, err := holders[0].Health(ctx, id)
+		if isAway(err) {
+			return holders[0].Scan().Remembered(id, err), nil
+		}
 		if !errors.Is(err, volume.ErrNotFound) {
 			return found, err
 		}
 	}
-	v, err := s.findSettled(id)
-	if err != nil {
-		return nil, err
+	return healthIn(ctx, s.Pools, id)
+}
+
+// healthIn asks pools for a volume, one after the other. Each answers in its time.
+func healthIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (found []health.Condition, err error) {
+	var in *serve.Pool
+	var unavailable []error
+	for _, p := range pools {
+		conditions, err := p.Health(ctx, id)
+		switch {
+		case errors.Is(err, volume.ErrNotFound):
+		case errors.Is(err, volume.ErrUnavailable):
+			unavailable = append(unavailable, err)
+		case err != nil:
+			return nil, err
+		case in != nil:
+			return nil, ambiguous(id, in, p)
+		default:
+			in, found = p, conditions
+		}
 	}
-	defer v.close()
-	return v.visit.Scan().Health(id)
+	return found, notFoundUnless(in != nil, id, unavailable)
+}
+
+// isAway describes a pool that does not serve, and not one that will in a moment.
+func isAway(err error) bool {
+	return errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, serve.ErrNotChecked)
 }
 
 // HealthHere is Health for a volume that this node is to publish: it cannot be used as long as a pool
 // that may have it does not serve.
 func (s *Set) HealthHere(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	found, err := s.Health(ctx, id)
-	if errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, serve.ErrNotChecked) {
+	if isAway(err) {
 		return health.Facts{Volume: id.String(), Pool: err}.Conditions(), nil
 	}
 	return found, err
@@ -74,26 +97,47 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 	}
 	of := func(p *serve.Pool, after volume.ID, most int) (all []known) {
 		for _, v := range p.Ledger.Volumes(after, most) {
-			all = append(all, known{id: v.ID, pool: p})
+			all = append(all, known{v.ID, p})
 		}
 		return all
 	}
-	return s.page(listings, after, most, of, func(Volume) bool { return true })
+	page, next, _ = paged(s.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
+		in := listings.of(v.pool, false)
+		answer = in.Report(v.id)
+		return answer, !answer.Lost || in.Err != nil || s.lost(v.id), nil // or it is being made or removed
+	})
+	return page, next
 }
 
-// ListIll is List of the volumes that are abnormal, as far as the last survey knows of them. Where
-// there are none it reads nothing.
-func (s *Set) ListIll(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
-	listings := make(listings)
-	defer listings.close()
+// An Ill is a volume with which something is wrong.
+type Ill struct {
+	ID         volume.ID
+	Conditions []health.Condition
+}
+
+// ListIll is List of the volumes that are abnormal, as far as the last survey knows of them, with their
+// Health. Where there are none it reads nothing. ErrUnavailable means that a pool is being opened.
+func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Ill, next volume.ID, err error) {
 	of := func(p *serve.Pool, after volume.ID, most int) (all []known) {
 		for _, v := range p.Ill(after, most) {
-			all = append(all, known{v.ID, p, v.Lost})
+			all = append(all, known{v.ID, p})
 		}
 		return all
 	}
-	return s.page(listings, after, most, of, func(v Volume) bool {
-		return len(v.Conditions) > 0 && s.byName[v.Pool].Ledger.Known(v.ID).Exists()
+	away := make(map[*serve.Pool]error) // why pools have not answered this call, which has not the time to ask again
+	return paged(s.Pools, after, most, of, func(v known) (Ill, bool, error) {
+		if why := away[v.pool]; why != nil {
+			return Ill{v.id, v.pool.Scan().Remembered(v.id, why)}, true, nil
+		}
+		found, err := v.pool.Health(ctx, v.id)
+		if isAway(err) {
+			away[v.pool] = err
+			return Ill{v.id, v.pool.Scan().Remembered(v.id, err)}, true, nil
+		}
+		if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrBusy) {
+			return Ill{}, false, nil
+		}
+		return Ill{v.id, found}, len(found) > 0, err
 	})
 }
 
@@ -120,27 +164,27 @@ func (l listings) close() {
 	}
 }
 
-// page reports on up to most volumes of those that of returns of each pool after an id, in the order
-// of their ids.
-func (s *Set) page(l listings, after volume.ID, most int, of func(*serve.Pool, volume.ID, int) []known, keep func(Volume) bool) (page []Volume, next volume.ID) {
+// paged reports on up to most volumes of those that of returns of each pool after an id, in the order
+// of their ids, but not on those for which report returns false.
+func paged[T any](pools []*serve.Pool, after volume.ID, most int, of func(*serve.Pool, volume.ID, int) []known, report func(known) (T, bool, error)) (page []T, next volume.ID, err error) {
+	var last volume.ID
 	for {
-		some := merge(s.Pools, func(p *serve.Pool) []known { return of(p, after, most+1) })
+		some := merge(pools, func(p *serve.Pool) []known { return of(p, after, most+1) })
 		for _, v := range some[:min(most+1, len(some))] {
 			if len(page) == most {
-				return page, page[most-1].ID
+				return page, last, nil
 			}
 			after = v.id
-			in := l.of(v.pool, false)
-			answer := in.Report(v.id)
-			if answer.Lost && in.Err == nil && !v.lost && !s.lost(v.id) {
-				continue // it is being made or removed
+			answer, is, err := report(v)
+			if err != nil {
+				return nil, volume.ID{}, err
 			}
-			if keep(answer) {
-				page = append(page, answer)
+			if is {
+				page, last = append(page, answer), v.id
 			}
 		}
 		if len(some) <= most {
-			return page, volume.ID{}
+			return page, volume.ID{}, nil
 		}
 	}
 }
@@ -149,7 +193,6 @@ func (s *Set) page(l listings, after volume.ID, most int, of func(*serve.Pool, v
 type known struct {
 	id   volume.ID
 	pool *serve.Pool
-	lost bool // and not in the middle of a call
 }
 
 // merge brings volumes of all pools into the order of their ids.

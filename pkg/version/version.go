@@ -16,3 +16,6 @@ func Of() string {
 	}
 	return "unknown"
 }
+
+// Tag is the tag of the images that were built with the program; empty if it was built without any.
+func Tag() string { return built }

@@ -8,7 +8,7 @@ func TestVersionIsNeverEmpty(t *testing.T) {
 	}
 	built = "v1.2.3"
 	defer func() { built = "" }()
-	if got := Of(); got != "v1.2.3" {
-		t.Errorf("the version is %s, and not the one that was built in", got)
+	if got := Of(); got != "v1.2.3" || Tag() != got {
+		t.Errorf("the version is %s and the tag %s, and not those that were built in", got, Tag())
 	}
 }

@@ -28,6 +28,7 @@ var (
 	tools   = flag.String("tools", "../../bin/release-tools", "directory with cosign, helm and registry")
 	publish = flag.String("publish", "../publish", "the program that publishes")
 	pin     = flag.String("pin", "../pin", "the program that pins sidecars")
+	sign    = flag.String("sign", "../sign", "the program that signs the checksums")
 )
 
 const (
@@ -194,6 +195,30 @@ func TestPublishedIsWhatWasReleased(t *testing.T) {
 	r.wantOffered(t)
 }
 
+// TestSumsAreSigned verifies the files of the release as docs/security.md says, with a key in place of the workflow's certificate.
+func TestSumsAreSigned(t *testing.T) {
+	r := begin(t)
+	r.run(t, filepath.Join(r.tools, "cosign"), "generate-key-pair")
+	dir := t.TempDir()
+	sums, err := os.ReadFile(r.release + "/SHA256SUMS")
+	succeed(t, err, os.WriteFile(dir+"/SHA256SUMS", sums, 0o600))
+	program, err := filepath.Abs(*sign)
+	succeed(t, err)
+	r.run(t, program, dir)
+
+	verify := func() error {
+		cmd := exec.CommandContext(t.Context(), filepath.Join(r.tools, "cosign"), "verify-blob", "--key="+r.dir+"/cosign.pub", "--insecure-ignore-tlog", "--bundle=SHA256SUMS.sigstore.json", "SHA256SUMS")
+		cmd.Dir, cmd.Env = dir, r.env
+		return cmd.Run()
+	}
+	succeed(t, verify())
+	r.run(t, "sh", "-ec", `cd "$1"; sha256sum --check --strict --quiet SHA256SUMS`, "sh", r.release)
+	succeed(t, os.WriteFile(dir+"/SHA256SUMS", append(sums, '\n'), 0o600))
+	if verify() == nil {
+		t.Error("other sums have the signature too")
+	}
+}
+
 // The registry is asked for the sidecars that registry.k8s.io has.
 func TestSidecarsGetTheDigestsOfTheRegistry(t *testing.T) {
 	r := begin(t)
@@ -203,8 +228,10 @@ func TestSidecarsGetTheDigestsOfTheRegistry(t *testing.T) {
 		t.Fatalf("%s has no images", r.release)
 	}
 	const sidecar = "registry.k8s.io/sig-storage/csi-resizer"
-	r.env = append(r.env, "REGISTRY_AUTH_FILE="+r.dir+"/auth.json", "CONTAINERS_REGISTRIES_CONF="+r.dir+"/registries.conf")
-	succeed(t, os.WriteFile(r.dir+"/registries.conf", fmt.Appendf(nil, "[[registry]]\nprefix = \"registry.k8s.io\"\nlocation = %q\ninsecure = true\n", r.address), 0o600))
+	// skopeo 1.9, that of Debian 12, finds its configuration in the home directory alone.
+	config := r.dir + "/.config/containers"
+	r.env = append(r.env, "REGISTRY_AUTH_FILE="+r.dir+"/auth.json", "HOME="+r.dir)
+	succeed(t, os.MkdirAll(config, 0o700), os.WriteFile(config+"/registries.conf", fmt.Appendf(nil, "[[registry]]\nprefix = \"registry.k8s.io\"\nlocation = %q\ninsecure = true\n", r.address), 0o600))
 	r.run(t, "skopeo", "login", "--tls-verify=false", "--username", user, "--password", password, r.address)
 	r.run(t, "skopeo", "copy", "--all", "--dest-tls-verify=false", "oci-archive:"+archives[0], "docker://"+r.address+"/sig-storage/csi-resizer:v2.3.0")
 

@@ -2,7 +2,7 @@
 // of v1.13 know neither the message nor the capabilities, so this package encodes them. Clients of
 // v1.12 get the bytes that they always got, and those of v1.13 skip a field that they do not know.
 //
-// It can go, with its callers and test/csi112, once no external-health-monitor up to v0.18 is
+// It can go, with its callers and test/oldcsi, once no external-health-monitor up to v0.18 is
 // supported: that one exits without the capability of the controller.
 package csi112
 

@@ -3,9 +3,10 @@ package dir
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
-	"fmt"
 	"io/fs"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +34,7 @@ func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Co
 // RemoveTreeFreeing is RemoveTree that calls free for each subvolume of btrfs, with the directory that it is in, before it changes
 // either: who made it may have given it limits, under which it could neither be made writable nor emptied.
 func (d *Dir) RemoveTreeFreeing(ctx context.Context, name string, pause func(context.Context) error, free func(in, subvolume *Dir) error) error {
-	r := remover{pause: pause, free: free}
+	r := remover{pause: pause, free: free, moved: tempPrefix + "deep-" + rand.Text() + "-"}
 	err := r.remove(ctx, place{dir: d}, name)
 	return cmp.Or(r.failed, err)
 }
@@ -42,7 +43,9 @@ type remover struct {
 	top   *home // of the whole tree
 	pause func(context.Context) error
 	free  func(in, subvolume *Dir) error
-	moved int
+	// moved begins the names of directories that were moved up, before their number. It is another one each time: none that an
+	// interrupted removal has given is in the way.
+	moved string
 	// failed is why the first entry that stays could not be removed.
 	failed error
 }
@@ -50,8 +53,9 @@ type remover struct {
 // A home is where deep directories are moved: the root of the tree, or of a subvolume in it.
 // Only subvolumes can be moved from one subvolume to another (rename(2), EXDEV).
 type home struct {
-	root    *Dir
-	pending []string // names in root that remain to be removed
+	root *Dir
+	// removed is how many of those that were moved there are removed again. Their names would not fit into memory.
+	moved, removed int
 }
 
 // A place is a directory that is being emptied.
@@ -70,10 +74,9 @@ func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
 	}
 	at := place{dir: root, depth: depth, home: h}
 	first := r.empty(ctx, at)
-	for len(h.pending) > 0 && ctx.Err() == nil {
-		next := h.pending[0]
-		h.pending = h.pending[1:]
-		if err := r.remove(ctx, at, next); first == nil {
+	for h.removed < h.moved && ctx.Err() == nil {
+		h.removed++
+		if err := r.remove(ctx, at, r.name(h.removed)); first == nil {
 			first = err
 		}
 	}
@@ -179,12 +182,13 @@ func (r *remover) empty(ctx context.Context, at place) error {
 
 // moveUp moves a directory to the root of the tree or subvolume, which then removes it. One that cannot be moved it empties.
 func (r *remover) moveUp(ctx context.Context, in place, name string, sub *Dir, to *home) (moved bool, err error) {
-	up, err := r.rename(in.dir, name, to.root)
+	up := r.name(to.moved + 1)
+	err = in.dir.Rename(name, to.root, up)
 	if errors.Is(err, unix.EXDEV) && acceptAllProjects(to.root) == nil {
-		up, err = r.rename(in.dir, name, to.root)
+		err = in.dir.Rename(name, to.root, up)
 	}
 	if err == nil {
-		to.pending = append(to.pending, up)
+		to.moved++
 		return true, nil
 	}
 	return false, sub.Visit(&emptier{r: r, ctx: ctx})
@@ -268,16 +272,8 @@ func (d *Dir) nameOf(sub *Dir) (string, error) {
 	return "", d.pathError("find", "a directory", fs.ErrNotExist)
 }
 
-func (r *remover) rename(d *Dir, name string, to *Dir) (up string, err error) {
-	for {
-		up = fmt.Sprintf("%sdeep-%d", tempPrefix, r.moved)
-		r.moved++
-		err = d.Rename(name, to, up)
-		if !errors.Is(err, fs.ErrExist) { // left by an interrupted removal
-			return up, err
-		}
-	}
-}
+// name is that of a directory that was moved up, by its number among those of a home.
+func (r *remover) name(number int) string { return r.moved + strconv.Itoa(number) }
 
 // Of linux/btrfs.h: BTRFS_IOC_SUBVOL_GETFLAGS and _SETFLAGS, and BTRFS_SUBVOL_RDONLY.
 const (

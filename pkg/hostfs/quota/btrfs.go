@@ -303,6 +303,9 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 		return Usage{}, err
 	}
 	usage.Bytes = info.referenced()
+	if !s.simple { // they count each block for one subvolume
+		usage.Shared = max(0, usage.Bytes-info.exclusive())
+	}
 	limit, err := searchItem(d, qgroupLimit, counted)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Usage{}, err
@@ -312,6 +315,8 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	}
 	return usage, nil
 }
+
+func (*subvolumes) Beside(*dir.Dir) (int64, error) { return 0, nil }
 
 func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 	own, err := s.IDOf(d)
@@ -526,6 +531,7 @@ func (i item) number(n int) uint64 { return binary.LittleEndian.Uint64(i[8*n:]) 
 
 func (i item) flags() uint64          { return i.number(2) }
 func (i item) referenced() int64      { return int64(i.number(1)) }
+func (i item) exclusive() int64       { return int64(i.number(3)) }
 func (i item) limitFlags() uint64     { return i.number(0) }
 func (i item) limitReferenced() int64 { return int64(i.number(1)) }
 

@@ -253,6 +253,11 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 	}, err
 }
 
+func (p projects) Beside(fs *dir.Dir) (int64, error) {
+	q, err := p.control.get(fs, 0)
+	return int64(q.Blocks * quotaBlock), err
+}
+
 func (p projects) Outside(*dir.Dir) (int, error) { return 0, nil }
 
 // Free does nothing: projects limit no subvolumes.

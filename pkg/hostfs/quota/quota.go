@@ -73,8 +73,10 @@ type Limit struct {
 
 // Usage is the limit and the usage of a directory.
 type Usage struct {
-	Limit  Limit
-	Bytes  int64
+	Limit Limit
+	Bytes int64
+	// Shared is what of the Bytes other directories count too, as far as the filesystem knows: on btrfs with ordinary quotas.
+	Shared int64
 	Inodes int64 // Unknown on btrfs
 }
 
@@ -128,6 +130,10 @@ type Facility interface {
 	// about 10 ms after a removal; btrfs updates it at each commit, every 30 seconds or
 	// at a sync. Id 0 is as in Limit; otherwise d can be any directory.
 	Usage(d *dir.Dir, id ID) (Usage, error)
+
+	// Beside is what files of no project hold on the filesystem, in bytes: they are of others than the directories with a limit.
+	// Blocks that several files share count for each. It is 0 on btrfs, which does not count that.
+	Beside(fs *dir.Dir) (int64, error)
 
 	// Outside counts what is in the directory and not in its limit: subvolumes that its users
 	// made, on btrfs with ordinary quotas all that lie directly in it, and with simple ones those

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -199,6 +200,7 @@ func BenchmarkDifference(b *testing.B) {
 				to, err := os.Create(filepath.Join(other, "disk.img"))
 				if err == nil {
 					_, err = io.Copy(to, there)
+					err = errors.Join(err, to.Close())
 				}
 				done <- err
 			}()

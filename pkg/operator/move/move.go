@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
 const (
@@ -274,17 +274,60 @@ func (m moving) confirm(ctx context.Context) (saying, error) {
 	if err != nil || len(left) > 0 {
 		return says("Switching", "%swait for the movers to end: %s", away, list(left)), err
 	}
-	if done, said, err := m.node(ctx, roleConfirm); !done || err != nil {
-		return says("Switching", "%smake the copy on node %s the volume: %s", away, m.Status.TargetNode, said), err
+	if m.DeletionTimestamp != nil {
+		if before, err := m.untouched(ctx); err != nil || before {
+			m.Status.Phase = v1alpha1.Undoing
+			return next("Undoing", "the VolumeMove was deleted"), err
+		}
 	}
-	return saying{}, nil
+	done, said, err := m.node(ctx, roleConfirm)
+	if done || err != nil {
+		return saying{}, err
+	}
+	if again, err := m.copyAgain(ctx); again || err != nil {
+		return next("Copying", "%snode %s has no whole copy any more, and gets another: %s", away, m.Status.TargetNode, said), err
+	}
+	return says("Switching", "%smake the copy on node %s the volume: %s", away, m.Status.TargetNode, said), nil
 }
 
-// wanted says whether the claim is there. Until it is deleted, the last copy of its volume is not removed.
+// untouched says whether the PersistentVolume is the one before, so that no pod has used the copy, whether that is confirmed or not.
+func (m moving) untouched(ctx context.Context) (bool, error) {
+	volume := &corev1.PersistentVolume{}
+	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
+	return there && volume.UID == m.Status.VolumeUID && volume.DeletionTimestamp == nil, err
+}
+
+// copyAgain has the movers run again if the driver of the target has refused to confirm: the target may have lost the copy. They find out
+// whether it is whole.
+func (m moving) copyAgain(ctx context.Context) (bool, error) {
+	pod := &corev1.Pod{ObjectMeta: m.meta("-" + string(roleConfirm))}
+	if there, err := m.find(ctx, client.ObjectKeyFromObject(pod), pod); err != nil || !there || !hasRefused(pod) {
+		return false, err
+	}
+	if before, err := m.untouched(ctx); err != nil || !before {
+		return false, err
+	}
+	if _, err := m.removePods(ctx, roleConfirm); err != nil { // until it has ended, it may confirm what is whole
+		return false, err
+	}
+	m.Status.Phase = v1alpha1.Fenced
+	return true, nil
+}
+
+// owner is what keeps the last copy: see wanted.
+const owner = "the claim, and with the policy Retain the PersistentVolume"
+
+// wanted says whether the claim is there, or the PersistentVolume of a claim whose volume outlives it. Until then, the last copy of the
+// volume is not removed.
 func (m moving) wanted(ctx context.Context) (bool, error) {
-	claim := &corev1.PersistentVolumeClaim{}
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
-	return there && claim.UID == m.Status.ClaimUID && claim.DeletionTimestamp == nil, err
+	if err != nil || there && claim.UID == m.Status.ClaimUID && claim.DeletionTimestamp == nil {
+		return err == nil, err
+	}
+	there, err = m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, volume)
+	return there && policyOf(volume) == corev1.PersistentVolumeReclaimRetain &&
+		place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == m.Status.VolumeHandle, err
 }
 
 // remove removes the old copy, and what the move has made.
@@ -331,8 +374,8 @@ func (m moving) assure(ctx context.Context, source, target nodeState) (saying, e
 	said := ""
 	switch {
 	case !target.ready:
-		said = fmt.Sprintf("%s, with the volume: node %s keeps what it had at the switch until it answers, or the claim is deleted",
-			target.away(m.Status.TargetNode), m.Status.SourceNode)
+		said = fmt.Sprintf("%s, with the volume: node %s keeps what it had at the switch until it answers, or until you delete %s",
+			target.away(m.Status.TargetNode), m.Status.SourceNode, owner)
 	case source.there && !source.ready:
 		said = source.away(m.Status.SourceNode) + ": the old copy is removed when it answers"
 	default:
@@ -347,16 +390,17 @@ func (m moving) assure(ctx context.Context, source, target nodeState) (saying, e
 	return says("Removing", "%s", said), err
 }
 
-// undo has the volume be used on the source again, and removes the copy. The copy is confirmed by nothing any more: that begins
-// with the phase Switching. So the source goes first if the target does not answer. A source that does not answer has no other copy
-// be removed, and its fence is not forgotten.
+// undo has the volume be used on the source again, and then removes the copy. In this order: a target that does not answer, or whose disk
+// does not, keeps no pod from the source, and as long as the source has not answered, the copy may be the only one. It may be confirmed, but
+// no PersistentVolume leads to it.
 func (m moving) undo(ctx context.Context) (saying, error) {
 	source, target, err := m.nodeStates(ctx)
 	if err != nil {
 		return saying{}, err
 	}
-	if wanted, err := m.wanted(ctx); err != nil || wanted && !source.ready {
-		return says("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete the claim", source.away(m.Status.SourceNode)), err
+	wanted, err := m.wanted(ctx)
+	if err != nil || wanted && !source.ready {
+		return says("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete "+owner, source.away(m.Status.SourceNode)), err
 	}
 	if left, err := m.removePods(ctx, roleConfirm); err != nil || len(left) > 0 {
 		return says("Undoing", "wait for the movers to end: %s", list(left)), err
@@ -364,21 +408,21 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	if done, said, err := m.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
-	steps := []role{roleAbort, roleUndo}
-	if target.there && !target.ready && source.ready {
-		slices.Reverse(steps)
+	var waits []string
+	for _, step := range []role{roleUndo, roleAbort} {
+		said, err := m.undoStep(ctx, step)
+		if err != nil {
+			return saying{}, err
+		}
+		if said != "" {
+			waits = append(waits, said)
+		}
+		if said != "" && wanted {
+			break
+		}
 	}
-	for _, step := range steps {
-		// A mover that still ran would fence the source, or make the copy, again.
-		if left, err := m.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
-			return says("Undoing", "wait for the movers to end: %s", list(left)), err
-		}
-		if done, said, err := m.node(ctx, step); !done || err != nil {
-			return says("Undoing", "%s on node %s: %s", step.words(), m.nodeOf(step), said), err
-		}
-		if step == roleUndo {
-			m.Status.FencedTime = nil
-		}
+	if len(waits) > 0 {
+		return says("Undoing", "%s", list(waits)), nil
 	}
 	_, why, err := m.stillBound(ctx)
 	if err != nil {
@@ -386,6 +430,22 @@ func (m moving) undo(ctx context.Context) (saying, error) {
 	}
 	m.Status.Phase = v1alpha1.Failed
 	return next("Undone", "%s", m.undone(source, target, why)), nil
+}
+
+// undoStep does one of the two steps of undo, or says what it waits for.
+func (m moving) undoStep(ctx context.Context, step role) (waits string, err error) {
+	// A mover that still ran would fence the source, or make the copy, again.
+	if left, err := m.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
+		return "wait for the movers to end: " + list(left), err
+	}
+	done, said, err := m.node(ctx, step)
+	if err != nil || !done {
+		return fmt.Sprintf("%s on node %s: %s", step.words(), m.nodeOf(step), said), err
+	}
+	if step == roleUndo {
+		m.Status.FencedTime = nil
+	}
+	return "", nil
 }
 
 // undone says where the volume is after undo, and what to do on a node that may come back.

@@ -158,17 +158,17 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 	if err := m.policy(ctx); err != nil {
 		return saying{}, err
 	}
-	target, err := m.pod(ctx, roleIn, m.args(roleIn, volume))
-	if err != nil {
-		return saying{}, err
+	target, ended, err := m.pod(ctx, roleIn, m.args(roleIn, volume))
+	if err != nil || target == nil {
+		return says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, ended), err
 	}
 	address, waits := m.address(target)
 	if address == "" {
 		return waits, nil
 	}
-	source, err := m.pod(ctx, roleOut, append(m.args(roleOut, volume), "--address="+address))
+	source, ended, err := m.pod(ctx, roleOut, append(m.args(roleOut, volume), "--address="+address))
 	if err != nil || source == nil {
-		return says("Copying", "start the mover on node %s", m.Status.SourceNode), err
+		return says("Copying", "start the mover on node %s: %s", m.Status.SourceNode, ended), err
 	}
 	report, err := m.read(ctx, source)
 	if err != nil {
@@ -191,7 +191,6 @@ func (m moving) movers(ctx context.Context, volume *corev1.PersistentVolume) (sa
 // address is where the target listens, or what it waits for.
 func (m moving) address(target *corev1.Pod) (string, saying) {
 	switch {
-	case target == nil:
 	case target.Status.PodIP != "":
 		return net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)), saying{}
 	case target.Status.Phase == corev1.PodSucceeded:
@@ -203,11 +202,16 @@ func (m moving) address(target *corev1.Pod) (string, saying) {
 	return "", says("Copying", "start the mover on node %s: %s", m.Status.TargetNode, state(target))
 }
 
+// answering is how long a kubelet may take for a log: other moves wait meanwhile.
+const answering = 5 * time.Second
+
 // read is what a mover has reported.
 func (m moving) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 	if pod.Status.Phase != corev1.PodRunning && pod.Status.Phase != corev1.PodSucceeded {
 		return progress{}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, answering)
+	defer cancel()
 	text, err := m.Reports.Lines(ctx, pod.Namespace, pod.Name)
 	return parseReport(text), err
 }
@@ -291,29 +295,35 @@ func (m moving) args(r role, volume *corev1.PersistentVolume) []string {
 	return append(args, "--cert-file="+certificates+"/"+side+".crt", "--key-file="+certificates+"/"+side+".key", "--ca-file="+certificates+"/"+authorityFile)
 }
 
-// pod is that of a role, with these arguments. It is nil while one from before ends, which had others, or has failed.
-func (m moving) pod(ctx context.Context, r role, args []string) (*corev1.Pod, error) {
-	pod := &corev1.Pod{}
-	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.DriverNamespace, Name: m.meta("-" + string(r)).Name}, pod)
+// pod is that of a role, with these arguments. While one from before ends, which had others, or has failed, it is nil, and ended says why.
+func (m moving) pod(ctx context.Context, r role, args []string) (pod *corev1.Pod, ended string, err error) {
+	pod = &corev1.Pod{}
+	err = m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.DriverNamespace, Name: m.meta("-" + string(r)).Name}, pod)
 	if apierrors.IsNotFound(err) {
 		if pod, err = m.mover(ctx, r, args); err != nil {
-			return nil, err
+			return nil, "", err
 		}
-		return pod, m.ensure(ctx, pod)
+		return pod, "", m.ensure(ctx, pod)
 	}
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, "", err
 	case !m.has(pod):
-		return nil, fmt.Errorf("pod %s is not of this move", pod.Name)
+		return nil, "", fmt.Errorf("pod %s is not of this move", pod.Name)
+	case pod.Status.Phase == corev1.PodSucceeded && pod.DeletionTimestamp == nil:
+		return pod, "", nil
+	case pod.Status.Phase == corev1.PodFailed:
+		ended = fmt.Sprintf("pod %s has failed, and is made again: %s %s", pod.Name, pod.Status.Reason, cmp.Or(pod.Status.Message, trouble(pod)))
+		if m.now().Sub(pod.CreationTimestamp.Time) < idle { // kubelet would refuse the next one, too, as on a node that is full of pods
+			return nil, ended, nil
+		}
+		return nil, ended, m.delete(ctx, pod)
 	case pod.DeletionTimestamp != nil:
-		return nil, nil
-	case pod.Status.Phase == corev1.PodSucceeded:
-		return pod, nil
-	case pod.Status.Phase == corev1.PodFailed || !sameArgs(pod, args):
-		return nil, m.delete(ctx, pod)
+		return nil, "one from before ends", nil
+	case !sameArgs(pod, args):
+		return nil, "one from before ends", m.delete(ctx, pod)
 	}
-	return pod, nil
+	return pod, "", nil
 }
 
 // sameArgs says whether a mover was started with these arguments. It has what it got from the DaemonSet behind them.
@@ -334,12 +344,12 @@ func (m moving) node(ctx context.Context, r role) (done bool, said string, err e
 		// What a node had is gone with it.
 		return r != roleConfirm && r != roleAssure, "the node is gone; the other node has all of the volume still", nil
 	}
-	pod, err := m.pod(ctx, r, m.args(r, nil))
+	pod, ended, err := m.pod(ctx, r, m.args(r, nil))
 	switch {
 	case err != nil:
 		return false, "", err
 	case pod == nil:
-		return false, "try again", nil
+		return false, ended, nil
 	case pod.Status.Phase == corev1.PodSucceeded:
 		return true, "", nil
 	}
@@ -351,29 +361,47 @@ func (m moving) node(ctx context.Context, r role) (done bool, said string, err e
 
 // state says in words what a pod does.
 func state(pod *corev1.Pod) string {
-	switch {
-	case pod == nil:
-		return "one from before ends"
-	case pod.Status.Phase == "":
+	if pod.Status.Phase == "" {
 		return "pod " + pod.Name
 	}
 	return fmt.Sprintf("pod %s is %s", pod.Name, pod.Status.Phase)
 }
 
-// trouble is what a pod last failed with; empty for nothing.
+// trouble is what a pod has failed with; empty for nothing, and for one that runs again: kubelet keeps how it had ended before.
 func trouble(pod *corev1.Pod) string {
 	for _, c := range pod.Status.ContainerStatuses {
+		if c.State.Running != nil {
+			continue
+		}
 		if waiting := c.State.Waiting; waiting != nil && strings.Contains(waiting.Reason, "Image") {
 			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}
-		for _, ended := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
-			if ended != nil && ended.ExitCode != 0 {
+		for _, ended := range endings(c) {
+			if ended.ExitCode != 0 {
 				return fmt.Sprintf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
 			}
 		}
 	}
 	return ""
 }
+
+// endings are how a container ended last.
+func endings(c corev1.ContainerStatus) []*corev1.ContainerStateTerminated {
+	return slices.DeleteFunc([]*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated},
+		func(ended *corev1.ContainerStateTerminated) bool { return ended == nil })
+}
+
+// hasRefused says of a mover that it has ended by itself, with an error: drivers that do not answer are waited for.
+func hasRefused(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+		return slices.ContainsFunc(endings(c), func(ended *corev1.ContainerStateTerminated) bool {
+			return ended.ExitCode > 0 && ended.ExitCode < bySignal
+		})
+	})
+}
+
+// bySignal and more is the exit code of what a signal has ended.
+const bySignal = 128
 
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")

@@ -1,16 +1,21 @@
 package move
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
@@ -127,4 +132,81 @@ func TestMessagesAreShort(t *testing.T) {
 	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
 		t.Errorf("%d bytes", len(got))
 	}
+}
+
+// A silent kubelet answers nothing.
+type silent struct{}
+
+func (silent) Lines(ctx context.Context, _, _ string) (string, error) {
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// A kubelet that does not answer holds up no other move: one is looked at at a time.
+func TestKubeletThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: silent{}, DriverNamespace: storage}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		for range 8 {
+			_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}})
+			must.Succeed(t, err, ctx.Err())
+			w.live()
+		}
+		if said := w.says("m"); !strings.Contains(said, "mover on node node-a reports") {
+			t.Errorf("it says %q", said)
+		}
+	})
+}
+
+// What kubelet refuses a mover for is said, and it is asked again now and then.
+func TestKubeletThatRefusesMovers(t *testing.T) {
+	for _, of := range []role{roleIn, roleOut} {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+		refused, said := 0, 0
+		w.run("m", func(int) {
+			if refused > 0 && strings.Contains(w.says("m"), "OutOfpods too many pods") {
+				said++
+			}
+			if refused == 5 || !w.has(pod) || pod.Status.Phase == corev1.PodSucceeded {
+				return
+			}
+			refused++
+			pod.CreationTimestamp = metav1.Now()
+			if refused == 5 {
+				pod.CreationTimestamp.Time = time.Now().Add(-idle)
+			}
+			pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods", Message: "too many pods"}
+			w.update(pod)
+		})
+		if said < 4 {
+			t.Errorf("%s is refused %d times, and that is said %d times", of, refused, said)
+		}
+		w.wantOn(nodeB)
+	}
+}
+
+// Movers that have failed once, and go on, have pods stop as others do.
+func TestMoversThatHadFailed(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	failed := 0
+	w.run("m", func(int) {
+		for _, of := range []role{roleIn, roleOut} {
+			pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+			if !w.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
+				continue
+			}
+			failed++
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1, LastTerminationState: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "connection reset\n"},
+			}}}
+			w.update(pod)
+		}
+	})
+	if failed != 2 {
+		t.Errorf("%d movers had failed", failed)
+	}
+	w.wantOn(nodeB)
 }

@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -38,9 +39,7 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 	for key, value := range of.Annotations {
 		to.Annotations[key] = value
 	}
-	if to.Annotations[reclaimPolicy] == "" {
-		to.Annotations[reclaimPolicy] = string(of.Spec.PersistentVolumeReclaimPolicy)
-	}
+	to.Annotations[reclaimPolicy] = string(policyOf(of))
 	to.Annotations[movedBy] = string(m.UID)
 	to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	if to.Spec.ClaimRef != nil {
@@ -57,6 +56,11 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 	}
 	slices.Sort(to.Finalizers)
 	return to
+}
+
+// policyOf is the policy that a volume has when it does not move.
+func policyOf(v *corev1.PersistentVolume) corev1.PersistentVolumeReclaimPolicy {
+	return cmp.Or(corev1.PersistentVolumeReclaimPolicy(v.Annotations[reclaimPolicy]), v.Spec.PersistentVolumeReclaimPolicy)
 }
 
 func onNode(name string) *corev1.VolumeNodeAffinity {

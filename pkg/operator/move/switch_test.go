@@ -121,6 +121,84 @@ func TestTargetSetUpAnew(t *testing.T) {
 	}
 }
 
+// A claim that is deleted leaves a volume with the policy Retain behind: its last copy is not removed before the PersistentVolume is deleted.
+func TestRetainedVolumeOutlivesItsClaim(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})(w)
+	removing := 0
+	w.run("m", func(int) {
+		if w.move("m").Status.Phase != v1alpha1.Removing {
+			return
+		}
+		switch removing++; removing {
+		case 1:
+			delete(w.records, nodeB) // its disk is lost
+			w.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
+			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+		case long:
+			if w.records[nodeA] == nil {
+				t.Fatal("the last copy of a retained volume is gone")
+			}
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = nil })(w)
+			must.Succeed(t, w.api.Delete(t.Context(), volumeOf("pv")))
+		}
+	})
+	if removing < long {
+		t.Errorf("the move ended after %d looks, and the source has %+v", removing, w.records[nodeA])
+	}
+	w.wantNothingLeft()
+}
+
+// The same while a move is undone: a copy that is whole is not removed before the source answers.
+func TestRetainedVolumeIsUndone(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})(w)
+	w.replicas, w.keeps = false, true
+	w.run("m", func(look int) {
+		switch look {
+		case 12:
+			w.goes(nodeA)
+			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+		case 12 + long:
+			if w.records[nodeA] == nil || w.records[nodeB] == nil || !strings.Contains(w.says("m"), "node node-a is gone") {
+				t.Errorf("the nodes have %+v, and the move says %q", w.records, w.says("m"))
+			}
+			w.comes(nodeA)
+		}
+	})
+	if !w.records[nodeA].publishes() || w.records[nodeB] != nil {
+		t.Errorf("the nodes have %+v", w.records)
+	}
+}
+
+// A target that has lost the copy before that is the volume gets another, or if the move is to be undone, the volume is used on the source again.
+func TestCopyIsLostBeforeConfirm(t *testing.T) {
+	for name, deleted := range map[string]bool{"it is copied again": false, "it is undone": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			lost := false
+			w.run("m", func(int) {
+				if m := w.move("m"); m.Status.Phase == v1alpha1.Switching && !lost {
+					lost = true
+					delete(w.records, nodeB)
+					if deleted {
+						must.Succeed(t, w.api.Delete(t.Context(), m))
+					}
+				}
+			})
+			if !lost {
+				t.Error("nothing was tested")
+			}
+			w.wantOn(map[bool]string{false: nodeB, true: nodeA}[deleted])
+		})
+	}
+}
+
 // A pod that is made during the fence waits: one that is evicted would be made again, and again, as long as another takes to end.
 func TestPodsThatComeToFence(t *testing.T) {
 	slow := appPod("slow", false)

@@ -50,6 +50,11 @@ type record struct {
 // publishes says whether the node would publish the volume.
 func (r *record) publishes() bool { return r != nil && r.role == "" }
 
+// has says whether it is, or was until it was confirmed, the whole copy of a source.
+func (r *record) has(source *record) bool {
+	return r != nil && (r.moved == source.move || r.move == source.move && r.fence == source.fence)
+}
+
 // A world is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
 type world struct {
 	*testing.T
@@ -67,7 +72,9 @@ type world struct {
 	replicas bool // the StatefulSet makes its pod again
 	looked   int
 	evicted  int
-	ahead    time.Duration   // of the clock of pods that are made
+	ahead    time.Duration // of the clock of pods that are made, and of the API server
+	clock    func() time.Time
+	hangs    string          // the node whose driver does not answer
 	wasGone  map[string]bool // nodes whose objects were deleted once
 }
 
@@ -293,7 +300,7 @@ func (w *world) move(name string) *v1alpha1.VolumeMove {
 // reconcile has an operator look at a move, which is killed if the limit says so.
 func (w *world) reconcile(name string) {
 	w.Helper()
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage, Now: w.clock}
 	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		w.Fatal(err)
@@ -335,12 +342,14 @@ func (w *world) live() {
 	}
 }
 
-// publishes says whether a node would publish the volume. What is left on one that was given up is not asked for while the
-// PersistentVolume is on another.
+// publishes says whether a node would publish the volume. What is left on one that was given up, or of a move that is undone, is not asked
+// for while the PersistentVolume is on another.
 func (w *world) publishes(on string) bool {
 	w.Helper()
 	volume := volumeOf("pv")
-	return w.records[on].publishes() && (!w.wasGone[on] || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
+	m := w.move("m")
+	givenUp := w.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
+	return w.records[on].publishes() && (!givenUp || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
 }
 
 // goes deletes the object of a node, and comes makes it again.
@@ -439,6 +448,10 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	flags, own := argsOf(pod), w.records[pod.Spec.NodeName]
 	before := pod.DeepCopy()
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2."+map[string]string{nodeA: "1", nodeB: "2"}[pod.Spec.NodeName]
+	if pod.Spec.NodeName == w.hangs {
+		w.update(pod)
+		return
+	}
 	mine := own != nil && own.move == flags["move"]
 	problem := ""
 	switch role(pod.Labels[roleLabel]) {
@@ -475,7 +488,9 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
-	pod.Status.ContainerStatuses = nil
+	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
+		pod.Status.ContainerStatuses[i].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	}
 	if problem != "" {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "{}\n" + problem + "\n"},
@@ -509,7 +524,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	}
 	target := w.records[nodeB]
 	switch {
-	case own.handedOver && own.move == flags["move"]:
+	case own.handedOver && own.move == flags["move"] && (at < 0 || target.has(own)):
 		end()
 	case at < 0:
 		return "nothing listens"
@@ -527,7 +542,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 		return "another move has it"
 	case w.used(nodeA):
 		w.logs[pod.Name] = "{\"event\":\"fenced\"}\n{\"event\":\"waiting\"}\n"
-	case target.fence == "":
+	case target.fence != own.fence:
 		report(`{"event":"unused"}`)
 		report(`{"event":"passed","pass":2,"last":true,"bytes":1000}`)
 		target.fence = own.fence

@@ -21,6 +21,8 @@ type Config struct {
 	// Release is where the images of the operator's release are, and Registry where all images are, or empty.
 	Release  Release
 	Registry string
+	// Tag is that of the images of its release, if the name of its own image does not say it; empty for that of the manifests.
+	Tag string
 	// PartOf and VersionLabel are labels that the installer of the operator sets, or empty.
 	PartOf, VersionLabel string
 	// Verbosity is the --v of what is deployed, or negative for that of the manifests.
@@ -74,6 +76,7 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		Namespace:           or("POD_NAMESPACE", namespaceOf(accountNamespace)),
 		Version:             or("VERSION", version.Of()),
 		Registry:            getenv("IMAGE_REGISTRY"),
+		Tag:                 version.Tag(),
 		Images:              map[string]string{},
 		PartOf:              getenv("INSTALLER_PART_OF_LABEL"),
 		VersionLabel:        getenv("INSTALLER_VERSION_LABEL"),

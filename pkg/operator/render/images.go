@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -64,11 +65,11 @@ func (r *Renderer) image(name string) (string, error) {
 		return "", fmt.Errorf("the manifests have no tag for the image %s", name)
 	}
 	registry, base := path.Split(name)
-	if release := r.config.Release; release != (Release{}) && slices.Contains(releaseImages, name) {
-		registry = release.registry
-		if release.tag != "" {
-			tag = release.tag
+	if slices.Contains(releaseImages, name) {
+		if r.config.Release != (Release{}) {
+			registry = r.config.Release.registry
 		}
+		tag = cmp.Or(r.config.Release.tag, r.config.Tag, tag)
 	}
 	if r.config.Registry != "" {
 		registry = strings.TrimSuffix(r.config.Registry, "/") + "/"

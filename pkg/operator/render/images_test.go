@@ -10,17 +10,18 @@ func TestImagesFollowTheOperator(t *testing.T) {
 		operator, registry string
 		driver, sidecar    string
 	}{
-		"as in the manifests":       {"", "", "ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver:", "registry.k8s.io/sig-storage/csi-provisioner:"},
-		"another registry and tag":  {"mirror.example.com:5000/storage/hostpath-provisioner-operator:v9", "", "mirror.example.com:5000/storage/hostpath-csi-driver:v9", "registry.k8s.io/sig-storage/csi-provisioner:"},
-		"a digest beside the tag":   {"mirror.example.com/hostpath-provisioner-operator:v9@sha256:abc", "", "mirror.example.com/hostpath-csi-driver:v9", "registry.k8s.io/sig-storage/csi-provisioner:"},
-		"a digest and no tag":       {"mirror.example.com/hostpath-provisioner-operator@sha256:abc", "", "mirror.example.com/hostpath-csi-driver:v", "registry.k8s.io/sig-storage/csi-provisioner:"},
+		"its image is not known":   {"", "", "ghcr.io/kubevirt/hostpath-provisioner/hostpath-csi-driver:v8.9.0", "registry.k8s.io/sig-storage/csi-provisioner:"},
+		"another registry and tag": {"mirror.example.com:5000/storage/hostpath-provisioner-operator:v9", "", "mirror.example.com:5000/storage/hostpath-csi-driver:v9", "registry.k8s.io/sig-storage/csi-provisioner:"},
+		"a digest beside the tag":  {"mirror.example.com/hostpath-provisioner-operator:v9@sha256:abc", "", "mirror.example.com/hostpath-csi-driver:v9", "registry.k8s.io/sig-storage/csi-provisioner:"},
+		// HCO names it so. The manifests have the tag of another release.
+		"a digest and no tag":       {"mirror.example.com/hostpath-provisioner-operator@sha256:abc", "", "mirror.example.com/hostpath-csi-driver:v8.9.0", "registry.k8s.io/sig-storage/csi-provisioner:"},
 		"no registry":               {"hostpath-provisioner-operator:v9", "", "hostpath-csi-driver:v9", "registry.k8s.io/sig-storage/csi-provisioner:"},
 		"one registry for all":      {"ghcr.io/kubevirt/hostpath-provisioner/hostpath-provisioner-operator:v9", "mirror.example.com/all", "mirror.example.com/all/hostpath-csi-driver:v9", "mirror.example.com/all/csi-provisioner:"},
 		"one registry with a slash": {"", "mirror.example.com/", "mirror.example.com/hostpath-csi-driver:", "mirror.example.com/csi-provisioner:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := testConfig
-			config.Images, config.Registry = nil, test.registry
+			config.Images, config.Registry, config.Tag = nil, test.registry, "v8.9.0"
 			if test.operator != "" {
 				var err error
 				if config.Release, err = ReleaseOf(test.operator); err != nil {

@@ -45,6 +45,9 @@ type Origin struct {
 	Foreign int64
 	// Shared: other nodes promise from the pool too.
 	Shared bool
+	// Size is that of the filesystem as the pool sees it, in bytes: a project with a limit that its directory is in shows the
+	// limit, and what is taken of that.
+	Size int64
 }
 
 var noAccounts = &accounts{base: volume.Unknown}
@@ -242,8 +245,13 @@ func (l *Ledger) Leave() {
 	l.on.enter(l, Origin{}, l.sums)
 }
 
+// Foreign is what others hold of so many bytes that are taken on a filesystem, of which volumes and trash are counted with held.
+// Blocks that their files share are counted for each of those, and what is moved while all are counted may be counted twice: so it is
+// at least what is known to be beside them.
+func Foreign(taken, held, beside int64) int64 { return max(taken-held, min(beside, taken)) }
+
 // SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
-// counted, and what its trees need.
+// counted, and what its trees need. See Foreign.
 func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -286,19 +294,29 @@ func (l *Ledger) SetTrees(trees quota.Trees) {
 // LearnForeign notes that others occupy no more than all that is taken, and exactly that
 // while nothing can be the pools'. Where it is not counted what volumes hold it is not known
 // otherwise, and in a shared pool not even then, for another node may have promised something.
-// Nor is it while one of the pools was not read yet.
-func (l *Ledger) LearnForeign(taken int64) {
+// Nor is it while one of the pools was not read yet, or from a pool that sees less of the filesystem than another.
+func (l *Ledger) LearnForeign(space dir.Space) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
-		if slices.ContainsFunc(a.of, func(one account) bool { return one.origin.Shared }) {
-			return nil
+		a.of = slices.Clone(a.of)
+		for i := range a.of {
+			if a.of[i].ledger == l {
+				a.of[i].origin.Size = space.SizeBytes
+			}
 		}
-		owed := a.owed()
-		if owed.unread || (owed.promised != 0 || owed.pieces != 0) && taken >= a.foreign() {
-			return nil
+		if a.mayLearn(space) {
+			a.base, a.counted, a.over = space.TakenBytes(), false, false
 		}
-		a.base, a.counted, a.over = taken, false, false
 		return &a
 	})
+}
+
+// mayLearn reports whether what is taken in that space is no less than what others occupy.
+func (a *accounts) mayLearn(space dir.Space) bool {
+	if slices.ContainsFunc(a.of, func(one account) bool { return one.origin.Shared || one.origin.Size > space.SizeBytes }) {
+		return false
+	}
+	owed := a.owed()
+	return !owed.unread && (owed.promised == 0 && owed.pieces == 0 || space.TakenBytes() < a.foreign())
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -80,9 +81,9 @@ func TestForeignUse(t *testing.T) {
 	}{
 		"one pool":                          {accounts{of: []account{{origin: Origin{Foreign: 10}}}, base: volume.Unknown}, 10},
 		"counted":                           {accounts{of: []account{{origin: Origin{Foreign: 10}}}, base: 7}, 7},
-		"the largest":                       {accounts{of: []account{{origin: Origin{made, 10, false}}, {origin: Origin{made, 20, false}}}, base: volume.Unknown}, 20},
-		"less what an older pool may hold":  {accounts{of: []account{{origin: Origin{made.Add(time.Hour), 60, false}}, {origin: Origin{made, 10, false}, sums: sums{promised: 45, trashed: 2}}}, base: volume.Unknown}, 13},
-		"not less what a younger one holds": {accounts{of: []account{{origin: Origin{made.Add(time.Hour), 10, false}, sums: sums{promised: 45}}, {origin: Origin{made, 10, false}}}, base: volume.Unknown}, 10},
+		"the largest":                       {accounts{of: []account{{origin: Origin{Made: made, Foreign: 10}}, {origin: Origin{Made: made, Foreign: 20}}}, base: volume.Unknown}, 20},
+		"less what an older pool may hold":  {accounts{of: []account{{origin: Origin{Made: made.Add(time.Hour), Foreign: 60}}, {origin: Origin{Made: made, Foreign: 10}, sums: sums{promised: 45, trashed: 2}}}, base: volume.Unknown}, 13},
+		"not less what a younger one holds": {accounts{of: []account{{origin: Origin{Made: made.Add(time.Hour), Foreign: 10}, sums: sums{promised: 45}}, {origin: Origin{Made: made, Foreign: 10}}}, base: volume.Unknown}, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := c.pools.foreign(); got != c.want {
@@ -103,25 +104,66 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 			t.Errorf("%s: %d bytes are foreign, want %d", what, got, bytes)
 		}
 	}
-	a.LearnForeign(50)
+	a.LearnForeign(hundred(50))
 	want("no promises", 50)
 	b.Trash().Throw("pvc-1.u", 0)
-	a.LearnForeign(60)
+	a.LearnForeign(hundred(60))
 	want("trash in the other pool", 50)
-	a.LearnForeign(40)
+	a.LearnForeign(hundred(40))
 	want("less is taken", 40)
 	b.Trash().Tried("pvc-1.u", nil)
 	b.Note(idOf("pvc-2"), promised(10))
-	b.LearnForeign(60)
+	b.LearnForeign(hundred(60))
 	want("a promise in the other pool", 40)
 	New(Policy{}).Join(a.on, Origin{Foreign: 12})
 	want("a third pool", 12)
 	b.Note(idOf("pvc-2"), Card{})
-	b.LearnForeign(3)
+	b.LearnForeign(hundred(3))
 	want("the third pool was not read yet", 12)
 	b.SetForeign(5, quota.Trees{})
 	want("counted", 5)
 }
+
+// A pool in a directory with a limit of its own, of another project, sees no more than that, whether it comes first or last.
+func TestForeignUseIsNotLearnedFromPartOfFilesystem(t *testing.T) {
+	for _, partFirst := range []bool{true, false} {
+		fs := &Filesystem{}
+		whole, part := New(Policy{Overprovision: 1}), New(Policy{Overprovision: 1})
+		join := func(l *Ledger, sees dir.Space) {
+			l.Join(fs, Origin{Foreign: sees.TakenBytes(), Size: sees.SizeBytes})
+			l.BeginLoad().End(nil)
+		}
+		all, some := disk100(60), dir.Space{SizeBytes: 20 * g, FreeBytes: 20 * g}
+		if partFirst {
+			join(part, some)
+			part.LearnForeign(some)
+			join(whole, all)
+		} else {
+			join(whole, all)
+			join(part, some)
+		}
+		part.LearnForeign(some)
+		if _, err := whole.Reserve(all, 40*g); err != nil {
+			t.Fatal(err)
+		}
+		whole.LearnForeign(all)
+		part.LearnForeign(some)
+		if got := whole.Available(all); got != 0 {
+			t.Errorf("the part first %v: %d GiB of 40 are available beside a promise of 40", partFirst, got/g)
+		}
+		// A filesystem grows under the pools.
+		all.SizeBytes += 100 * g
+		all.FreeBytes += 100 * g
+		whole.LearnForeign(all)
+		part.LearnForeign(some)
+		if got := whole.Available(all) / g; got != 100 {
+			t.Errorf("the part first %v: %d GiB are available after it has grown, want 100", partFirst, got)
+		}
+	}
+}
+
+// hundred is a space of that many bytes of which so many are taken.
+func hundred(taken int64) dir.Space { return dir.Space{SizeBytes: 100, FreeBytes: 100 - taken} }
 
 // A pool that comes to a filesystem may owe what was not read yet.
 func TestReserveFailsBesideUnreadPool(t *testing.T) {

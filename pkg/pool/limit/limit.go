@@ -505,33 +505,39 @@ func (k *Keeper) UsedByID(root *dir.Dir, id quota.ID) int64 {
 	return usage.Bytes
 }
 
-// UsedBy is what a volume holds, in bytes and inodes: by its id, or, where the kernel chose that,
-// by its directory.
+// UsedBy is what a volume holds: by its id, or, where the kernel chose that, by its directory.
 func (k *Keeper) UsedBy(root *dir.Dir, name string, c ledger.Card) (quota.Usage, error) {
 	if c.QuotaID() == 0 {
-		bytes, err := k.UsedIn(root, name, 0)
-		return quota.Usage{Bytes: bytes, Inodes: quota.Unknown}, err
+		return k.UsedIn(root, name, 0)
 	}
 	return k.facility.Usage(root, c.QuotaID())
 }
 
-// UsedIn is what one directory holds, in bytes. One that went away meanwhile holds nothing.
-func (k *Keeper) UsedIn(parent *dir.Dir, name string, id quota.ID) (int64, error) {
+// UsedIn is what one directory holds. One that went away meanwhile holds nothing.
+func (k *Keeper) UsedIn(parent *dir.Dir, name string, id quota.ID) (quota.Usage, error) {
+	none := quota.Usage{Inodes: quota.Unknown}
 	d, err := parent.Open(name)
 	if dir.IsMissing(err) {
-		return 0, nil
+		return none, nil
 	}
 	if err != nil {
-		return 0, err
+		return none, err
 	}
 	defer func() { _ = d.Close() }()
 	if id == 0 {
 		if id, err = k.facility.IDOf(d); err != nil || id == 0 {
-			return 0, err
+			return none, err
 		}
 	}
-	usage, err := k.facility.Usage(d, id)
-	return usage.Bytes, err
+	return k.facility.Usage(d, id)
+}
+
+// Beside is what is known to be of no volume on the filesystem, in bytes.
+func (k *Keeper) Beside(root *dir.Dir) (int64, error) {
+	if k.facility == nil {
+		return 0, nil
+	}
+	return k.facility.Beside(root)
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

@@ -62,7 +62,7 @@ func (l *Listing) Report(id volume.ID) Volume {
 // not be read for the reason that is given.
 func (l *Listing) remember(id volume.ID, unread error) Volume {
 	c := l.Ledger.Known(id)
-	return l.answer(id, c, rememberedFacts(id, c, l.Err, unread), l.Published[id.String()])
+	return l.answer(id, c, l.blamed(rememberedFacts(id, c, l.Err, unread)), l.Published[id.String()])
 }
 
 // Describe is all that is reported of a volume: how it is, and where.

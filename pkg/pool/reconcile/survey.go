@@ -73,7 +73,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	e, d, err := l.LookupSettled(id)
 	if err != nil {
 		c := l.Ledger.Known(id)
-		return l.surveyed(id, c, rememberedFacts(id, c, nil, err)), c.Exists()
+		return l.surveyed(id, c, l.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
 	}
 	if !e.Exists() {
 		return Surveyed{}, false
@@ -107,17 +107,17 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 			return e.Promised() // at most
 		}
 		return max(0, e.Promised()-allocated)
-	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil:
+	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
 		return volume.Unknown
 	}
 	return max(0, e.Promised()-used.UsedBytes)
 }
 
-// Health is what is wrong with one volume; nil for nothing. ErrNotFound means that there is none.
+// Health is what is wrong with one volume; nil for nothing. Errors: ErrNotFound, ErrUnavailable.
 func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
 	space, err := p.Store.Space()
 	if err != nil {
-		return p.Remembered(id, Unavailable(p.Config, err)), nil
+		return nil, Unavailable(p.Config, err)
 	}
 	l := &Listing{Pool: p, Space: space}
 	v, ok := l.Survey(id)

@@ -18,7 +18,7 @@ func (p *Pool) LearnForeign(space dir.Space) {
 	if p.Config.Shared || p.Keeper.Unenforced() == nil {
 		return // what others promised meanwhile is not known, or Held knows better
 	}
-	p.Ledger.LearnForeign(space.TakenBytes())
+	p.Ledger.LearnForeign(space)
 }
 
 // Held is what the volumes and the trash of the pool hold, in bytes, if that is counted. It
@@ -50,7 +50,7 @@ func (p *Pool) anyUnlimited() bool {
 }
 
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
-// its trash holds, each no more than was promised. A block volume on btrfs that shares blocks may take more,
+// its trash holds, each no more than was promised, and without what users have shared with others. A block volume on btrfs that shares blocks may take more,
 // since an extent is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
 func (p *Pool) used(look func()) (volumes, inodes, trash int64, err error) {
 	thrown := p.Ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
@@ -60,6 +60,9 @@ func (p *Pool) used(look func()) (volumes, inodes, trash int64, err error) {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := p.usedBy(id, c)
 		look()
+		if !c.Is(ledger.Shares) {
+			used.Bytes -= used.Shared
+		}
 		used.Bytes = min(used.Bytes, c.Promised+c.ToOverwrite())
 		if readErr == nil && c.Is(ledger.Shares) {
 			readErr = p.addToFamily(families, id, used.Bytes)
@@ -107,18 +110,15 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 // copy that failed, and after a start, that may be all that it holds.
 func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64) {
 	for _, name := range names {
-		used, err := p.usedByPiece(name)
-		switch {
-		case err != nil:
-			used = p.uncounted(name, err)
-		case used != volume.Unknown:
-			p.Ledger.Trash().Measured(name, used)
+		family, known := p.Ledger.Trash().Family(name)
+		used, shared := p.measurePiece(name)
+		if family == "" {
+			used -= shared
 		}
 		if promised := p.Ledger.Trash().Promise(name); promised != volume.Unknown {
 			used = min(used, promised)
 		}
 		used = max(0, used)
-		family, known := p.Ledger.Trash().Family(name)
 		switch {
 		case family != "":
 			used = max(0, used-families[family])
@@ -131,18 +131,24 @@ func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64
 	return sum
 }
 
-// usedByPiece is what a piece of trash holds. Of one that came without a limit no quota
-// knows.
-func (p *Pool) usedByPiece(name string) (used int64, err error) {
-	used = volume.Unknown
-	err = p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
+// measurePiece notes what a piece of trash holds, and returns that with what of it other directories count too. Of one that came
+// without a limit no quota knows.
+func (p *Pool) measurePiece(name string) (bytes, shared int64) {
+	used := quota.Usage{Bytes: volume.Unknown}
+	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 		id, err := p.Keeper.IDIn(in, entry)
 		if err == nil && id != 0 {
 			used, err = p.Keeper.UsedIn(in, entry, id)
 		}
 		return err
 	})
-	return used, err
+	switch {
+	case err != nil:
+		return p.uncounted(name, err), 0
+	case used.Bytes != volume.Unknown:
+		p.Ledger.Trash().Measured(name, used.Bytes)
+	}
+	return used.Bytes, used.Shared
 }
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.

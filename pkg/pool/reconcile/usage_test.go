@@ -69,6 +69,28 @@ func TestFamilyInTrashHoldsItsBlocksOnce(t *testing.T) {
 	}
 }
 
+// What counts for several directories is on the disk once: of none of them it is sure whose it is.
+func TestSharedBlocksAreHeldByNoneAlone(t *testing.T) {
+	f := &quotatest.Fake{As: quota.Btrfs}
+	p := newPool(t, f)
+	share := func(name string, bytes int64) {
+		t.Helper()
+		d, err := p.Store.Root().Open(name)
+		must.Succeed(t, err)
+		must.Succeed(t, f.Share(d, bytes), d.Close())
+	}
+	_, _ = makeShared(t, p, f, "pvc-alone", "", 16*mib)
+	share("pvc-alone", 12*mib)
+	for _, name := range []string{"pvc-first", "pvc-second"} { // a restart forgets that they were a family
+		id, e := makeShared(t, p, f, name, "family", 32*mib)
+		share(name, 31*mib)
+		remove(t, p, id, e, false)
+	}
+	if held, ok := p.Held(new(atomic.Int64), func() {}); !ok || held != 6*mib {
+		t.Errorf("%d MiB are held, %v; want 6", held/mib, ok)
+	}
+}
+
 // What is in the trash since before a start counts in full where no blocks are shared.
 func TestUnknownTrashHoldsWhatItHas(t *testing.T) {
 	f := &quotatest.Fake{As: quota.XFS}

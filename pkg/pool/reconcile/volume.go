@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -76,7 +77,7 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true
 		default:
-			facts.IO = err
+			facts.Uncounted = err
 		}
 		space = spaceOf(usage, e.Record.Bytes, whole)
 	}
@@ -86,8 +87,23 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 	if d != nil {
 		space = p.Content(id, e.Record).Measure(d, space, whole, &facts)
 	}
-	return space, facts
+	return space, p.blamed(facts)
 }
+
+// blamed has the pool answer for what a disk refused that refuses the pool's own files too: then it has failed as a whole, and
+// what is in the volume is not known to be lost.
+func (p *Pool) blamed(facts health.Facts) health.Facts {
+	if !health.Unreadable(errors.Join(facts.IO, facts.Uncounted)) {
+		return facts
+	}
+	if err := p.Store.ProbeDisk(); err != nil {
+		facts.Pool, facts.IO, facts.Uncounted = Unavailable(p.Config, fmt.Errorf("%w: %w", ErrUnreadable, err)), nil, nil
+	}
+	return facts
+}
+
+// ErrUnreadable is the error of a pool whose own files cannot be read.
+var ErrUnreadable = errors.New("its disk cannot be read")
 
 // rememberedFacts are those that memory has of a volume that was not read: its pool does not serve,
 // or reading it gave an error.

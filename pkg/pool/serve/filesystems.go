@@ -101,8 +101,12 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	space, err := v.Store.Space()
+	if err != nil {
+		return false, err
+	}
 	p.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
-	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared})
+	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
 	}
@@ -177,7 +181,11 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	v.Pool.Ledger.SetForeign(taken-held, trees)
+	beside, err := v.Keeper.Beside(v.Store.Root())
+	if err != nil {
+		return false
+	}
+	v.Pool.Ledger.SetForeign(ledger.Foreign(taken, held, beside), trees)
 	return all
 }
 

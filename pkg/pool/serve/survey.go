@@ -116,8 +116,22 @@ func (p *Pool) survey(ctx context.Context) {
 	found.Upstream = p.countUpstream()
 	if p.state.Load().err == nil {
 		last := p.surveyed.Swap(found)
+		p.logAbnormal(last, found)
 		if last == nil || found.Abnormal[health.LimitDiffers] > last.Abnormal[health.LimitDiffers] {
 			p.doubtLimits(found)
+		}
+	}
+}
+
+// logAbnormal logs how many volumes are abnormal, by each reason of which a survey found more or fewer than the last one.
+func (p *Pool) logAbnormal(last, found *reconcile.Survey) {
+	before := make(map[health.Reason]int)
+	if last != nil {
+		before = last.Abnormal
+	}
+	for _, reason := range health.Reasons() {
+		if found.Abnormal[reason] != before[reason] {
+			p.Log.Info("The number of abnormal volumes has changed", "reason", reason, "volumes", found.Abnormal[reason], "before", before[reason])
 		}
 	}
 }

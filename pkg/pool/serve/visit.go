@@ -41,7 +41,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	// What cannot be read from the disk any more may still be cached, and must not be served.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, reconcile.ErrUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
 		return nil, st.err
 	}
 	if p.hung.Load() == st {
@@ -137,9 +137,8 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Health is what is wrong with a volume that the pool is known to have, also while the pool does not
-// serve or hangs; nil for nothing. Errors: ErrNotFound, ErrBusy while a call makes or removes it,
-// ErrUnavailable for a pool that was not checked yet.
+// Health is what is wrong with a volume; nil for nothing. It does not wait for a filesystem that hangs. Errors: ErrNotFound,
+// ErrBusy while a call makes or removes the volume, ErrUnavailable for a pool that does not serve or hangs.
 func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	found, err := inTime(ctx, p, p.state.Load(), func() ([]health.Condition, error) {
 		v, err := p.Enter()
@@ -149,16 +148,13 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 		defer v.Close()
 		return v.Scan().Health(id)
 	}, nil)
-	switch {
-	case errors.Is(err, volume.ErrUnavailable) && !errors.Is(err, ErrNotChecked):
-		return p.Scan().Remembered(id, err), nil
-	case errors.Is(err, volume.ErrNotFound) && p.Ledger.Known(id).Exists():
-		if last, ill := p.lastIll(id); ill && last.Lost {
-			return health.Facts{Volume: id.String(), Missing: true}.Conditions(), nil
-		}
-		return nil, busy(id)
+	if !errors.Is(err, volume.ErrNotFound) || !p.Ledger.Known(id).Exists() {
+		return found, err
 	}
-	return found, err
+	if last, ill := p.lastIll(id); ill && last.Lost {
+		return health.Facts{Volume: id.String(), Missing: true}.Conditions(), nil
+	}
+	return nil, busy(id)
 }
 
 // Scan is the pool for reading it. A call asks for it several times.

@@ -33,8 +33,6 @@ var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; th
 // ErrNotChecked reports a pool whose first check has not ended.
 var ErrNotChecked = errors.New("it is being opened")
 
-var errUnreadable = errors.New("its disk cannot be read")
-
 // watch checks the pool until ctx ends and the check that is under way has come
 // back. Each check has its own goroutine, so that a filesystem that hangs holds that
 // one, and callers learn of it.
@@ -217,7 +215,7 @@ func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 func (v *Visit) checkOpen(ctx context.Context) error {
 	// What calls read may all be in memory. Their first write would be the one to hang.
 	if err := v.Store.ProbeDisk(); err != nil {
-		return fmt.Errorf("%w: %w", errUnreadable, err)
+		return fmt.Errorf("%w: %w", reconcile.ErrUnreadable, err)
 	}
 	if err := v.checkQuota(); err != nil {
 		return err

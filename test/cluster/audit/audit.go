@@ -46,6 +46,8 @@ type Request struct {
 	URI string
 	// Denied says that no rule allows it.
 	Denied bool
+	// Missing says that there was no such object.
+	Missing bool
 }
 
 func (r Request) String() string {
@@ -102,7 +104,8 @@ func Requests(path string) ([]Request, error) {
 		r := Request{
 			Account: strings.Replace(account, ":", "/", 1), Verb: e.Verb,
 			Group: e.Object.APIGroup, Resource: e.Object.Resource, Namespace: e.Object.Namespace, Name: e.Object.Name, URI: e.URI,
-			Denied: e.Status.Code == http.StatusForbidden && e.Annotations["authorization.k8s.io/decision"] == "forbid",
+			Denied:  e.Status.Code == http.StatusForbidden && e.Annotations["authorization.k8s.io/decision"] == "forbid",
+			Missing: e.Status.Code == http.StatusNotFound,
 		}
 		if e.Object.Subresource != "" {
 			r.Resource += "/" + e.Object.Subresource

@@ -172,7 +172,7 @@ func TestDrainOfTwentyPods(t *testing.T) {
 		var written []int
 		var directories []string
 		for i, claim := range claims {
-			written = append(written, s.listed(i))
+			written = append(written, s.listedAfter(i, 0))
 			directories = append(directories, s.disk(s.volume(claim)))
 		}
 		start := time.Now()
@@ -184,24 +184,30 @@ func TestDrainOfTwentyPods(t *testing.T) {
 			if at := s.nodeOf(s.volume(claim)); at != otherNode(node) {
 				t.Errorf("the volume of %s is on %s", claim, at)
 			}
-			if now := s.listed(i); now < written[i] {
-				t.Errorf("pod %d had written %d files, and %d are listed", i, written[i], now)
-			}
+			s.listedAfter(i, written[i])
 			s.wantGone(directories[i])
 		}
 	}
 	s.removeSet("writer")
 }
 
-// listed is how many files a pod has written. It fails if the pod found anything else than it had written.
-func (s *scene) listed(pod int) (count int) {
+// listedAfter waits until a pod has written more files than before, so that it has checked all, and returns how many. It fails if the pod
+// found anything else than it had written.
+func (s *scene) listedAfter(pod, before int) (count int) {
 	s.Helper()
-	broken, lines, _ := strings.Cut(s.mustRun(fmt.Sprintf("writer-%d", pod), "cat /data/broken 2>/dev/null; echo; wc -l </data/list"), "\n")
-	if broken != "" {
-		s.Errorf("pod %d found: %s", pod, broken)
-	}
-	_, err := fmt.Sscan(lines, &count)
-	must.Succeed(s, err)
+	s.until(fmt.Sprintf("pod %d to write more than its %d files", pod, before), func(context.Context) (string, error) {
+		broken, lines, _ := strings.Cut(s.mustRun(fmt.Sprintf("writer-%d", pod), "cat /data/broken 2>/dev/null || true; echo; cat /data/list 2>/dev/null | wc -l"), "\n")
+		if broken != "" {
+			return "", fmt.Errorf("pod %d found: %s", pod, broken)
+		}
+		if _, err := fmt.Sscan(lines, &count); err != nil {
+			return "", err
+		}
+		if count <= before {
+			return fmt.Sprintf("%d are listed", count), nil
+		}
+		return "", nil
+	})
 	return count
 }
 

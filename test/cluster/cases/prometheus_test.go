@@ -321,7 +321,8 @@ func (s *scene) apply(args ...string) {
 func (s *scene) applyText(objects string) {
 	s.Helper()
 	file := filepath.Join(s.TempDir(), "objects.yaml")
-	must.Succeed(s, os.WriteFile(file, []byte(objects), 0o600))
+	// kubectl of Kubernetes 1.30 takes what begins with a brace for JSON.
+	must.Succeed(s, os.WriteFile(file, []byte("---\n"+objects), 0o600))
 	s.apply("-f", file)
 }
 

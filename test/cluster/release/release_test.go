@@ -76,7 +76,8 @@ func ways(version string) []way {
 			},
 			change: []string{
 				"helm test hostpath-csi-driver --namespace hostpath-provisioner --timeout 2m",
-				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --wait --timeout 3m", version),
+				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --set 'pools[0].name=local,pools[0].path=/var/hpvolumes,pools[1].name=fast,pools[1].path=/var/fast' --wait --timeout 3m", version),
+				"kubectl hostpath pools | grep fast",
 				"helm rollback hostpath-csi-driver 1 --namespace hostpath-provisioner --wait --timeout 3m",
 			},
 			remove: []string{fmt.Sprintf(helmRemove, "hostpath-csi-driver"), "kubectl delete -f namespace.yaml"},
@@ -155,6 +156,9 @@ func begin(t *testing.T) *trial {
 	return l
 }
 
+// sidecars are images of other projects, with digests if those are known.
+var sidecars = regexp.MustCompile(`registry\.k8s\.io/sig-storage/([a-z-]+):v[0-9.]+(@sha256:[0-9a-f]{64})?`)
+
 // importImages gives the nodes the archives of the release, and the stand-ins of what others publish under the names that the release
 // has for it.
 func (l *trial) importImages(t *testing.T) {
@@ -173,12 +177,16 @@ func (l *trial) importImages(t *testing.T) {
 	for _, document := range documents {
 		text, err := os.ReadFile(document)
 		must.Succeed(t, err)
-		for _, found := range regexp.MustCompile(`registry\.k8s\.io/sig-storage/([a-z-]+):v[0-9.]+`).FindAllStringSubmatch(string(text), -1) {
-			name := found[1]
+		for _, found := range sidecars.FindAllStringSubmatch(string(text), -1) {
+			name, digest := found[1], found[2]
+			has := "localhost/" + name + ":test"
 			if other, ok := standIn[name]; ok {
-				name = other
+				has = "localhost/" + other + ":test"
 			}
-			tags[found[0]] = "localhost/" + name + ":test"
+			tags[strings.TrimSuffix(found[0], digest)] = has
+			if digest != "" { // by which alone the container runtime looks for it
+				tags["registry.k8s.io/sig-storage/"+name+digest] = has
+			}
 		}
 	}
 	for _, n := range l.Nodes {
@@ -290,6 +298,11 @@ func (l *trial) try(t *testing.T, w way) {
 	}
 	l.wantNothingLeft(t, before, w.definitions)
 	if w.definitions {
+		// Those that are left are no obstacle to the next installation.
+		for _, command := range slices.Concat(w.install, w.remove) {
+			l.typeIn(t, command)
+		}
+		l.wantNothingLeft(t, before, true)
 		l.shell(t, "kubectl get crd --output=name | grep "+group+" | xargs kubectl delete")
 	}
 }

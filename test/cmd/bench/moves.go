@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,9 +25,12 @@ import (
 )
 
 const (
-	// movedID is the volume that moves, and otherID one that does not.
-	movedID = "pvc-moved"
-	otherID = "pvc-other"
+	// movedID is the volume that moves, changedID one whose pod writes meanwhile, and otherID one that does not move.
+	movedID   = "pvc-moved"
+	changedID = "pvc-changed"
+	otherID   = "pvc-other"
+	// changedBytes are written after all passes but the last.
+	changedBytes = 100 << 20
 	// perFile is more than a small file takes on a filesystem, with its inode and its name.
 	perFile = 8 << 10
 	// mostMoverBytes is what a mover may have, however many files it copies.
@@ -37,7 +41,9 @@ const (
 // programs of a move do to the node.
 func moveRows(s *scene) []row {
 	t := s.tunnel()
-	return append(append(t.fileRows(), t.filesRows()...), t.moverRows()...)
+	rows := append(t.fileRows(), t.filesRows()...)
+	p := t.passage()
+	return append(append(rows, p.standstillRow()), p.moverRows()...)
 }
 
 // A tunnel makes connections between the two sides of a move, which are on this machine.
@@ -182,7 +188,7 @@ func (t *tunnel) filesRows() []row {
 	}}
 }
 
-// A passage is two drivers, and a volume that goes from one to the other and back, by the real movers.
+// A passage is two drivers, and volumes that go from one to the other and back, by the real movers.
 type passage struct {
 	*tunnel
 	from, to *actor
@@ -198,10 +204,46 @@ const (
 	moveIn  = "move-in"
 )
 
+func (t *tunnel) passage() *passage {
+	return &passage{tunnel: t, from: t.s.enter("fs"), to: t.s.enter("fs"), memory: map[string]float64{}}
+}
+
+// standstillRow is the time in which no pod can have a volume of which a part was changed since the passes: from the end of
+// NodeUnpublishVolume on the source to that of NodePublishVolume on the target.
+func (p *passage) standstillRow() row {
+	p.from.create(changedID, p.s.moved+fullBytes)()
+	file := filepath.Join(p.from.pool(), changedID, "disk.img")
+	write := func(bytes int64) {
+		f := got(os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600))
+		got(io.CopyN(f, rand.Reader, bytes))
+		check(f.Close())
+	}
+	write(p.s.moved)
+	ours := func() float64 {
+		p.from.publish(changedID)()
+		out, in := p.copy(changedID, "--verify=changed")
+		select {
+		case <-out.waiting:
+		case <-out.ended:
+			check(out.err, errors.New("move-out has not waited for the pod"))
+		}
+		write(min(changedBytes, p.s.moved))
+		p.from.unpublish(changedID)()
+		began := time.Now()
+		check(out.wait(), in.wait(), p.start(changedID, moveIn, "confirm", "--fence="+out.fence).wait())
+		p.to.publish(changedID)()
+		took := time.Since(began)
+		p.to.unpublish(changedID)()
+		p.undo(changedID, "--even-confirmed")
+		return took.Seconds()
+	}
+	name := fmt.Sprintf("standstill with %d MiB changed of %s MiB", min(changedBytes, p.s.moved)>>20, thousands(int(p.s.moved>>20)))
+	return row{name: name, unit: "s", budget: budget{max: 5}, ours: ours}
+}
+
 // moverRows are those of a move of very many files: the memory of the movers, and what the drivers do meanwhile.
-func (t *tunnel) moverRows() (rows []row) {
-	p := &passage{tunnel: t, from: t.s.enter("fs"), to: t.s.enter("fs"), memory: map[string]float64{}}
-	files := t.s.moverFiles
+func (p *passage) moverRows() (rows []row) {
+	files := p.s.moverFiles
 	p.from.create(movedID, fullBytes+int64(files)*perFile)()
 	scatter(filepath.Join(p.from.pool(), movedID), files, []byte("bench"))
 	with := fmt.Sprintf("%s files", thousands(files))
@@ -220,7 +262,7 @@ func (t *tunnel) moverRows() (rows []row) {
 		rows = append(rows, row{
 			name: fmt.Sprintf("%s while %s move", c.name, with), unit: micros, budget: budget{atMost: 2},
 			ours:  func() float64 { return p.calls[i] },
-			limit: func() float64 { return median(repeat(t.s.fewer(3), c.measure)) },
+			limit: func() float64 { return median(repeat(p.s.fewer(3), c.measure)) },
 		})
 	}
 	return rows
@@ -249,13 +291,26 @@ func (a *actor) pods(side string) []call {
 	}
 }
 
-// move moves the volume until it is handed over, makes calls for others meanwhile, and undoes the move.
-func (p *passage) move() {
+// copy starts both sides of a move, which end when the volume is handed over.
+func (p *passage) copy(id string, more ...string) (out, in *moverProcess) {
 	p.moves++
 	listener := got(net.Listen("tcp", "127.0.0.1:0"))
-	address := listener.Addr().String()
+	address := "--address=" + listener.Addr().String()
 	check(listener.Close())
-	in, out := p.start(moveIn, "copy", "--address="+address), p.start(moveOut, "copy", "--address="+address)
+	in = p.start(id, moveIn, "copy", address)
+	return p.start(id, moveOut, "copy", append(more, address)...), in
+}
+
+// undo undoes a move that was handed over.
+func (p *passage) undo(id string, more ...string) {
+	check(p.start(id, moveIn, "abort", more...).wait(), p.start(id, moveOut, "undo", "--target-aborted").wait())
+	p.s.settled(p.from.pool())()
+	p.s.settled(p.to.pool())()
+}
+
+// move moves the volume until it is handed over, makes calls for others meanwhile, and undoes the move.
+func (p *passage) move() {
+	out, in := p.copy(movedID)
 	samples := make([][]float64, len(p.others))
 	for running := true; running; {
 		for i, c := range p.others {
@@ -273,31 +328,32 @@ func (p *passage) move() {
 	for _, of := range samples {
 		p.calls = append(p.calls, median(of))
 	}
-	check(p.start(moveIn, "abort").wait(), p.start(moveOut, "undo", "--target-aborted").wait())
-	p.s.settled(p.from.pool())()
-	p.s.settled(p.to.pool())()
+	p.undo(movedID)
 }
 
 // A moverProcess is a mover that runs.
 type moverProcess struct {
 	command string
-	ended   chan struct{}
-	err     error
-	peak    float64 // MiB
+	// waiting is closed when all passes but the last were made, and the volume is still published.
+	waiting, ended chan struct{}
+	// When it has ended.
+	err   error
+	fence string
+	peak  float64 // MiB
 }
 
 // start runs a step of a mover.
-func (p *passage) start(command, step string, more ...string) *moverProcess {
+func (p *passage) start(id, command, step string, more ...string) *moverProcess {
 	a, identity := p.from, p.source
 	if command == moveIn {
 		a, identity = p.to, p.target
 	}
 	args := []string{
-		command, "--step=" + step, "--endpoint=" + a.Process.Endpoint(), "--volume=" + movedID, fmt.Sprintf("--move=move-%d", p.moves), "--peer=other-node",
+		command, "--step=" + step, "--endpoint=" + a.Process.Endpoint(), "--volume=" + id, fmt.Sprintf("--move=move-%d", p.moves), "--peer=other-node",
 		"--datadir=" + string(got(json.Marshal([]drivertest.PoolConfig{{Name: poolName, Path: a.pool()}}))),
 		"--cert-file=" + identity.CertFile, "--key-file=" + identity.KeyFile, "--ca-file=" + identity.CAFile,
 	}
-	m := &moverProcess{command: command + " --step=" + step, ended: make(chan struct{})}
+	m := &moverProcess{command: command + " --step=" + step, waiting: make(chan struct{}), ended: make(chan struct{})}
 	go m.run(p.s.ctx, p.s.binary, append(args, more...))
 	return m
 }
@@ -310,8 +366,12 @@ func (m *moverProcess) run(ctx context.Context, program string, args []string) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if m.err = cmd.Start(); m.err != nil {
+	cmd.Stderr = &said
+	events, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if m.err = err; err != nil {
 		return
 	}
 	ended, watched := make(chan struct{}), make(chan struct{})
@@ -319,11 +379,29 @@ func (m *moverProcess) run(ctx context.Context, program string, args []string) {
 		defer close(watched)
 		m.watch(cmd.Process.Pid, ended)
 	}()
+	last := m.follow(events)
 	if err := cmd.Wait(); err != nil {
-		m.err = fmt.Errorf("%s: %w\n%s", m.command, err, &said)
+		m.err = fmt.Errorf("%s: %w\n%s%s", m.command, err, last.Error, &said)
 	}
 	close(ended)
 	<-watched
+}
+
+// follow reads the events of a mover, and returns the last one.
+func (m *moverProcess) follow(events io.Reader) (last mover.Event) {
+	waited := false
+	for lines := json.NewDecoder(events); ; {
+		var e mover.Event
+		if lines.Decode(&e) != nil {
+			return last // it has ended
+		}
+		if e.Event == mover.Waiting && !waited {
+			waited = true
+			close(m.waiting)
+		}
+		m.fence = e.Fence
+		last = e
+	}
 }
 
 // watch looks at the most memory that a process had so far. What wait4(2) returns counts that of this process too, which it was forked from.

@@ -21,15 +21,24 @@
 
 {{/* poolVolume is the name of the volume of a pool: names of pools may have characters that those of volumes may not. */}}
 {{- define "driver.poolVolume" -}}
-{{- if regexMatch "^[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?$" .pool.name -}}pool-{{ .pool.name }}{{- else -}}pool-{{ .index }}{{- end -}}
+{{- if regexMatch "^[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?$" .pool.name -}}pool-{{ .pool.name }}{{- else -}}numbered-{{ .index }}{{- end -}}
 {{- end -}}
 
-{{/* pools is the value of --datadir. */}}
+{{/* pools is the value of DATADIR, in which kubelet expands variables. The driver would refuse on each node what fails here. */}}
 {{- define "driver.pools" -}}
-{{- toPrettyJson .Values.pools -}}
+{{- range $i, $a := .Values.pools -}}
+{{- range $j, $b := $.Values.pools -}}
+  {{- if and (lt $i $j) (eq $a.name $b.name) -}}{{- fail (printf "two pools are named %q" $a.name) -}}{{- end -}}
+  {{- if and (ne $i $j) (hasPrefix (printf "%s/" $a.path) (printf "%s/" $b.path)) -}}{{- fail (printf "the path of pool %q is in that of pool %q" $b.name $a.name) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson .Values.pools | replace "$" "$$" -}}
 {{- end -}}
 
-{{/* daemonset sets what the values name in the DaemonSet. */}}
+{{/*
+daemonset sets what the values name in the DaemonSet. The pools are in it, as the paths that are mounted for them are: they change and are
+rolled back together, on one node after another. A ConfigMap would change at once, for containers of before too.
+*/}}
 {{- define "driver.daemonset" -}}
 {{- $root := .root -}}
 {{- $spec := .object.spec.template.spec -}}
@@ -60,10 +69,8 @@
 {{- include "common.pod" . -}}
 {{- $_ := set $driver "args" (concat $driver.args $root.Values.extraArgs) -}}
 {{- range $e := $driver.env -}}
-  {{- if eq $e.name "DATADIR" -}}{{- $_ := set $e.valueFrom.configMapKeyRef "name" "hostpath-csi-pools" -}}{{- end -}}
+  {{- if eq $e.name "DATADIR" -}}{{- $_ := set (unset $e "valueFrom") "value" (include "driver.pools" $root) -}}{{- end -}}
 {{- end -}}
-{{- $metadata := .object.spec.template.metadata -}}
-{{- $_ := set $metadata "annotations" (merge (dict "checksum/pools" (include "driver.pools" $root | sha256sum)) $metadata.annotations) -}}
 {{- end -}}
 
 {{/* policy names the shared pools to the policy for the rights of a node. */}}
@@ -73,4 +80,26 @@
 {{- range $variable := .object.spec.variables -}}
   {{- if eq $variable.name "sharedPools" -}}{{- $_ := set $variable "expression" (toJson $shared) -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* classes fails for two of one name, and for two that are the default. */}}
+{{- define "driver.classes" -}}
+{{- $kind := .kind -}}
+{{- $names := dict -}}
+{{- $default := "" -}}
+{{- range .classes -}}
+  {{- if hasKey $names .name -}}{{- fail (printf "two %ses are named %s" $kind .name) -}}{{- end -}}
+  {{- $_ := set $names .name true -}}
+  {{- if and .default $default -}}{{- fail (printf "one %s can be the default: %s or %s" $kind $default .name) -}}{{- end -}}
+  {{- if .default -}}{{- $default = .name -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* testClass is the class of helm test: the first whose volumes go with their claims, or none. */}}
+{{- define "driver.testClass" -}}
+{{- $found := "" -}}
+{{- range .Values.storageClasses -}}
+  {{- if and (not $found) (ne .reclaimPolicy "Retain") -}}{{- $found = .name -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
 {{- end -}}

@@ -53,6 +53,7 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"other directories are unaffected":                   othersUntouched,
 		"limit below the usage":                              limitBelowUse,
 		"usage":                                              useIsTold,
+		"use of no project":                                  beside,
 		"removal lowers the usage":                           removedIsGivenBack,
 		"raised limit lets an open file grow":                raise,
 		"limit is set again and removed":                     setAgain,
@@ -271,6 +272,31 @@ func useIsTold(t *testing.T, b *bench) {
 	if again != usage {
 		t.Errorf("through the root %+v, want %+v", again, usage)
 	}
+}
+
+func beside(t *testing.T, b *bench) {
+	read := func() int64 {
+		t.Helper()
+		b.Settle(t)
+		bytes, err := b.Beside(b.Root)
+		must.Succeed(t, err)
+		return bytes
+	}
+	plain, err := b.Root.Make("plain")
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = plain.Close() })
+	d, _ := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	before := read()
+	b.write(t, d, "file", 4*mib)
+	wantBetween(t, "bytes of no project after a volume was written", read()-before, -slack, slack)
+	file := b.write(t, plain, "file", 2*mib)
+	if b.subvolumes() {
+		wantBetween(t, "bytes of no project on btrfs", read(), 0, 0)
+		return
+	}
+	wantBetween(t, "bytes of no project after others wrote", read()-before, 2*mib-slack, 2*mib+slack)
+	must.Succeed(t, file.Remove())
+	b.eventually(t, "use of no project falls", func() bool { return read()-before <= slack })
 }
 
 func removedIsGivenBack(t *testing.T, b *bench) {

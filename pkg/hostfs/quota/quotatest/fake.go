@@ -168,6 +168,16 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	return usage, nil
 }
 
+// Beside is quota.Facility.Beside.
+func (f *Fake) Beside(*dir.Dir) (int64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.subvolumes() {
+		return 0, nil
+	}
+	return f.of(0).Bytes, nil
+}
+
 // Outside is 0: a fake has no pods that make subvolumes.
 func (f *Fake) Outside(*dir.Dir) (int, error) { return 0, nil }
 
@@ -239,6 +249,15 @@ func (f *Fake) Removed(id quota.ID) {
 		f.removed = make(map[quota.ID]bool)
 	}
 	f.removed[id] = true
+}
+
+// Share has so many bytes of a directory count for another one too.
+func (f *Fake) Share(d *dir.Dir, bytes int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inode, err := d.ID()
+	f.of(f.carried[inode]).Shared = bytes
+	return err
 }
 
 // Create accounts a new file in a directory to the directory's current id, which it keeps.

@@ -1,7 +1,8 @@
 // health-monitor stands in for csi-external-health-monitor-controller: it lists
 // the driver's volumes now and then, says on the claim of each abnormal one what is
 // wrong with it, and says so of those that are well again. It goes by what
-// docs/decisions/0017-health-monitor.md describes the real one, and proves nothing of that.
+// docs/decisions/0017-health-monitor.md describes the real one, and proves nothing of that. Like that
+// it is a client of CSI v1.12, and ends without the capability VOLUME_CONDITION.
 package main
 
 import (
@@ -9,9 +10,9 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"slices"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +62,13 @@ func run(ctx context.Context, address string, interval, timeout time.Duration) e
 	name, err := sidecar.DriverName(ctx, connection)
 	if err != nil {
 		return err
+	}
+	can, err := oldcsi.Call(ctx, connection, "Controller", "ControllerGetCapabilities", "")
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(oldcsi.Capabilities(can), "VOLUME_CONDITION") {
+		return fmt.Errorf("driver %s has no VOLUME_CONDITION", name)
 	}
 	// Events that are the same are counted up, and not repeated.
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
@@ -134,15 +142,12 @@ func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[str
 	found := map[string]*oldcsi.VolumeCondition{}
 	for token := ""; ; {
 		call, cancel := context.WithTimeout(ctx, timeout)
-		page, err := csi.NewControllerClient(m.connection).ListVolumes(call, &csi.ListVolumesRequest{StartingToken: token})
+		next, err := oldcsi.List(call, m.connection, token, found)
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("list the volumes: %w", err)
 		}
-		for _, entry := range page.GetEntries() {
-			found[entry.GetVolume().GetVolumeId()] = oldcsi.Condition(entry.GetStatus())
-		}
-		if token = page.GetNextToken(); token == "" {
+		if token = next; token == "" {
 			return found, nil
 		}
 	}

@@ -1,0 +1,78 @@
+package move
+
+import (
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// Undone runs a move that is to be undone from when it is in a phase, while the disk of a node does not answer, although its node does. After
+// a while it looks at what there is, and then the disk answers.
+func undone(t *testing.T, phase v1alpha1.Phase, hangs string, by func(w *world), look func(w *world)) *world {
+	t.Helper()
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	at := 0
+	w.run("m", func(now int) {
+		switch {
+		case at == 0 && w.move("m").Status.Phase == phase:
+			at = now
+			w.hangs = hangs
+			by(w)
+		case at > 0 && now == at+long:
+			look(w)
+			w.hangs = ""
+		}
+	})
+	if w.hangs != "" || at == 0 {
+		t.Error("nothing was tested")
+	}
+	return w
+}
+
+var undoable = []v1alpha1.Phase{v1alpha1.Fenced, v1alpha1.Switching}
+
+func deleteMove(w *world) { must.Succeed(w, w.api.Delete(w.Context(), moveOf("m"))) }
+
+// A target whose disk does not answer keeps no pod from the source, whenever the VolumeMove is deleted before the PersistentVolume leads to it.
+func TestUndoWithoutDiskOfTarget(t *testing.T) {
+	for _, phase := range undoable {
+		w := undone(t, phase, nodeB, deleteMove, func(w *world) {
+			if !w.records[nodeA].publishes() {
+				t.Errorf("undone in the phase %s, the source has %+v: %s", phase, w.records[nodeA], w.says("m"))
+			}
+		})
+		w.wantOn(nodeA)
+	}
+}
+
+// A source whose disk does not answer has no copy be removed, which may be the only one.
+func TestUndoWithoutDiskOfSource(t *testing.T) {
+	for _, phase := range undoable {
+		w := undone(t, phase, nodeA, deleteMove, func(w *world) {
+			if w.records[nodeB] == nil {
+				t.Errorf("undone in the phase %s, the copy is gone: %s", phase, w.says("m"))
+			}
+		})
+		w.wantOn(nodeA)
+	}
+}
+
+// A volume whose claim was deleted is given up on each of the nodes that answers.
+func TestGiveUpWithoutDisk(t *testing.T) {
+	for hangs, given := range map[string]func(w *world) bool{
+		nodeA: func(w *world) bool { return w.records[nodeB] == nil },
+		nodeB: func(w *world) bool { return w.records[nodeA].publishes() },
+	} {
+		undone(t, v1alpha1.Fenced, hangs, func(w *world) {
+			w.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		}, func(w *world) {
+			if !given(w) {
+				t.Errorf("without the disk of %s the nodes have %+v: %s", hangs, w.records, w.says("m"))
+			}
+		}).wantNothingLeft()
+	}
+}
