@@ -18,28 +18,28 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// A user corrects the path of a pool while it is being deployed to many nodes, and the status that is written afterwards is refused. Where the mounters
-// have begun is known all the same.
+// A user replaces a pool by one with the right path while it is being deployed to many nodes, and the status that is written afterwards is refused.
+// Where mounters have begun is known all the same.
 func TestPlaceIsKnownBeforeAnythingIsMountedThere(t *testing.T) {
 	object := onClaims()
 	object.Status.MountedPools = nil
 	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
 	mounter := mounterOf("local", "here")
-	corrected := false
+	replaced := false
 	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
 			err := api.Apply(ctx, wanted, options...)
-			if s.has(mounter) && !corrected {
-				corrected = true
+			if s.has(mounter) && !replaced {
+				replaced = true
 				s.has(object)
-				object.Spec.StoragePools[0].Path = "/mnt/other"
+				object.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
 				must.Succeed(t, s.Update(ctx, object))
 			}
 			return err
 		},
 	})
 	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(object)}); !apierrors.IsConflict(err) {
-		t.Fatalf("the path was corrected: %v; the status was written: %v", corrected, err)
+		t.Fatalf("the pool was replaced: %v; the status was written: %v", replaced, err)
 	}
 	s.reconcile("hpp")
 	s.reconcile("hpp")
