@@ -35,6 +35,7 @@ var (
 	programs = flag.String("programs", "../../../bin/cluster", "directory with the programs of the cluster")
 	files    = flag.String("release", "", "directory of the release")
 	helm     = flag.String("helm", "", "the program helm")
+	kubelet  = flag.String("kubelet", "", "directory of kubelet by another name than the usual one; only file and chart are tried")
 	box      *sandbox.Sandbox
 )
 
@@ -109,6 +110,14 @@ func ways(version string) []way {
 	}
 }
 
+// waysElsewhere are those of docs/install.md for another directory of kubelet.
+func waysElsewhere(version string) []way {
+	file, chart := ways(version)[0], ways(version)[1]
+	file.install = []string{"sed 's|/var/lib/kubelet|" + *kubelet + "|g' hostpath-csi-driver-snapshots.yaml | kubectl apply -f namespace.yaml -f -"}
+	chart.install[1] += " --set kubeletDirectory=" + *kubelet
+	return []way{file, chart}
+}
+
 // A trial is a clean cluster with a shell in the directory of the release.
 type trial struct {
 	*cluster.Cluster
@@ -124,7 +133,11 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("there are the charts %q", charts)
 	}
 	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(charts[0]), "hostpath-csi-driver-"), ".tgz")
-	for _, w := range append(ways(version), asHCO(t, l)) {
+	all := append(ways(version), asHCO(t, l))
+	if *kubelet != "" {
+		all = waysElsewhere(version)
+	}
+	for _, w := range all {
 		t.Run(w.name, func(t *testing.T) { l.try(t, w) })
 	}
 }
@@ -141,6 +154,7 @@ func begin(t *testing.T) *trial {
 		Programs: tools,
 		Logs:     filepath.Join(tools, "logs"),
 		Nodes:    []string{"node-a", "node-b"},
+		Kubelet:  *kubelet,
 		Pools:    cluster.Pools("btrfs"),
 		Log:      progress.New(os.Stdout),
 	})
