@@ -101,6 +101,13 @@ func ways(version string) []way {
 				fmt.Sprintf(helmInstall, "hostpath-provisioner-operator", version),
 				"kubectl apply -f hostpathprovisioner-snapshots.yaml",
 			},
+			// The operator completes the webhooks, which Helm is to leave so.
+			change: []string{
+				fmt.Sprintf("helm upgrade hostpath-provisioner-operator hostpath-provisioner-operator-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --wait --timeout 3m", version),
+				"helm rollback hostpath-provisioner-operator 1 --namespace hostpath-provisioner --wait --timeout 3m",
+				"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o jsonpath='{.items[*].webhooks[*].clientConfig.caBundle}' | grep -c '^[^ ]* [^ ]*$'",
+				"kubectl wait hostpathprovisioner --all --for=condition=RolledOut --timeout=3m",
+			},
 			remove: []string{
 				"kubectl delete -f hostpathprovisioner-snapshots.yaml",
 				fmt.Sprintf(helmRemove, "hostpath-provisioner-operator"), "kubectl delete -f namespace.yaml",
