@@ -77,8 +77,8 @@ func ways(version string) []way {
 			},
 			change: []string{
 				"helm test hostpath-csi-driver --namespace hostpath-provisioner --timeout 2m",
-				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --set 'pools[0].name=local,pools[0].path=/var/hpvolumes,pools[1].name=fast,pools[1].path=/var/fast' --wait --timeout 3m", version),
-				"kubectl hostpath pools | grep fast",
+				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --set 'pools[0].name=local,pools[0].path=/var/hpvolumes,pools[1].name=plain,pools[1].path=/var/plain' --wait --timeout 3m", version),
+				"kubectl hostpath pools | grep plain",
 				"helm rollback hostpath-csi-driver 1 --namespace hostpath-provisioner --wait --timeout 3m",
 			},
 			remove: []string{fmt.Sprintf(helmRemove, "hostpath-csi-driver"), "kubectl delete -f namespace.yaml"},
