@@ -37,6 +37,8 @@ type Options struct {
 	Logs string
 	// Nodes are the names of the nodes.
 	Nodes []string
+	// Kubelet is the directory of each kubelet by another name than the usual one.
+	Kubelet string
 	// Pools are what each node gets.
 	Pools []node.Pool
 	// HealthOn are the nodes whose kubelet asks for the health of volumes and shows it, which
@@ -172,6 +174,7 @@ func (c *Cluster) startNode(ctx context.Context, number int, name string) (*node
 		Images:     c.Images,
 		Pools:      c.Pools,
 		MaxPods:    250,
+		Kubelet:    c.Kubelet,
 
 		FeatureGates: c.kubeletGates(name),
 	})

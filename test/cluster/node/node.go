@@ -4,6 +4,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,8 @@ type Config struct {
 	Pools  []Pool
 	// MaxPods is how many pods fit.
 	MaxPods int
+	// Kubelet is the directory of its kubelet by another name than the usual one: a symbolic link.
+	Kubelet string
 	// FeatureGates are those of its kubelet, as "Name: true".
 	FeatureGates string
 }
@@ -62,16 +65,35 @@ type Node struct {
 // own are the directories of a machine that each node has for itself, by the
 // name that they have below the node's directory.
 var own = map[string]string{
-	"kubelet": "/var/lib/kubelet",
-	"cni":     "/var/lib/cni",
-	"run":     "/run/containerd",
-	"logs":    "/var/log/containers",
-	"netns":   "/run/netns",
+	"cni":   "/var/lib/cni",
+	"run":   "/run/containerd",
+	"logs":  "/var/log/containers",
+	"netns": "/run/netns",
+}
+
+const (
+	usualKubelet = "/var/lib/kubelet"
+	// linkedKubelet is where a kubelet directory of another name leads.
+	linkedKubelet = "/var/data/kubelet"
+)
+
+// placeKubelet makes the link to the directory of the kubelet, if it is one, and returns where the directory is. All nodes of the sandbox
+// share the link.
+func (n *Node) placeKubelet() (string, error) {
+	if n.Kubelet == usualKubelet {
+		return usualKubelet, nil
+	}
+	err := errors.Join(os.MkdirAll(filepath.Dir(n.Kubelet), 0o755), os.MkdirAll(linkedKubelet, 0o755))
+	if at, _ := os.Readlink(n.Kubelet); err == nil && at != linkedKubelet {
+		err = os.Symlink(linkedKubelet, n.Kubelet)
+	}
+	return linkedKubelet, err
 }
 
 // Start starts a node and returns when its kubelet is healthy.
 func Start(ctx context.Context, config Config) (*Node, error) {
 	n := &Node{Config: config}
+	n.Kubelet = cmp.Or(n.Kubelet, usualKubelet)
 	for _, step := range []func(context.Context) error{
 		n.makePools, n.enterNamespace, n.startContainerd, n.importImages, n.StartKubelet,
 	} {
@@ -124,6 +146,11 @@ func (n *Node) enterNamespace(ctx context.Context) error {
 	for name, target := range own {
 		binds[n.file(name)] = target
 	}
+	kubelet, err := n.placeKubelet()
+	if err != nil {
+		return err
+	}
+	binds[n.file("kubelet")] = kubelet
 	for _, pool := range n.Pools {
 		binds[n.Disk(pool.Path)] = pool.Path
 	}
@@ -139,7 +166,6 @@ func (n *Node) enterNamespace(ctx context.Context) error {
 	ready := n.file("ready")
 	// As under systemd: a container's mounts show on the node.
 	fmt.Fprintf(&script, "mount --make-rshared /\n: >%q\nexec sleep infinity\n", ready)
-	var err error
 	n.space, err = process.Start(n.Name+"-namespace", n.Logs, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script.String()))
 	if err != nil {
 		return err
@@ -229,7 +255,7 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		"--kubeconfig="+n.Kubeconfig,
 		"--hostname-override="+n.Name,
 		"--node-ip="+nodeAddress,
-		"--root-dir=/var/lib/kubelet",
+		"--root-dir="+n.Kubelet,
 		"--cert-dir="+n.file("kubelet-certificates"),
 		"--v=2",
 	)

@@ -35,6 +35,7 @@ var (
 	programs = flag.String("programs", "../../../bin/cluster", "directory with the programs of the cluster")
 	files    = flag.String("release", "", "directory of the release")
 	helm     = flag.String("helm", "", "the program helm")
+	kubelet  = flag.String("kubelet", "", "directory of kubelet by another name than the usual one; only file and chart are tried")
 	box      *sandbox.Sandbox
 )
 
@@ -76,8 +77,8 @@ func ways(version string) []way {
 			},
 			change: []string{
 				"helm test hostpath-csi-driver --namespace hostpath-provisioner --timeout 2m",
-				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --set 'pools[0].name=local,pools[0].path=/var/hpvolumes,pools[1].name=fast,pools[1].path=/var/fast' --wait --timeout 3m", version),
-				"kubectl hostpath pools | grep fast",
+				fmt.Sprintf("helm upgrade hostpath-csi-driver hostpath-csi-driver-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --set 'pools[0].name=local,pools[0].path=/var/hpvolumes,pools[1].name=plain,pools[1].path=/var/plain' --wait --timeout 3m", version),
+				"kubectl hostpath pools | grep plain",
 				"helm rollback hostpath-csi-driver 1 --namespace hostpath-provisioner --wait --timeout 3m",
 			},
 			remove: []string{fmt.Sprintf(helmRemove, "hostpath-csi-driver"), "kubectl delete -f namespace.yaml"},
@@ -100,6 +101,13 @@ func ways(version string) []way {
 				fmt.Sprintf(helmInstall, "hostpath-provisioner-operator", version),
 				"kubectl apply -f hostpathprovisioner-snapshots.yaml",
 			},
+			// The operator completes the webhooks, which Helm is to leave so.
+			change: []string{
+				fmt.Sprintf("helm upgrade hostpath-provisioner-operator hostpath-provisioner-operator-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --wait --timeout 3m", version),
+				"helm rollback hostpath-provisioner-operator 1 --namespace hostpath-provisioner --wait --timeout 3m",
+				"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o jsonpath='{.items[*].webhooks[*].clientConfig.caBundle}' | grep -c '^[^ ]* [^ ]*$'",
+				"kubectl wait hostpathprovisioner --all --for=condition=RolledOut --timeout=3m",
+			},
 			remove: []string{
 				"kubectl delete -f hostpathprovisioner-snapshots.yaml",
 				fmt.Sprintf(helmRemove, "hostpath-provisioner-operator"), "kubectl delete -f namespace.yaml",
@@ -107,6 +115,14 @@ func ways(version string) []way {
 			definitions: true,
 		},
 	}
+}
+
+// waysElsewhere are those of docs/install.md for another directory of kubelet.
+func waysElsewhere(version string) []way {
+	file, chart := ways(version)[0], ways(version)[1]
+	file.install = []string{"sed 's|/var/lib/kubelet|" + *kubelet + "|g' hostpath-csi-driver-snapshots.yaml | kubectl apply -f namespace.yaml -f -"}
+	chart.install[1] += " --set kubeletDirectory=" + *kubelet
+	return []way{file, chart}
 }
 
 // A trial is a clean cluster with a shell in the directory of the release.
@@ -124,7 +140,11 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("there are the charts %q", charts)
 	}
 	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(charts[0]), "hostpath-csi-driver-"), ".tgz")
-	for _, w := range append(ways(version), asHCO(t, l)) {
+	all := append(ways(version), asHCO(t, l))
+	if *kubelet != "" {
+		all = waysElsewhere(version)
+	}
+	for _, w := range all {
 		t.Run(w.name, func(t *testing.T) { l.try(t, w) })
 	}
 }
@@ -141,6 +161,7 @@ func begin(t *testing.T) *trial {
 		Programs: tools,
 		Logs:     filepath.Join(tools, "logs"),
 		Nodes:    []string{"node-a", "node-b"},
+		Kubelet:  *kubelet,
 		Pools:    cluster.Pools("btrfs"),
 		Log:      progress.New(os.Stdout),
 	})
