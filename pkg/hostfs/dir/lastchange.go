@@ -23,7 +23,7 @@ func LastChange(ctx context.Context, d *Dir, name string, step func()) (time.Tim
 	for err == nil {
 		var newest string
 		var changed time.Time
-		newest, changed, err = newestIn(at, ctx, step)
+		newest, changed, err = newestIn(ctx, at, step)
 		if changed.After(last) {
 			last = changed
 		}
@@ -44,7 +44,7 @@ func LastChange(ctx context.Context, d *Dir, name string, step func()) (time.Tim
 }
 
 // newestIn is the entry of a directory that changed last; empty if there is none.
-func newestIn(d *Dir, ctx context.Context, step func()) (name string, changed time.Time, err error) {
+func newestIn(ctx context.Context, d *Dir, step func()) (name string, changed time.Time, err error) {
 	for entry, err := range d.Entries() {
 		if err != nil {
 			return "", time.Time{}, err
