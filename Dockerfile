@@ -5,9 +5,10 @@ FROM scratch AS base
 
 ARG VERSION=dev
 ARG REVISION=unknown
+ARG REPOSITORY=https://github.com/kubevirt/hostpath-provisioner
 
-LABEL org.opencontainers.image.url="https://github.com/kubevirt/hostpath-provisioner" \
-      org.opencontainers.image.source="https://github.com/kubevirt/hostpath-provisioner" \
+LABEL org.opencontainers.image.url="${REPOSITORY}" \
+      org.opencontainers.image.source="${REPOSITORY}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

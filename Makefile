@@ -25,6 +25,9 @@ ARCHES := amd64 arm64
 IMAGES := hostpath-csi-driver hostpath-provisioner hostpath-provisioner-operator local-pv-provisioner pool-mounter
 IMAGE_PREFIX ?= ghcr.io/kubevirt/hostpath-provisioner/
 
+# Where the files of a release are offered, and its documents and source are.
+export REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
+
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps
 # all methods of all types, which is 2.7 MB of the driver.
@@ -99,9 +102,8 @@ docs: ## Write what of docs/ is made from the code: docs/metrics.md
 	go run ./test/cmd/metricsdoc > bin/metrics.md
 	@mv bin/metrics.md docs/metrics.md
 
-# The path that the site is served below, and where its links to what is no page of it lead.
+# The path that the site is served below.
 export SITE_BASE ?= /
-export SITE_REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
 
 # npm writes this file when all else is there.
 site/node_modules/.package-lock.json: site/package-lock.json
@@ -449,7 +451,7 @@ REPLACES ?=
 
 .PHONY: bundle
 bundle: ## Write the bundle of the operator's VERSION for the Operator Lifecycle Manager into bin/bundle/
-	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(IMAGE_PREFIX)' --replaces '$(REPLACES)' bin/bundle
+	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(IMAGE_PREFIX)' --repository '$(REPOSITORY)' --replaces '$(REPLACES)' bin/bundle
 
 # Programs of others that only a release needs. Go's checksum database vouches for their versions.
 SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
@@ -493,7 +495,7 @@ publish: bin/release-tools/cosign bin/release-tools/helm ## Push and sign the im
 
 .PHONY: release
 release: RELEASE = cd release && go run . --version '$(VERSION)' --image-prefix '$(IMAGE_PREFIX)' \
-	--arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
+	--repository '$(REPOSITORY)' --arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
 release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes, bundle, SBOMs and checksums
 	@[[ -z $$(git status --porcelain) ]] || { echo 'commit the changes first: a release is made of a commit'; exit 1; }
 	@$(RELEASE) --check

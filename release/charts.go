@@ -35,7 +35,7 @@ var charts = []chart{
 
 // writeCharts packs the charts as helm package does (https://helm.sh/docs/topics/charts).
 func (r release) writeCharts() error {
-	files, err := manifests(filepath.Join(r.root, "deploy"))
+	files, err := manifests(filepath.Join(r.root, "deploy"), r.repository)
 	if err != nil {
 		return err
 	}

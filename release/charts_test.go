@@ -179,7 +179,7 @@ func byName(list any) {
 // TestChartsAreTheKustomizations compares each combination of options with the kustomization that has the same.
 func TestChartsAreTheKustomizations(t *testing.T) {
 	packedCharts := packed(t)
-	files, err := manifests("../deploy")
+	files, err := manifests("../deploy", home)
 	succeed(t, err)
 	compare := func(c, values string, d document) {
 		t.Helper()

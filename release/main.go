@@ -20,6 +20,8 @@ type release struct {
 	version string
 	// images begins the name of each image of the project: a registry and an organisation, with a slash at the end.
 	images string
+	// repository is where its files, documents and source are: an address without a slash at the end.
+	repository string
 	// arches are the architectures that programs were built for.
 	arches []string
 	// made is the time of the commit, which all files in archives have.
@@ -36,6 +38,9 @@ var versions = regexp.MustCompile(`^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][
 // prefixes are a registry, and a path in it (OCI distribution specification, "Pulling manifests").
 var prefixes = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-][a-z0-9]+)*)+/$`)
 
+// repositories are addresses on a host of Git.
+var repositories = regexp.MustCompile(`^https://[a-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._-]+)+$`)
+
 func main() {
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "release: %v\n", err)
@@ -50,6 +55,7 @@ func run(arguments []string) error {
 	flags := flag.NewFlagSet("release", flag.ContinueOnError)
 	flags.StringVar(&r.version, "version", "", "the version, such as v0.1.0")
 	flags.StringVar(&r.images, "image-prefix", "", "what the names of images begin with, such as registry.example.com/storage/")
+	flags.StringVar(&r.repository, "repository", home, "where its files are offered, such as https://git.example.com/storage/hostpath")
 	flags.StringVar(&arches, "arches", "amd64,arm64", "the architectures that the programs in bin/ were built for")
 	flags.Int64Var(&made, "time", 0, "the time of the commit, in seconds since 1970")
 	flags.StringVar(&r.root, "root", "..", "the checkout")
@@ -65,6 +71,8 @@ func run(arguments []string) error {
 		return fmt.Errorf("VERSION is %q: give one such as v0.1.0 or v0.2.0-rc.1", r.version)
 	case !prefixes.MatchString(r.images):
 		return fmt.Errorf("IMAGE_PREFIX is %q: give a registry and an organisation with a slash at the end, such as registry.example.com/storage/", r.images)
+	case !repositories.MatchString(r.repository):
+		return fmt.Errorf("REPOSITORY is %q: give an address without a slash at the end, such as https://git.example.com/storage/hostpath", r.repository)
 	case r.out == "":
 		return errors.New("--out is missing")
 	}

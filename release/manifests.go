@@ -67,8 +67,11 @@ var programs = []string{
 // builtPrefix begins the names of the project's images in deploy/.
 const builtPrefix = "ghcr.io/kubevirt/hostpath-provisioner/"
 
+// home is the repository that deploy/ names.
+const home = "https://github.com/kubevirt/hostpath-provisioner"
+
 func (r release) writeManifests() error {
-	files, err := manifests(filepath.Join(r.root, "deploy"))
+	files, err := manifests(filepath.Join(r.root, "deploy"), r.repository)
 	if err != nil {
 		return err
 	}
@@ -84,8 +87,8 @@ func (r release) writeManifests() error {
 	return nil
 }
 
-// manifests has deploy/ in memory, where kustomizations of the release's own can be laid beside it.
-func manifests(dir string) (filesys.FileSystem, error) {
+// manifests has deploy/ in memory, with the repository of the release. Kustomizations of the release's own can be laid beside it there.
+func manifests(dir, repository string) (filesys.FileSystem, error) {
 	files := filesys.MakeFsInMemory()
 	deploy := os.DirFS(dir)
 	return files, fs.WalkDir(deploy, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -96,7 +99,7 @@ func manifests(dir string) (filesys.FileSystem, error) {
 		if err != nil {
 			return err
 		}
-		return files.WriteFile(path.Join("/deploy", name), text)
+		return files.WriteFile(path.Join("/deploy", name), bytes.ReplaceAll(text, []byte(home), []byte(repository)))
 	})
 }
 

@@ -12,7 +12,6 @@ import (
 const (
 	notesName = "RELEASE_NOTES.md"
 	sumsName  = "SHA256SUMS"
-	source    = home + "/blob/"
 )
 
 // writeNotes takes them out of the changelog.
@@ -21,17 +20,17 @@ func (r release) writeNotes() error {
 	if err != nil {
 		return err
 	}
-	notes, err := notesOf(string(changelog), r.version)
+	notes, err := r.notesOf(string(changelog))
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(r.out, notesName), []byte(notes), 0o644)
 }
 
-// notesOf is the section of a version, or what is not released where there is none (Keep a Changelog 1.1.0). Links into the repository
+// notesOf is the section of the version, or what is not released where there is none (Keep a Changelog 1.1.0). Links into the repository
 // lead to that version there.
-func notesOf(changelog, version string) (string, error) {
-	for _, heading := range []string{"## [" + strings.TrimPrefix(version, "v") + "]", "## [Unreleased]"} {
+func (r release) notesOf(changelog string) (string, error) {
+	for _, heading := range []string{"## [" + r.chartVersion() + "]", "## [Unreleased]"} {
 		_, section, ok := strings.Cut(changelog, heading)
 		if !ok {
 			continue
@@ -48,7 +47,7 @@ func notesOf(changelog, version string) (string, error) {
 		if section == "" {
 			return "", fmt.Errorf("CHANGELOG.md says nothing below %q", heading)
 		}
-		return strings.ReplaceAll(section, "](docs/", "]("+source+version+"/docs/") + "\n", nil
+		return strings.ReplaceAll(section, "](docs/", "]("+r.repository+"/blob/"+r.version+"/docs/") + "\n", nil
 	}
 	return "", errors.New("CHANGELOG.md has no section for the version, and none that is not released")
 }

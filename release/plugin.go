@@ -12,7 +12,6 @@ import (
 
 const (
 	plugin   = "kubectl-hostpath"
-	home     = "https://github.com/kubevirt/hostpath-provisioner"
 	krewName = "hostpath.yaml"
 )
 
@@ -48,7 +47,7 @@ spec:
     Shows the storage of all nodes that the hostpath CSI driver serves: pools with their sizes and promises, volumes with
     their claims, and what is wrong. It asks the API server, and the drivers by kubectl exec.
   platforms:
-`, r.version, home)
+`, r.version, r.repository)
 	for _, p := range platforms {
 		built, err := os.ReadFile(filepath.Join(r.root, "bin", "plugin", p.os+"_"+p.arch, p.program()))
 		if err != nil {
@@ -66,7 +65,7 @@ spec:
     uri: %s/releases/download/%s/%s
     sha256: %x
     bin: %s
-`, p.os, p.arch, home, r.version, name, sha256.Sum256(packed.Bytes()), p.program())
+`, p.os, p.arch, r.repository, r.version, name, sha256.Sum256(packed.Bytes()), p.program())
 		if err := r.writeTo(name, func(w io.Writer) error { _, err := packed.WriteTo(w); return err }); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -142,7 +144,7 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 			t.Errorf("krew would install %+v, and the sum is %s", p, sum)
 		}
 	}
-	if got, want := all[0][notesName], "### Added\n\n- A [thing]("+source+"v1.2.3/docs/thing.md)\n"; got != want {
+	if got, want := all[0][notesName], "### Added\n\n- A [thing]("+home+"/blob/v1.2.3/docs/thing.md)\n"; got != want {
 		t.Errorf("the notes are %q, want %q", got, want)
 	}
 }
@@ -200,6 +202,46 @@ func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
 	succeed(t, err)
 	if image := "image: " + builtPrefix + "hostpath-csi-driver:v1.2.3\n"; !strings.Contains(string(text), image) {
 		t.Errorf("there is no %q in %s", image, text)
+	}
+}
+
+// What is downloaded, and read about a release, is in the repository that made it.
+func TestReleaseNamesItsRepository(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	succeed(t, err)
+	if !strings.Contains(string(makefile), "\nexport REPOSITORY ?= "+home+"\n") {
+		t.Errorf("REPOSITORY in the Makefile is not %s", home)
+	}
+	const other = "https://git.example.com/storage/hostpath"
+	out, err := made(t, checkout(t, time.Unix(0, 0)), "--repository", other)
+	succeed(t, err)
+	texts := contents(t, out)
+	for _, name := range slices.Collect(maps.Keys(texts)) {
+		if !strings.HasSuffix(name, ".tgz") {
+			continue
+		}
+		chart, err := loader.LoadFile(filepath.Join(out, name))
+		succeed(t, err)
+		if chart.Metadata.Home != other || !slices.Equal(chart.Metadata.Sources, []string{other}) {
+			t.Errorf("%s is of %s, with its source in %q", name, chart.Metadata.Home, chart.Metadata.Sources)
+		}
+		for _, f := range chart.Raw {
+			texts[name+"/"+f.Name] = string(f.Data)
+		}
+	}
+	for name, text := range texts {
+		if strings.Contains(text, home) {
+			t.Errorf("%s names %s", name, home)
+		}
+	}
+	for name, want := range map[string]string{
+		krewName:          "uri: " + other + "/releases/download/v1.2.3/" + plugin + "-v1.2.3-linux-amd64.tar.gz\n",
+		notesName:         "](" + other + "/blob/v1.2.3/docs/thing.md)",
+		"monitoring.yaml": "runbook_url: " + other + "/blob/main/docs/runbooks/",
+	} {
+		if !strings.Contains(texts[name], want) {
+			t.Errorf("%s does not have %q", name, want)
+		}
 	}
 }
 
@@ -310,6 +352,8 @@ func TestBadArgumentsLeaveNothing(t *testing.T) {
 		{"--version", "v1.2.3+meta"},
 		{"--image-prefix", "registry.example.com/storage"},
 		{"--image-prefix", "registry.example.com/"},
+		{"--repository", "git.example.com/storage/hostpath"},
+		{"--repository", "https://git.example.com/storage/hostpath/"},
 		{"--arches", "riscv64"},
 		{"more"},
 	} {

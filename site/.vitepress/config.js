@@ -4,7 +4,7 @@ import { defineConfig } from 'vitepress'
 import { anchor, commands, directories, heading, index, list, root } from '../documents.js'
 
 // Links to what is no page of the site lead there.
-const repository = process.env.SITE_REPOSITORY || 'https://github.com/kubevirt/hostpath-provisioner'
+const repository = process.env.REPOSITORY || 'https://github.com/kubevirt/hostpath-provisioner'
 // The path that the site is served below.
 const base = process.env.SITE_BASE || '/'
 

@@ -3,6 +3,7 @@
 package olm
 
 import (
+	"bytes"
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
@@ -30,6 +31,8 @@ const (
 	port         = 9443
 	// upstreamLabel is in the selector that the Deployment has from upstream's ClusterServiceVersion. A selector cannot change.
 	upstreamLabel = "operator.hostpath-provisioner.kubevirt.io"
+	// repository is the one that csv.yaml names.
+	repository = "https://github.com/kubevirt/hostpath-provisioner"
 )
 
 var (
@@ -51,6 +54,8 @@ type Options struct {
 	Images map[string]string
 	// Verbosity is the variable of that name, or empty.
 	Verbosity string
+	// Repository is where the source is, or empty for the project's own.
+	Repository string
 	// Icon is a PNG in Base64, or empty for the project's own.
 	Icon string
 }
@@ -76,7 +81,7 @@ func (o Options) clusterServiceVersion() (*clusterServiceVersion, error) {
 	csv := &clusterServiceVersion{}
 	webhooks, hookErr := webhookDefinitions()
 	r, rightsErr := readRights()
-	err = errors.Join(hookErr, rightsErr, yaml.Unmarshal(base, csv), render.One(&deployment, "operator/deployment.yaml"), csv.annotate())
+	err = errors.Join(hookErr, rightsErr, yaml.Unmarshal(o.base(), csv), render.One(&deployment, "operator/deployment.yaml"), csv.annotate())
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +111,14 @@ func (o Options) clusterServiceVersion() (*clusterServiceVersion, error) {
 	}
 	csv.Spec["relatedImages"] = related
 	return csv, nil
+}
+
+// base is csv.yaml, for the repository of the options.
+func (o Options) base() []byte {
+	if o.Repository == "" {
+		return base
+	}
+	return bytes.ReplaceAll(base, []byte(repository), []byte(o.Repository))
 }
 
 // images are those of what the operator deploys, as the operator itself would find them.

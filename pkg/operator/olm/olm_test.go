@@ -237,3 +237,19 @@ func TestOptionsOfTheGenerator(t *testing.T) {
 		t.Error("the second time it was different")
 	}
 }
+
+func TestBundleNamesItsRepository(t *testing.T) {
+	const other = "https://git.example.com/storage/hostpath"
+	options := Options{Version: "0.2.0", Image: "example.com/hpp/" + Name + ":v0.2.0", Repository: other}
+	files, err := options.Bundle()
+	must.Succeed(t, err)
+	for name, content := range files {
+		if bytes.Contains(content, []byte(repository)) {
+			t.Errorf("%s names %s", name, repository)
+		}
+	}
+	csv := string(files["manifests/"+Name+".clusterserviceversion.yaml"])
+	if !strings.Contains(csv, "    repository: "+other+"\n") || !strings.Contains(csv, "    url: "+other+"\n") {
+		t.Errorf("another repository is not in %s", csv)
+	}
+}

@@ -14,9 +14,11 @@ import (
 func main() {
 	version := flag.String("version", "", "the version, such as v0.1.0")
 	prefix := flag.String("image-prefix", "", "what the names of images begin with, such as registry.example.com/storage/")
+	repository := flag.String("repository", "", "where the source is, such as https://git.example.com/storage/hostpath")
 	replaces := flag.String("replaces", "", "the name of the ClusterServiceVersion before, if there is one in the catalogue")
 	flag.Parse()
-	if err := write(flag.Arg(0), olm.Options{Version: *version, Replaces: *replaces, Image: *prefix + olm.Name + ":" + *version}); err != nil {
+	options := olm.Options{Version: *version, Replaces: *replaces, Image: *prefix + olm.Name + ":" + *version, Repository: *repository}
+	if err := write(flag.Arg(0), options); err != nil {
 		fmt.Fprintf(os.Stderr, "bundle: %v\n", err)
 		os.Exit(1)
 	}
