@@ -258,6 +258,7 @@ kubeletDirectory: /var/lib/k0s/kubelet
 imageRegistry: mirror.example.com/all/
 images: {livenessprobe: example.com/probe:v9}
 imagePullSecrets: [{name: pull}]
+imagePullPolicy: Always
 resources: {driver: {limits: {memory: 64Mi}}}
 tolerations: [{key: only, operator: Exists}]
 nodeSelector: {disk: "yes"}
@@ -307,6 +308,9 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 		"the labels of the monitor":      {at(got["ServiceMonitor/hostpath-csi-driver"], "metadata", "labels", "release"), "prometheus"},
 		"the namespace":                  {at(got["DaemonSet/hostpath-csi-driver"], "metadata", "namespace"), "storage"},
 		"the namespace of an account":    {at(got["ClusterRoleBinding/hostpath-csi-snapshotter"], "subjects", 0, "namespace"), "storage"},
+		"the image of the test":          {at(got["Pod/hp-test"], "spec", "containers", 0, "image"), "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
+		"the secrets of the test":        {at(got["Pod/hp-test"], "spec", "imagePullSecrets", 0, "name"), "pull"},
+		"the policy of the test":         {at(got["Pod/hp-test"], "spec", "containers", 0, "imagePullPolicy"), "Always"},
 		// That of the other one would stay with its volume.
 		"the class of the test": {at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"), "local"},
 	} {
@@ -363,6 +367,69 @@ func TestOperatorChartValues(t *testing.T) {
 	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, env: {IMAGE_REGISTRY: other.example.com}}`)
 	succeed(t, err)
 	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "other.example.com"})
+}
+
+// What runs is ours, but for the sidecars. An image that the values name for a container is its test's too.
+func TestImagesOfCharts(t *testing.T) {
+	named := regexp.MustCompile(`"image":"([^"]*)"`)
+	for name, c := range packed(t) {
+		values := `{}`
+		if name == "hostpath-csi-driver" {
+			values = `{openshift: true, monitoring: {enabled: true}, snapshots: {enabled: true, freeze: true}}`
+		}
+		got, _, err := rendered(c, "storage", values)
+		succeed(t, err)
+		text, err := json.Marshal(got)
+		succeed(t, err)
+		images := named.FindAllSubmatch(text, -1)
+		for _, image := range images {
+			ours := bytes.HasPrefix(image[1], []byte("registry.example.com/storage/")) && bytes.HasSuffix(image[1], []byte(":v1.2.3"))
+			if !ours && !bytes.HasPrefix(image[1], []byte("registry.k8s.io/sig-storage/")) {
+				t.Errorf("%s has the image %s", name, image[1])
+			}
+		}
+		if len(images) == 0 {
+			t.Errorf("%s has no image", name)
+		}
+	}
+	got, _, err := rendered(packed(t)["hostpath-csi-driver"], "storage", `{images: {driver: "example.com/driver:v9"}}`)
+	succeed(t, err)
+	if image := at(got["Pod/hp-test"], "spec", "containers", 0, "image"); image != "example.com/driver:v9" {
+		t.Errorf("the test has the image %v", image)
+	}
+}
+
+// Artifact Hub shows what the annotations say, and ignores one that it does not know.
+// https://artifacthub.io/docs/topics/annotations/helm
+func TestAnnotationsForArtifactHub(t *testing.T) {
+	text, err := os.ReadFile("../pkg/operator/olm/csv.yaml")
+	succeed(t, err)
+	var csv struct{ Metadata struct{ Annotations map[string]string } }
+	succeed(t, yaml.Unmarshal(text, &csv))
+	for name, c := range packed(t) {
+		got := maps.Clone(c.Metadata.Annotations)
+		want := map[string]string{"artifacthub.io/category": "storage", "artifacthub.io/license": "Apache-2.0", "artifacthub.io/operator": "false"}
+		if name == "hostpath-provisioner-operator" {
+			// OperatorHub shows the same in a bundle.
+			want["artifacthub.io/operator"], want["artifacthub.io/operatorCapabilities"] = "true", csv.Metadata.Annotations["capabilities"]
+		}
+		var links []struct{ Name, URL string }
+		succeed(t, yaml.UnmarshalStrict([]byte(got["artifacthub.io/links"]), &links))
+		delete(got, "artifacthub.io/links")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if len(links) == 0 {
+			t.Errorf("%s has no links", name)
+		}
+		for _, link := range links {
+			place, ok := strings.CutPrefix(link.URL, home+"/")
+			_, file, _ := strings.Cut(place, "/main/")
+			if _, err := os.Stat(filepath.Join("..", file)); !ok || file == "" || err != nil || link.Name == "" {
+				t.Errorf("%s has the link %+v, %v", name, link, err)
+			}
+		}
+	}
 }
 
 // Before Kubernetes 1.30 there is no kind for them.

@@ -160,7 +160,8 @@ func TestPackageWithoutAddressIsRefused(t *testing.T) {
 
 var renamed = regexp.MustCompile(`image: ghcr\.io/kubevirt/hostpath-provisioner/([a-z-]+):v0\.1\.0`)
 
-// A document has the objects that kubectl apply -k makes, with images of the release and no other project's but sidecars.
+// A document has the objects that kubectl apply -k makes, with images of the release and no other project's but sidecars. The pod of the
+// example stands for a user's, whose images are not ours.
 func TestDocumentsAreTheKustomizations(t *testing.T) {
 	out, err := made(t, checkout(t, time.Unix(0, 0)))
 	succeed(t, err)
@@ -171,7 +172,8 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 			_, image, ok := strings.Cut(line, "image: ")
 			image = strings.TrimSpace(image)
 			ours := strings.HasPrefix(image, "registry.example.com/storage/") && strings.HasSuffix(image, ":v1.2.3")
-			if ok && !ours && d.name != "example.yaml" && !strings.HasPrefix(image, "registry.k8s.io/sig-storage/") {
+			users := d.name == "example.yaml" && image == "docker.io/library/busybox:1.37.0"
+			if ok && !ours && !users && !strings.HasPrefix(image, "registry.k8s.io/sig-storage/") {
 				t.Errorf("%s has the image %s", d.name, image)
 			}
 		}

@@ -5,7 +5,7 @@
 // remove-inline it has the driver remove an inline volume that its pod left behind, and with
 // remove-lost the record of a volume whose directory is gone. With forget-pool the volumes of a pool that is not
 // configured any more count as deleted. With move-out and move-in it copies a volume to another node. With freezer it is the process that
-// freezes pods for the driver, and thaws them whatever becomes of that.
+// freezes pods for the driver, and thaws them whatever becomes of that. With try it writes to a volume, for helm test.
 package main
 
 import (
@@ -67,6 +67,8 @@ func main() {
 			os.Exit(runMove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case freezerCommand:
 			os.Exit(runFreezer(os.Args[2:], os.Stdout, os.Stderr))
+		case tryCommand:
+			os.Exit(runTry(os.Args[2:], os.Stdout, os.Stderr))
 		}
 	}
 	config, err := parse(os.Args[1:], os.Stdout)

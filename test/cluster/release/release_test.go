@@ -27,7 +27,7 @@ import (
 
 const (
 	snapshotController = "../overlay/snapshot-controller"
-	// busybox is the image of the example and of helm test.
+	// busybox is the image of the example.
 	busybox = "docker.io/library/busybox:1.37.0"
 )
 

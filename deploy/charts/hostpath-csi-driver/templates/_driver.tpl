@@ -73,6 +73,16 @@ rolled back together, on one node after another. A ConfigMap would change at onc
 {{- end -}}
 {{- end -}}
 
+{{/* image is that of the driver's container. */}}
+{{- define "driver.image" -}}
+{{- $root := . -}}
+{{- range $object := (include "common.objects" (dict "root" $root "file" "files/driver.yaml") | fromYaml).objects -}}
+  {{- if eq $object.kind "DaemonSet" -}}
+    {{- with first $object.spec.template.spec.containers -}}{{- include "common.image" (dict "root" $root "name" .name "image" .image) -}}{{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* policy names the shared pools to the policy for the rights of a node. */}}
 {{- define "driver.policy" -}}
 {{- $shared := list -}}
