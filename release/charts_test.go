@@ -338,7 +338,7 @@ func environment(container any) map[string]any {
 
 func TestOperatorChartValues(t *testing.T) {
 	c := packed(t)["hostpath-provisioner-operator"]
-	got, _, err := rendered(c, "storage", `{env: {MONITORING_NAMESPACE: metrics, MOUNTER_IMAGE: example.com/mounter:v1}, logLevel: 3}`)
+	got, notes, err := rendered(c, "storage", `{env: {MONITORING_NAMESPACE: metrics, MOUNTER_IMAGE: example.com/mounter:v1}, logLevel: 3}`)
 	succeed(t, err)
 	wantEnvironment := func(want map[string]any) {
 		t.Helper()
@@ -360,12 +360,22 @@ func TestOperatorChartValues(t *testing.T) {
 	if other := at(got["Role/hostpath-provisioner-operator-events"], "metadata", "namespace"); other != "default" {
 		t.Errorf("the role for events is in %v", other)
 	}
+	if class := at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"); class != "hostpath-csi" || !strings.Contains(notes, "helm -n storage test hp") {
+		t.Errorf("the test has the class %v, and the notes are %s", class, notes)
+	}
 	// What the operator deploys is from the mirror too, the sidecars of others included.
-	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all}`)
+	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, testStorageClass: fast}`)
 	succeed(t, err)
+	test := map[string]any{"image": at(got["Pod/hp-test"], "spec", "containers", 0, "image"), "class": at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName")}
+	if diff := cmp.Diff(map[string]any{"image": "mirror.example.com/all/hostpath-csi-driver:v1.2.3", "class": "fast"}, test); diff != "" {
+		t.Errorf("the test (-want +got):\n%s", diff)
+	}
 	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "mirror.example.com/all"})
-	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, env: {IMAGE_REGISTRY: other.example.com}}`)
+	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, testStorageClass: "", env: {IMAGE_REGISTRY: other.example.com}}`)
 	succeed(t, err)
+	if got["Pod/hp-test"] != nil {
+		t.Error("there is a test of no class")
+	}
 	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "other.example.com"})
 }
 

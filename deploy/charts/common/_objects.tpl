@@ -57,3 +57,61 @@ policies (docs/security.md).
 {{- with $root.Values.podAnnotations -}}{{- $_ := set $template.metadata "annotations" (merge (dict) . (default (dict) $template.metadata.annotations)) -}}{{- end -}}
 {{- with $root.Values.podLabels -}}{{- $_ := set $template.metadata "labels" (merge (dict) $template.metadata.labels .) -}}{{- end -}}
 {{- end -}}
+
+{{/* test is what helm test does: it makes a volume of a class, and writes to it, by the driver's image. */}}
+{{- define "common.test" -}}
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {{ .root.Release.Name }}-test
+  namespace: {{ .root.Release.Namespace }}
+  annotations:
+    helm.sh/hook: test
+    helm.sh/hook-weight: "-1"
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+spec:
+  storageClassName: {{ .class }}
+  accessModes: [ReadWriteOnce]
+  resources:
+    requests:
+      storage: 16Mi
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {{ .root.Release.Name }}-test
+  namespace: {{ .root.Release.Namespace }}
+  annotations:
+    helm.sh/hook: test
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 65534
+    seccompProfile:
+      type: RuntimeDefault
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets: {{ toJson . }}
+  {{- end }}
+  containers:
+  - name: test
+    image: {{ .image }}
+    {{- with .root.Values.imagePullPolicy }}
+    imagePullPolicy: {{ . }}
+    {{- end }}
+    args: [try, /data]
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities:
+        drop: [ALL]
+    volumeMounts:
+    - name: data
+      mountPath: /data
+  volumes:
+  - name: data
+    persistentVolumeClaim:
+      claimName: {{ .root.Release.Name }}-test
+{{- end -}}

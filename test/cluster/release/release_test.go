@@ -103,6 +103,7 @@ func ways(version string) []way {
 			},
 			// The operator completes the webhooks, which Helm is to leave so.
 			change: []string{
+				"helm test hostpath-provisioner-operator --namespace hostpath-provisioner --timeout 2m",
 				fmt.Sprintf("helm upgrade hostpath-provisioner-operator hostpath-provisioner-operator-%s.tgz --namespace hostpath-provisioner --reuse-values --set logLevel=3 --wait --timeout 3m", version),
 				"helm rollback hostpath-provisioner-operator 1 --namespace hostpath-provisioner --wait --timeout 3m",
 				"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o jsonpath='{.items[*].webhooks[*].clientConfig.caBundle}' | grep -c '^[^ ]* [^ ]*$'",
