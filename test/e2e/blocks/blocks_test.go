@@ -36,6 +36,7 @@ var checks = []check{
 	{"a thin disk takes space as it is written, and gives it back", takesWhatIsWritten, "thin", false},
 	{"a disk in use is not deleted", staysWhileUsed, "thick", false},
 	{"a device that another program attached counts as use", countsForeignDevices, "thick", true},
+	{"an image that was added by hand is a disk", takesImages, "thick", true},
 	{"a disk takes writes in any order", takesWritesInAnyOrder, "thick", false},
 	{"many disks at once", manyDisks, "thin", false},
 }

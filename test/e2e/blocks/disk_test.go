@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -109,6 +110,37 @@ func number(t testing.TB, path string) uint64 {
 
 // image is the file of a volume.
 func (b *bench) image(name string) string { return filepath.Join(b.pool, name, "disk.img") }
+
+// takesImages has a volume made as docs/layout.md says, as of an image of rawfile-localpv (docs/migration.md).
+func takesImages(b *bench) {
+	const size = 4 * mib
+	b.Must(b.Process.Stop())
+	brought := filepath.Join(b.mounted, "brought.img")
+	b.Must(os.WriteFile(brought, nil, 0o600))
+	image := open(b, brought, os.O_RDWR)
+	image.write(0, size, 1)
+	image.close()
+	record := fmt.Sprintf(`{"version":1,"id":"disk","uid":"handmade","mode":"block","bytes":%d,"blockBytes":512,"created":"2026-11-20T18:56:54Z"}`, size)
+	b.Must(errors.Join(
+		os.Mkdir(filepath.Dir(b.image("disk")), 0o700),
+		os.Rename(brought, b.image("disk")),
+		os.WriteFile(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "disk.json"), []byte(record), 0o600),
+	))
+	b.Must(b.Process.Restart(b.Context()))
+	b.AwaitServing()
+	b.volumes = append(b.volumes, "disk")
+	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
+	if got := d.size(); got != size {
+		b.Errorf("the device has %d bytes, want %d", got, size)
+	}
+	d.want(0, size, 1)
+	d.write(0, size, 2)
+	d.close()
+	b.wantInOrder("disk", "pod", size)
+	b.Must(b.expand("disk", "pod", 2*size))
+	b.unpublish("disk", "pod")
+	open(b, b.image("disk"), os.O_RDONLY).want(0, size, 2)
+}
 
 // allocated is the space that a volume's file takes, in bytes.
 func (b *bench) allocated(name string) int64 {
