@@ -414,7 +414,9 @@ func TestImagesOfCharts(t *testing.T) {
 func TestAnnotationsForArtifactHub(t *testing.T) {
 	text, err := os.ReadFile("../pkg/operator/olm/csv.yaml")
 	succeed(t, err)
-	var csv struct{ Metadata struct{ Annotations map[string]string } }
+	var csv struct {
+		Metadata struct{ Annotations map[string]string }
+	}
 	succeed(t, yaml.Unmarshal(text, &csv))
 	for name, c := range packed(t) {
 		got := maps.Clone(c.Metadata.Annotations)

@@ -20,6 +20,8 @@ type document struct {
 	says, with string
 	resources  []string
 	components []string
+	// kind leaves out objects of all others, if it is not empty.
+	kind string
 }
 
 // namespace is in a file of its own. Claims of the operator's pools are in it, and `kubectl delete -f` of another file must not remove
@@ -40,6 +42,10 @@ var documents = []document{
 		resources: []string{"csi/openshift"}, components: []string{"csi/snapshots"},
 	},
 	{name: "hostpath-provisioner-operator.yaml", says: "the operator", with: namespace, resources: []string{"operator"}},
+	{
+		name: "definitions.yaml", says: "the definitions of the operator's kinds alone", resources: []string{"operator"},
+		kind: "CustomResourceDefinition",
+	},
 	{name: "hostpathprovisioner.yaml", says: "a pool for the operator, and a StorageClass", resources: []string{"operator/example"}},
 	{
 		name: "hostpathprovisioner-snapshots.yaml", says: "a pool for the operator, with snapshots, and its classes",
@@ -112,6 +118,13 @@ func (r release) render(files filesys.FileSystem, d document) ([]byte, error) {
 	objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(files, dir)
 	if err != nil {
 		return nil, err
+	}
+	for _, o := range objects.Resources() {
+		if d.kind != "" && o.GetKind() != d.kind {
+			if err := objects.Remove(o.CurId()); err != nil {
+				return nil, err
+			}
+		}
 	}
 	text, err := objects.AsYaml()
 	if err != nil {

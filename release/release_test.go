@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
@@ -177,7 +178,7 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 				t.Errorf("%s has the image %s", d.name, image)
 			}
 		}
-		if len(d.components) > 0 {
+		if len(d.components) > 0 || d.kind != "" {
 			continue
 		}
 		objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join("../deploy", d.resources[0]))
@@ -188,6 +189,24 @@ func TestDocumentsAreTheKustomizations(t *testing.T) {
 		if got := strings.TrimPrefix(string(text), (release{version: "v1.2.3"}).header(d)); got != want {
 			t.Errorf("%s is not what deploy/%s is:\n%s", d.name, d.resources[0], got)
 		}
+	}
+}
+
+// An administrator may be the only one who has the right to make definitions, apart from those who install the operator.
+func TestDefinitionsAreAFileOfTheirOwn(t *testing.T) {
+	out, err := made(t, checkout(t, time.Unix(0, 0)))
+	succeed(t, err)
+	objects := map[string]map[string]object{}
+	for _, name := range []string{"definitions.yaml", "hostpath-provisioner-operator.yaml"} {
+		text, err := os.ReadFile(filepath.Join(out, name))
+		succeed(t, err)
+		objects[name] = map[string]object{}
+		succeed(t, addObjects(objects[name], string(text)))
+	}
+	want := objects["hostpath-provisioner-operator.yaml"]
+	maps.DeleteFunc(want, func(_ string, o object) bool { return o["kind"] != "CustomResourceDefinition" })
+	if diff := cmp.Diff(want, objects["definitions.yaml"]); diff != "" || len(want) != 2 {
+		t.Errorf("there are %d definitions (-operator +file):\n%s", len(want), diff)
 	}
 }
 
