@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -53,10 +51,6 @@ func try(path string, stdout io.Writer) (err error) {
 	if !bytes.Equal(read, content) {
 		return fmt.Errorf("%s: wrote %q, and read %q", name, content, read)
 	}
-	var s unix.Statfs_t
-	if err := unix.Statfs(path, &s); err != nil {
-		return fmt.Errorf("statfs %s: %w", path, err)
-	}
-	_, err = fmt.Fprintf(stdout, "wrote a file and read it back; its filesystem has %d bytes\n", s.Blocks*uint64(s.Bsize))
+	_, err = fmt.Fprintf(stdout, "wrote %s and read it back\n", name)
 	return err
 }

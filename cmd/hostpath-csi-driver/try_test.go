@@ -15,7 +15,7 @@ func TestTry(t *testing.T) {
 		want int
 		says string
 	}{
-		"a directory":        {[]string{t.TempDir()}, healthy, "its filesystem has "},
+		"a directory":        {[]string{t.TempDir()}, healthy, " and read it back\n"},
 		"none that is there": {[]string{filepath.Join(t.TempDir(), "none")}, failed, "no such file or directory"},
 		"no argument":        {nil, failed, "one directory"},
 		"more than one":      {[]string{t.TempDir(), "more"}, failed, "one directory"},
