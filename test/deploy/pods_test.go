@@ -267,6 +267,25 @@ func TestOnlyOwnHostPathsAreCreated(t *testing.T) {
 	}
 }
 
+// Of a read-only root, as in OpenShift, Flatcar and Talos, /var can be written to.
+func TestHostPathsAreMadeBelowVarOnly(t *testing.T) {
+	made := 0
+	for _, p := range programs {
+		for _, v := range podOf(t, manifest.Render(t, deployDir+p.dir)).Volumes {
+			if v.HostPath == nil || ptr(v.HostPath.Type) != corev1.HostPathDirectoryOrCreate {
+				continue
+			}
+			made++
+			if !strings.HasPrefix(v.HostPath.Path, "/var/") {
+				t.Errorf("%s makes %s", p.dir, v.HostPath.Path)
+			}
+		}
+	}
+	if made < len(programs) {
+		t.Errorf("%d directories are made by %d programs", made, len(programs))
+	}
+}
+
 // Programs that serve directories see each other by the host's null device, and not by a container's own.
 func TestProvisionersHaveTheDevicesOfTheHost(t *testing.T) {
 	for _, dir := range []string{"provisioner", "single-node"} {
