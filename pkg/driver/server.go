@@ -107,7 +107,6 @@ func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	s.calls.Add(1)
 	response, err := hang.Run(ctx, 0, func() (any, error) {
 		defer s.calls.Done()
-		growStack()
 		return handler(ctx, req)
 	}, nil)
 	if _, ok := status.FromError(err); !ok { // withStatus makes all errors of handlers statuses
@@ -115,20 +114,6 @@ func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	}
 	return response, err
 }
-
-// growStack has a goroutine get the stack that most handlers need before it has frames to copy. Growing as they go deeper, it would be
-// copied with all of them, several times: that is a tenth of NodeGetVolumeStats in make bench.
-//
-//go:noinline
-func growStack() {
-	var frame [16 << 10]byte
-	fill(&frame)
-}
-
-// fill keeps its caller's frame from being optimised away.
-//
-//go:noinline
-func fill(frame *[16 << 10]byte) { frame[0] = 1 }
 
 // recover turns a panic into an answer: it ends one call, not the driver.
 func (s *Server) recover(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {

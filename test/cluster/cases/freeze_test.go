@@ -3,7 +3,9 @@ package cases_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,6 +94,16 @@ func TestFrozenPodOutlivesDriverAndFreezer(t *testing.T) {
 // groupOf is the control group of a pod that can be frozen.
 func (s *scene) groupOf(pod *corev1.Pod) string {
 	s.Helper()
+	group := s.anyGroupOf(pod)
+	if group == "" {
+		s.Fatalf("pod %s has no control group that can be frozen", pod.Name)
+	}
+	return group
+}
+
+// anyGroupOf is groupOf, or empty for a pod that has ended.
+func (s *scene) anyGroupOf(pod *corev1.Pod) string {
+	s.Helper()
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/freezer"} {
 		for _, class := range []string{"", "*"} {
 			found, err := filepath.Glob(filepath.Join(hierarchy, c.Nodes[pod.Spec.NodeName].Cgroup, "kubepods", class, "pod"+string(pod.UID)))
@@ -101,7 +113,6 @@ func (s *scene) groupOf(pod *corev1.Pod) string {
 			}
 		}
 	}
-	s.Fatalf("pod %s has no control group that can be frozen", pod.Name)
 	return ""
 }
 
@@ -156,6 +167,30 @@ func (s *scene) processesOf(pod *corev1.Pod, containers ...string) (all []*os.Pr
 		s.Fatalf("%d processes in the containers %q of %s", len(all), containers, pod.Name)
 	}
 	return all
+}
+
+// killProcesses kills what runs in the containers of a pod, and reports whether anything did.
+func (s *scene) killProcesses(pod *corev1.Pod) (did bool) {
+	s.Helper()
+	for _, status := range pod.Status.ContainerStatuses {
+		_, id, _ := strings.Cut(status.ContainerID, "://")
+		numbers, err := os.ReadFile(filepath.Join(s.anyGroupOf(pod), id, "cgroup.procs"))
+		if id == "" || errors.Is(err, fs.ErrNotExist) { // it has ended
+			continue
+		}
+		must.Succeed(s, err)
+		for number := range strings.FieldsSeq(string(numbers)) {
+			pid, err := strconv.Atoi(number)
+			must.Succeed(s, err)
+			switch err := syscall.Kill(pid, syscall.SIGKILL); {
+			case err == nil:
+				did = true
+			case !errors.Is(err, syscall.ESRCH):
+				s.Fatalf("kill process %d of %s: %v", pid, pod.Name, err)
+			}
+		}
+	}
+	return did
 }
 
 // stopWhileFrozen stops processes while a group is frozen for a snapshot, and reports whether it could: the snapshot may be

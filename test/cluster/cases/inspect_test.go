@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
@@ -111,14 +112,36 @@ func (s *scene) wantInPlugin(claim, handle string) {
 // plugin runs kubectl hostpath. Its exit status is 2 where other cases have something abnormal.
 func (s *scene) plugin(into any, arguments ...string) {
 	s.Helper()
+	s.pluginWhile(into, func() {}, arguments...)
+}
+
+// pluginWhile is plugin that does something every few seconds until the plugin ends.
+func (s *scene) pluginWhile(into any, meanwhile func(), arguments ...string) {
+	s.Helper()
 	command := exec.CommandContext(s.Context(), filepath.Join(c.Programs, "kubectl"), append(append([]string{"hostpath"}, arguments...), "--kubeconfig="+c.Kubeconfig, "-o", "json")...)
 	command.Env = append(os.Environ(), "PATH="+c.Programs+":"+os.Getenv("PATH"))
-	out, err := command.Output()
-	var status *exec.ExitError
-	if err != nil && (!errors.As(err, &status) || status.ExitCode() != 2) {
-		s.Fatalf("kubectl hostpath %s: %v", strings.Join(arguments, " "), err)
-	}
-	if err := json.Unmarshal(out, into); err != nil {
-		s.Fatalf("kubectl hostpath %s: %v in\n%s", strings.Join(arguments, " "), err, out)
+	var out []byte
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		out, err = command.Output()
+		ended <- err
+	}()
+	again := time.NewTicker(8 * time.Second)
+	defer again.Stop()
+	for {
+		select {
+		case <-again.C:
+			meanwhile()
+		case err := <-ended:
+			var status *exec.ExitError
+			if err != nil && (!errors.As(err, &status) || status.ExitCode() != 2) {
+				s.Fatalf("kubectl hostpath %s: %v", strings.Join(arguments, " "), err)
+			}
+			if err := json.Unmarshal(out, into); err != nil {
+				s.Fatalf("kubectl hostpath %s: %v in\n%s", strings.Join(arguments, " "), err, out)
+			}
+			return
+		}
 	}
 }

@@ -44,7 +44,7 @@ func TestVolumeMoves(t *testing.T) {
 	first := s.claimNamed(claim)
 	for i, move := range []func(from string){
 		func(string) { s.moveVolume("there", claim) },
-		func(from string) { s.drain(from, claim) },
+		func(from string) { s.drain(from, func() {}, claim) },
 	} {
 		before := s.volume(claim)
 		directory := s.disk(before)
@@ -97,14 +97,15 @@ func (s *scene) moveVolume(name, claim string) {
 	})
 }
 
-// drain has kubectl hostpath move what the claims have from a node, once it says that it would.
-func (s *scene) drain(node string, claims ...string) {
+// drain has kubectl hostpath move what the claims have from a node, once it says that it would. It does something every few seconds
+// meanwhile.
+func (s *scene) drain(node string, meanwhile func(), claims ...string) {
 	s.Helper()
 	type row struct{ Namespace, Claim, From, To, Phase, Problem string }
 	var plan, moved []row
 	s.plugin(&plan, "drain", node, "--dry-run")
 	s.Cleanup(func() { s.kubectl("uncordon", node) })
-	s.plugin(&moved, "drain", node)
+	s.pluginWhile(&moved, meanwhile, "drain", node)
 	for _, claim := range claims {
 		want := row{Namespace: s.namespace, Claim: claim, From: node, To: otherNode(node)}
 		if !slices.Contains(plan, want) {
@@ -144,7 +145,7 @@ while i=$((i+1)); do
 done`
 
 // Twenty pods of a StatefulSet, with a disruption budget, go on writing on one node and check what they wrote when they start on the
-// other: the first node is drained, and then the other.
+// other: the first node is drained, and then the other, while what takes part in moves is killed.
 func TestDrainOfTwentyPods(t *testing.T) {
 	needTime(t)
 	const name, pods = "drained", 20
@@ -168,7 +169,12 @@ func TestDrainOfTwentyPods(t *testing.T) {
 	for i := range pods {
 		claims = append(claims, fmt.Sprintf("data-writer-%d", i))
 	}
+	kills := &killer{s: s}
 	for _, node := range []string{nodeA, nodeB} {
+		meanwhile := func() {}
+		if node == nodeB {
+			meanwhile = kills.next
+		}
 		var written []int
 		var directories []string
 		for i, claim := range claims {
@@ -176,7 +182,7 @@ func TestDrainOfTwentyPods(t *testing.T) {
 			directories = append(directories, s.disk(s.volume(claim)))
 		}
 		start := time.Now()
-		s.drain(node, claims...)
+		s.drain(node, meanwhile, claims...)
 		s.allReady("writer")
 		c.Log.Printf("%d volumes of pods that write were drained from %s in %.0f s", pods, node, time.Since(start).Seconds())
 		s.kubectl("uncordon", node)
@@ -188,7 +194,70 @@ func TestDrainOfTwentyPods(t *testing.T) {
 			s.wantGone(directories[i])
 		}
 	}
+	if c.Log.Printf("killed: %v", kills.done); len(kills.done) < len(killed) {
+		t.Errorf("killed: %v, want each of %q", kills.done, killed)
+	}
 	s.removeSet("writer")
+}
+
+// killed is what takes part in moves, in the order in which it is killed.
+var killed = []string{"the operator", "a mover", "a driver", "a kubelet"}
+
+// A killer kills one after another of what takes part in moves, and then the first again: each four times at most, because kubelet has
+// what fails often wait longer and longer.
+type killer struct {
+	s     *scene
+	turn  int
+	nodes int
+	done  map[string]int
+}
+
+func (k *killer) next() {
+	k.s.Helper()
+	what := killed[k.turn%len(killed)]
+	if k.done[what] == 4 {
+		k.turn++
+		return
+	}
+	did := false
+	switch node := []string{nodeA, nodeB}[k.nodes%2]; what {
+	case "the operator":
+		did = k.kill("name=hostpath-provisioner-operator", "")
+	case "a mover":
+		did = k.kill("app.kubernetes.io/name=volume-mover", node)
+	case "a driver":
+		did = k.kill("k8s-app=hostpath-provisioner", node)
+	case "a kubelet":
+		did = true
+		must.Succeed(k.s, c.Nodes[node].KillKubelet(), c.Nodes[node].StartKubelet(k.s.Context()))
+	}
+	if !did { // there is none now
+		return
+	}
+	if k.done == nil {
+		k.done = map[string]int{}
+	}
+	k.done[what]++
+	k.turn++
+	if k.turn%len(killed) == 0 {
+		k.nodes++
+	}
+}
+
+// kill kills the processes of one pod with a label, on a node if one is given. It says whether there were any.
+func (k *killer) kill(label, node string) bool {
+	k.s.Helper()
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(k.s.Context(), metav1.ListOptions{LabelSelector: label})
+	must.Succeed(k.s, err)
+	for _, pod := range pods.Items {
+		if node != "" && pod.Spec.NodeName != node || pod.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		if k.s.killProcesses(&pod) {
+			return true
+		}
+	}
+	return false
 }
 
 // listedAfter waits until a pod has written more files than before, so that it has checked all, and returns how many. It fails if the pod

@@ -284,6 +284,9 @@ func (n *Node) kubeletHealthy(ctx context.Context) error {
 // StopKubelet ends the kubelet and leaves the pods running.
 func (n *Node) StopKubelet(ctx context.Context) error { return n.kubelet.Stop(ctx) }
 
+// KillKubelet ends the kubelet at once and leaves the pods running.
+func (n *Node) KillKubelet() error { return n.kubelet.Kill() }
+
 // Err says which of its programs have ended, if any have.
 func (n *Node) Err() error {
 	return errors.Join(n.containerd.Err(), n.kubelet.Err())
