@@ -251,3 +251,27 @@ func TestConfirmTooEarly(t *testing.T) {
 	w.run("move-out", "remove")
 	w.end()
 }
+
+// A copy that the target loses after the hand-over, and before it is confirmed, is made again from the source, which has everything.
+func TestCopyIsLostAfterHandOver(t *testing.T) {
+	w := newWorld(t, ways()[0], none)
+	w.begin()
+	copyAll := func() (fence string) {
+		out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+		out.await("waiting")
+		w.stopWriter()
+		fence = out.await("handed-over").Fence
+		in.await("ended")
+		return fence
+	}
+	fence := copyAll()
+	w.run("move-in", "abort")
+	if last := w.once("move-in", "confirm", "--fence="+fence); last.Event != "failed" {
+		t.Errorf("a copy that is gone is confirmed: %+v", last)
+	}
+	w.wantRefused(w.from)
+	fence = copyAll()
+	w.run("move-in", "confirm", "--fence="+fence)
+	w.run("move-out", "remove")
+	w.end()
+}
