@@ -49,9 +49,9 @@ func (p *Pool) anyUnlimited() bool {
 	return p.Ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !p.Keeper.Enforces(c) })
 }
 
-// used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
-// its trash holds, each no more than was promised, and without what users have shared with others. A block volume on btrfs that shares blocks may take more,
-// since an extent is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
+// used is what the volumes of the pool hold, what their inodes take that no quota counts, and what its trash holds, each no more than
+// was promised, and without what users have shared with others. A block volume on btrfs that shares blocks may take more, since an extent
+// is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
 func (p *Pool) used(look func()) (volumes, inodes, trash int64, err error) {
 	thrown := p.Ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
 	families := make(map[string]int64)
