@@ -16,52 +16,52 @@ import (
 
 // A comparison is a visitor of the source that has the receiver compare it.
 type comparison struct {
-	s     *Sender
-	ctx   context.Context
+	ctx     context.Context
+	wire    *wire
+	answers *answers
+	attrs   *attributer
+	block   []byte // a buffer
+	meter   meter
+
 	from  *dir.Dir
-	all   bool
-	began int64
-	track
-	progress Progress
+	all   bool // also the content of what has not changed
+	still stillness
+	track track
 }
 
 func (c *comparison) run(result *Result) error {
-	defer func() { result.BytesCompared = c.progress.Compared }()
-	defer func() {
-		for len(c.levels) > 0 {
-			c.up()
-		}
-	}()
-	c.progress = Progress{Entries: result.Entries, Files: result.Files, Bytes: result.Bytes}
-	root, err := statSelf(c.from)
-	if err = checkStill(true, c.began, root, err); err != nil {
-		return source(err)
+	defer func() { result.BytesCompared = c.meter.done.Compared }()
+	defer c.track.close()
+	c.meter.done = Progress{Entries: result.Entries, Files: result.Files, Bytes: result.Bytes}
+	root, err := c.still.look(statSelf(c.from))
+	if err != nil {
+		return sourceError(err)
 	}
-	c.begin(root)
+	c.track.begin(root)
 	fd, err := c.from.ReadFd()
 	if err != nil {
-		return source(err)
+		return sourceError(err)
 	}
-	c.s.wire.begin(kindVerify)
+	c.wire.begin(kindVerify)
 	if err := c.putAttributes(root, xattr.Descriptor(fd)); err != nil {
-		return source(err)
+		return sourceError(err)
 	}
-	if err := c.s.wire.send(c.ctx); err != nil {
+	if err := c.wire.send(c.ctx); err != nil {
 		return err
 	}
 	if err := dir.Visit(c.from, c); err != nil {
 		if errors.Is(err, dir.ErrMoved) {
 			err = fmt.Errorf("%w: %w", ErrChanged, err)
 		}
-		return source(err)
+		return sourceError(err)
 	}
 	if err := c.sendUp(); err != nil {
 		return err
 	}
-	if err := c.s.wire.sendEmpty(c.ctx, kindVerified); err != nil {
+	if err := c.wire.sendEmpty(c.ctx, kindVerified); err != nil {
 		return err
 	}
-	found, err := c.s.await(kindDifferences)
+	found, err := c.answers.await(kindDifferences)
 	if err == nil && found.count > 0 {
 		err = &DifferencesError{found.count, found.messages}
 	}
@@ -69,26 +69,26 @@ func (c *comparison) run(result *Result) error {
 }
 
 func (c *comparison) putAttributes(st *unix.Stat_t, h xattr.Holder) error {
-	sums, err := c.s.attrs.sums(h)
+	sums, err := c.attrs.sums(h)
 	if err != nil {
 		return fmt.Errorf("%w: read extended attributes: %w", errSource, err)
 	}
-	c.s.wire.putAttributes(st)
+	c.wire.putAttributes(st)
 	for _, sum := range []digest{sums.all, sums.portable, sums.label} {
-		c.s.wire.putRaw(sum[:])
+		c.wire.putRaw(sum[:])
 	}
 	return nil
 }
 
 func (c *comparison) sendUp() error {
-	c.s.wire.begin(kindUp)
-	c.s.wire.put64(c.current().entries)
-	return c.s.wire.send(c.ctx)
+	c.wire.begin(kindUp)
+	c.wire.put64(c.track.current().entries)
+	return c.wire.send(c.ctx)
 }
 
 // check has an entry compared.
 func (c *comparison) check(in *dir.Dir, name string, st *unix.Stat_t, flags int, h xattr.Holder) error {
-	c.current().entries++
+	c.track.current().entries++
 	var target string
 	var err error
 	if format(st) == unix.S_IFLNK {
@@ -96,7 +96,7 @@ func (c *comparison) check(in *dir.Dir, name string, st *unix.Stat_t, flags int,
 			return err
 		}
 	}
-	out := c.s.wire
+	out := c.wire
 	out.begin(kindCheck)
 	out.put8(byte(flags | flagIf(st.Nlink > 1, flagLinked)))
 	if err := c.putAttributes(st, h); err != nil {
@@ -110,8 +110,8 @@ func (c *comparison) check(in *dir.Dir, name string, st *unix.Stat_t, flags int,
 
 // Enter has a directory compared, and goes into it.
 func (c *comparison) Enter(d, in *dir.Dir, name string) error {
-	st, err := statSelf(d)
-	if err = errors.Join(c.ctx.Err(), checkStill(true, c.began, st, err)); err != nil {
+	st, err := c.still.look(statSelf(d))
+	if err = errors.Join(c.ctx.Err(), err); err != nil {
 		return changedAt(in, name, err)
 	}
 	fd, err := d.ReadFd()
@@ -121,14 +121,14 @@ func (c *comparison) Enter(d, in *dir.Dir, name string) error {
 	if err := c.check(in, name, st, 0, xattr.Descriptor(fd)); err != nil {
 		return err
 	}
-	c.enter(name, st)
+	c.track.enter(name, st)
 	return nil
 }
 
 // Leave goes up.
 func (c *comparison) Leave(*dir.Dir) error {
 	err := c.sendUp()
-	c.up()
+	c.track.up()
 	return err
 }
 
@@ -137,16 +137,17 @@ func (c *comparison) Mount(in *dir.Dir, name string) error { return clone.Mounte
 
 // File has any other entry compared.
 func (c *comparison) File(in *dir.Dir, name string) error {
-	st, err := clone.StatSource(in, name)
-	if err = errors.Join(c.ctx.Err(), checkStill(true, c.began, st, err)); err != nil {
+	st, err := c.still.look(clone.StatSource(in, name))
+	if err = errors.Join(c.ctx.Err(), err); err != nil {
 		return changedAt(in, name, err)
 	}
-	if format(st) != unix.S_IFREG || st.Size == 0 || !c.all && c.isSettled(name, st) {
+	if format(st) != unix.S_IFREG || st.Size == 0 || !c.all && c.track.isSettled(name, st) {
 		return ifGone(c.check(in, name, st, 0, xattr.Of(in, name)))
 	}
 	fd, err := clone.OpenRegular(in, name, st)
 	if err != nil {
-		return changedAt(in, name, checkStill(true, c.began, nil, err))
+		_, err = c.still.look(nil, err)
+		return changedAt(in, name, err)
 	}
 	defer func() { _ = unix.Close(fd) }() // opened for reading
 	if err := c.check(in, name, st, flagContents, xattr.Descriptor(fd)); err != nil {
@@ -171,7 +172,7 @@ func ifGone(err error) error {
 
 // differing sends the digests of what of a file is not as in the base.
 func (c *comparison) differing(fd int, name string, size int64) error {
-	base := c.base.file(name)
+	base := c.track.base.file(name)
 	if base == nil {
 		return c.contents(fd, 0, size)
 	}
@@ -186,8 +187,8 @@ func (c *comparison) differing(fd int, name string, size int64) error {
 
 // contents sends the digests of a part of a file that ends with a block or with the file.
 func (c *comparison) contents(fd int, at, size int64) error {
-	r := newReader(fd, at, size, c.s.block)
-	out := c.s.wire
+	r := newReader(fd, at, size, c.block)
+	out := c.wire
 	for at < size {
 		until, err := r.holeUntil(at)
 		if err != nil {
@@ -206,9 +207,7 @@ func (c *comparison) contents(fd int, at, size int64) error {
 		if at, err = c.digests(r, at, size); err != nil {
 			return err
 		}
-		if c.s.progress != nil {
-			c.s.progress(c.progress)
-		}
+		c.meter.show()
 		if err := out.send(c.ctx); err != nil {
 			return err
 		}
@@ -218,7 +217,7 @@ func (c *comparison) contents(fd int, at, size int64) error {
 
 // digests puts those of the blocks from at on into a frame, and returns where the next frame begins.
 func (c *comparison) digests(r *reader, at, size int64) (int64, error) {
-	out := c.s.wire
+	out := c.wire
 	out.begin(kindDigests)
 	out.put64(at)
 	for range sectionBlocks {
@@ -232,7 +231,7 @@ func (c *comparison) digests(r *reader, at, size int64) (int64, error) {
 		out.putRaw(b.sum[:])
 		out.put8(b.data)
 		if b.data != 0 {
-			c.progress.Compared += int64(len(b.content))
+			c.meter.done.Compared += int64(len(b.content))
 		}
 		if at = min(at+blockBytes, size); at == size {
 			break

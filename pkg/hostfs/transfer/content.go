@@ -58,6 +58,9 @@ func (r *reader) holeUntil(at int64) (int64, error) {
 	return max(at, r.from/blockBytes*blockBytes), nil
 }
 
+// blocks is how many a part of a file has that begins with one.
+func blocks(length int64) int64 { return length/blockBytes + min(length%blockBytes, 1) }
+
 // A block is what a file has at an offset.
 type block struct {
 	sum     digest
