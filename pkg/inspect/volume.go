@@ -166,7 +166,7 @@ func (r *reader) mayBeGrowing(v *seen) bool {
 // count asks who counts the directory for its numbers. What cannot be read is not known:
 // whether that makes the volume abnormal is for Measure to say, as in a driver.
 func (r *reader) count(v *seen, d *dir.Dir) {
-	usage, id, ok := r.Keeper.Counted(d)
+	usage, id, ok := r.Keeper.Accounting.Counted(d)
 	v.carried = id
 	if !ok {
 		return
