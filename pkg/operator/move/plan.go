@@ -155,6 +155,9 @@ func (m moving) target(ctx context.Context, p plan, with *company) (target, wait
 	if err != nil {
 		return "", "", err
 	}
+	if earlier := c.driver[p.source]; earlier != "" {
+		return "", earlier, nil
+	}
 	if to := m.Spec.TargetNode; to != "" {
 		return to, c.refuses(to), nil
 	}
@@ -179,7 +182,7 @@ type candidates struct {
 	plan
 	*company
 	nodes  []corev1.Node
-	driver map[string]bool
+	driver map[string]string                       // see driverNodes
 	room   map[string]map[string]resource.Quantity // by StorageClass and node
 	class  *storagev1.StorageClass                 // may be nil
 }
@@ -234,13 +237,16 @@ func ptrOr(all ...*resource.Quantity) *resource.Quantity {
 // refuses says why a node cannot take the volume.
 func (c *candidates) refuses(name string) string {
 	i := slices.IndexFunc(c.nodes, func(n corev1.Node) bool { return n.Name == name })
+	earlier, ready := c.driver[name]
 	switch {
 	case name == c.source:
 		return fmt.Sprintf("node %s has the volume", name)
 	case i < 0:
 		return fmt.Sprintf("there is no node %s", name)
-	case !c.driver[name]:
+	case !ready:
 		return fmt.Sprintf("the driver is not ready on node %s", name)
+	case earlier != "":
+		return earlier
 	case c.to != "" && c.to != name:
 		return c.by
 	}

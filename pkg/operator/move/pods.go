@@ -129,9 +129,12 @@ func (m moving) driverSet(ctx context.Context) (*appsv1.DaemonSet, *corev1.Conta
 	return nil, nil, fmt.Errorf("there is no DaemonSet of the driver %s in the namespace %s", render.DriverName, m.DriverNamespace)
 }
 
-// driverNodes are those on which the driver is ready.
-func (m moving) driverNodes(ctx context.Context) (map[string]bool, error) {
-	set, _, err := m.driverSet(ctx)
+// templateGeneration is the label of a DaemonSet's pods that says which of its templates they are of.
+const templateGeneration = "pod-template-generation"
+
+// driverNodes are those on which the driver is ready, and what is the matter with it there; empty where nothing is.
+func (m moving) driverNodes(ctx context.Context) (map[string]string, error) {
+	set, driver, err := m.driverSet(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -139,13 +142,31 @@ func (m moving) driverNodes(ctx context.Context) (map[string]bool, error) {
 	if err := m.APIReader.List(ctx, pods, client.InNamespace(m.DriverNamespace), client.MatchingLabels(set.Spec.Selector.MatchLabels)); err != nil {
 		return nil, err
 	}
-	nodes := map[string]bool{}
-	for _, pod := range pods.Items {
+	nodes := map[string]string{}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
 		if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
-			nodes[pod.Spec.NodeName] = true
+			nodes[pod.Spec.NodeName] = earlier(set, pod, driver.Name)
 		}
 	}
 	return nodes, nil
+}
+
+// earlier says of a driver's pod that it is of another template than its DaemonSet has by now, from which movers are made: it may be of a
+// version that does not know them, or have other pools.
+func earlier(set *appsv1.DaemonSet, pod *corev1.Pod, container string) string {
+	is, wanted := pod.Labels[templateGeneration], set.Annotations[appsv1.DeprecatedTemplateGeneration]
+	if is == wanted || is == "" || wanted == "" {
+		return ""
+	}
+	image := ""
+	for _, c := range pod.Spec.Containers {
+		if c.Name == container {
+			image = c.Image
+		}
+	}
+	return fmt.Sprintf("the driver on node %s has the image %s, from before the last change of its DaemonSet: wait until its pod %s is replaced, or delete that",
+		pod.Spec.NodeName, image, pod.Name)
 }
 
 // movers keeps the two movers running, shows what they report, and has pods stop at the fence. It says what is waited for, and nothing
@@ -377,6 +398,10 @@ func trouble(pod *corev1.Pod) string {
 			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}
 		for _, ended := range endings(c) {
+			if ended.ExitCode > 0 && ended.ExitCode < bySignal && !hasReported(ended.Message) {
+				return fmt.Sprintf("the image %s on node %s runs no mover: it may be of a version that cannot move volumes: %s",
+					pod.Spec.Containers[0].Image, pod.Spec.NodeName, lastLine(ended.Message))
+			}
 			if ended.ExitCode != 0 {
 				return fmt.Sprintf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
 			}

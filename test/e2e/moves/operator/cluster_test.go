@@ -62,6 +62,8 @@ type node struct {
 	*drivertest.Driver
 	name string
 	pool *drivertest.Pool
+	// socket is what movers take for the driver's.
+	socket string
 }
 
 // A cluster has two nodes, and a volume that moves from one to the other.
@@ -122,8 +124,9 @@ func newNode(t *testing.T, name, program, filesystem, enforcement string) *node 
 	must.Succeed(t, err)
 	pool := drivertest.PoolConfig{Name: "local", Path: path, Enforcement: enforcement}
 	n := &node{name: name, pool: &drivertest.Pool{PoolConfig: pool}}
-	n.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{pool}, Flags: []string{drivertest.ServeMetrics}})
+	n.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Version: driverVersion, Pools: []drivertest.PoolConfig{pool}, Flags: []string{drivertest.ServeMetrics}})
 	n.pool.Driver = n.Driver
+	n.socket = n.Process.Endpoint()
 	return n
 }
 
@@ -254,7 +257,10 @@ func appPod() *corev1.Pod {
 	}
 }
 
-const driverImage = "driver:v2"
+const (
+	driverImage   = "driver:v2"
+	driverVersion = "v1.2.3"
+)
 
 func driverSet() *appsv1.DaemonSet {
 	labels := map[string]string{"app": "driver"}
@@ -345,7 +351,7 @@ func (c *cluster) run(meanwhile func()) {
 		if !c.has(m) || m.Ended() && len(m.Finalizers) == 0 {
 			return
 		}
-		if time.Since(began) > drivertest.Patience/5 {
+		if time.Since(began) > drivertest.Patience {
 			c.Fatalf("the move does not end: %+v\n%s", m.Status, c.output())
 		}
 	}

@@ -205,7 +205,7 @@ func (c *cluster) container(pod *corev1.Pod) *mover {
 		name, value, _ := strings.Cut(arg, "=")
 		switch name {
 		case "--endpoint":
-			arg = name + "=" + n.Process.Endpoint()
+			arg = name + "=" + n.socket
 		case "--datadir":
 			arg = name + "=" + string(pools)
 		case "--address":
