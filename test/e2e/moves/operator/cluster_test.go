@@ -64,6 +64,7 @@ type node struct {
 	pool *drivertest.Pool
 	// socket is what movers take for the driver's.
 	socket string
+	env    []string
 }
 
 // A cluster has two nodes, and a volume that moves from one to the other.
@@ -85,6 +86,7 @@ type cluster struct {
 	replicas bool   // the StatefulSet makes its pod again
 	count    int    // of moves
 	uids     int
+	ahead    time.Duration // of the clock of the API server
 
 	// at is before which write of the operator, from 1 on, now is called; 0 for none.
 	at, writes int
@@ -101,33 +103,60 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
-// newCluster has the volume on btrfs, from references of which passes are made, and moves it to ext4.
-// A process is trapped: move-out, move-in, or the driver of a node; none for an empty string.
+// newCluster has a process be trapped: move-out, move-in, or the driver of a node; none for an empty string.
 func newCluster(t *testing.T, trapped string) *cluster {
 	t.Helper()
 	driver := drivertest.Built(t)
-	c := &cluster{TB: t, parent: t, programs: map[string]string{"move-out": driver, "move-in": driver, nodeA: driver, nodeB: driver}, nodes: map[string]*node{}}
+	programs := map[string]string{"move-out": driver, "move-in": driver, nodeA: driver, nodeB: driver}
+	var traps *trap.Trap
 	if trapped != "" {
-		c.trap = trap.New(t, driver)
-		self, err := os.Executable() // which launches the driver
-		must.Succeed(t, err)
-		c.programs[trapped] = self
+		traps = trap.New(t, driver)
+		programs[trapped] = itself(t)
 	}
-	c.nodes[nodeA] = newNode(t, nodeA, c.programs[nodeA], testenv.CountingBtrfs(t, 512*mib), "required")
-	c.nodes[nodeB] = newNode(t, nodeB, c.programs[nodeB], testenv.LoopFS(t, "ext4", 512*mib), "")
+	c := startCluster(t, programs, nil)
+	c.trap = traps
 	return c
 }
 
-func newNode(t *testing.T, name, program, filesystem, enforcement string) *node {
+// itself is the program of the tests, which launches what is trapped.
+func itself(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	must.Succeed(t, err)
+	return self
+}
+
+// startCluster has volumes on btrfs, from references of which passes are made, and moves them to ext4. What is added to the environment of
+// all programs of a node is by its name.
+func startCluster(t *testing.T, programs, env map[string]string) *cluster {
+	t.Helper()
+	c := &cluster{TB: t, parent: t, programs: programs, nodes: map[string]*node{
+		nodeA: newNode(t, nodeA, testenv.CountingBtrfs(t, 512*mib), "required"),
+		nodeB: newNode(t, nodeB, testenv.LoopFS(t, "ext4", 512*mib), ""),
+	}}
+	for name, n := range c.nodes {
+		if env[name] != "" {
+			n.env = []string{env[name]}
+		}
+		n.start(t, programs[name])
+	}
+	return c
+}
+
+func newNode(t *testing.T, name, filesystem, enforcement string) *node {
 	t.Helper()
 	path, err := os.MkdirTemp(filesystem, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
 	must.Succeed(t, err)
-	pool := drivertest.PoolConfig{Name: "local", Path: path, Enforcement: enforcement}
-	n := &node{name: name, pool: &drivertest.Pool{PoolConfig: pool}}
-	n.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Version: driverVersion, Pools: []drivertest.PoolConfig{pool}, Flags: []string{drivertest.ServeMetrics}})
+	return &node{name: name, pool: &drivertest.Pool{PoolConfig: drivertest.PoolConfig{Name: "local", Path: path, Enforcement: enforcement}}}
+}
+
+func (n *node) start(t *testing.T, program string) {
+	t.Helper()
+	n.Driver = drivertest.Start(t, drivertest.Config{
+		Binary: program, Version: driverVersion, Pools: []drivertest.PoolConfig{n.pool.PoolConfig}, Flags: []string{drivertest.ServeMetrics}, Env: n.env,
+	})
 	n.pool.Driver = n.Driver
 	n.socket = n.Process.Endpoint()
-	return n
 }
 
 // begin makes the volume on a node, with its claim and a pod that writes, and asks for its move.
@@ -146,12 +175,15 @@ func (c *cluster) begin(policy corev1.PersistentVolumeReclaimPolicy) {
 	}
 	c.api = interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build(),
 		interceptor.Funcs{Create: c.admit})
-	c.operator = &move.Reconciler{Client: c.counted(), APIReader: c.api, Reports: c, DriverNamespace: storage}
+	c.operator = &move.Reconciler{Client: c.counted(), APIReader: c.api, Reports: c, DriverNamespace: storage, Now: c.clock}
 	for !c.isRunning() {
 		c.live()
 	}
 	must.Succeed(c, c.api.Create(c.Context(), c.moveObject()))
 }
+
+// clock is that of the API server, and so that of the operator.
+func (c *cluster) clock() time.Time { return time.Now().Add(c.ahead) }
 
 // admit is what the API server does to each new object, and kubelet to each new pod.
 func (c *cluster) admit(ctx context.Context, api client.WithWatch, o client.Object, options ...client.CreateOption) error {
@@ -159,7 +191,7 @@ func (c *cluster) admit(ctx context.Context, api client.WithWatch, o client.Obje
 		c.uids++
 		o.SetUID(types.UID(fmt.Sprintf("uid-%d-%d", c.count, c.uids)))
 	}
-	o.SetCreationTimestamp(metav1.Now())
+	o.SetCreationTimestamp(metav1.NewTime(c.clock()))
 	if _, is := o.(*corev1.Pod); is {
 		o.SetFinalizers([]string{running})
 	}

@@ -27,6 +27,7 @@ type mover struct {
 	pod     string
 	command string
 	line    []string
+	env     []string
 	cmd     *exec.Cmd
 	exited  chan struct{}
 	err     error
@@ -78,7 +79,7 @@ func (m *mover) start() error {
 	m.stderr.Reset()
 	m.exited = make(chan struct{})
 	m.cmd = exec.Command(m.line[0], m.line[1:]...)
-	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	m.cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), m.env...)
 	m.cmd.Stdout, m.cmd.Stderr = m, &m.stderr
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := m.cmd.Start(); err != nil {
@@ -194,7 +195,7 @@ func (c *cluster) container(pod *corev1.Pod) *mover {
 	c.Helper()
 	n := c.nodes[pod.Spec.NodeName]
 	spec := pod.Spec.Containers[0]
-	m := &mover{pod: pod.Name, command: spec.Args[0], line: []string{c.programs[spec.Args[0]]}}
+	m := &mover{pod: pod.Name, command: spec.Args[0], line: []string{c.programs[spec.Args[0]]}, env: n.env}
 	certificates, ok := c.mounted(pod)
 	if !ok {
 		return nil
