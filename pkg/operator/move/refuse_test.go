@@ -95,12 +95,12 @@ func TestRefusals(t *testing.T) {
 func earlierDriver(on string) func(*world) {
 	return func(w *world) {
 		change(driverSet(), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "2"} })(w)
-		for name, generation := range map[string]string{nodeA: "2", nodeB: "2", nodeC: "2", on: "1"} {
+		for _, name := range []string{nodeA, nodeB, nodeC} {
 			change(driverPod(name), func(p *corev1.Pod) {
-				p.Labels[templateGeneration] = generation
+				p.Labels[templateGeneration] = "2"
 				p.Spec.Containers = driverSet().Spec.Template.Spec.Containers
-				if generation == "1" {
-					p.Spec.Containers[1].Image = "driver:v0"
+				if name == on {
+					p.Labels[templateGeneration], p.Spec.Containers[1].Image = "1", "driver:v0"
 				}
 			})(w)
 		}
