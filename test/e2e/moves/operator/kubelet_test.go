@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,6 +72,13 @@ func (m *mover) runs() bool {
 	}
 }
 
+// launches says whether the process is still the one that becomes the program in a trap.
+func (m *mover) launches() bool {
+	self, selfErr := os.Readlink("/proc/self/exe")
+	is, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", m.cmd.Process.Pid))
+	return selfErr == nil && err == nil && is == self
+}
+
 // start runs the container.
 func (m *mover) start() error {
 	m.mu.Lock()
@@ -105,6 +113,7 @@ func (m *mover) ends() bool {
 	switch {
 	case !m.runs():
 		return true
+	case m.launches(): // a program is not killed while it gets into the trap
 	case !m.told:
 		m.told, m.since = true, time.Now()
 		_ = m.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
