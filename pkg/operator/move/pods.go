@@ -416,6 +416,9 @@ func (m moving) mover(ctx context.Context, r role, args []string) (*corev1.Pod, 
 	}
 	from := set.Spec.Template.Spec.DeepCopy()
 	pod := &corev1.Pod{ObjectMeta: m.meta("-" + string(r))}
+	if pod.OwnerReferences, err = m.ownedByNode(ctx, m.nodeOf(r)); err != nil {
+		return nil, err
+	}
 	pod.Labels[roleLabel] = string(r)
 	if constraints := set.Spec.Template.Annotations["openshift.io/required-scc"]; constraints != "" {
 		pod.Annotations["openshift.io/required-scc"] = constraints
@@ -453,6 +456,16 @@ func (m moving) mover(ctx context.Context, r role, args []string) (*corev1.Pod, 
 	}
 	pod.Spec.Containers = []corev1.Container{own}
 	return pod, nil
+}
+
+// ownedByNode says that a pod goes with its node. The VolumeMove is in another namespace, and kubectl drain refuses a node with pods that
+// no controller makes again.
+func (m moving) ownedByNode(ctx context.Context, name string) ([]metav1.OwnerReference, error) {
+	node := &corev1.Node{}
+	if err := m.APIReader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return nil, err
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}, nil
 }
 
 // addVolumes adds what the driver has of the node: its socket, device nodes and pools. What mounts show on the host by is left out, and

@@ -66,6 +66,10 @@ func TestMoverPod(t *testing.T) {
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Error(diff)
 	}
+	// kubectl drain refuses a node with pods that no controller makes again.
+	if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "Node" || owner.Name != nodeA || owner.UID != "uid of node-a" {
+		t.Errorf("the pod is of %+v", owner)
+	}
 	for _, item := range pod.Spec.Volumes[2].Secret.Items {
 		if strings.HasPrefix(item.Key, targetFile) {
 			t.Errorf("the source has %s", item.Key)
