@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -169,6 +170,8 @@ func (m moving) begin(ctx context.Context) (saying, error) {
 	m.Status.SourceNode, m.Status.TargetNode = p.source, p.target
 	m.Status.Volume, m.Status.VolumeUID, m.Status.ClaimUID = p.volume.Name, p.volume.UID, p.claim.UID
 	m.Status.VolumeHandle = p.volume.Spec.CSI.VolumeHandle
+	size := v1alpha1.Size(p.claim, p.volume)
+	m.Status.PromisedBytes = size.Value()
 	return next("Copying", "copy the volume from node %s to node %s", p.source, p.target), nil
 }
 
@@ -350,7 +353,8 @@ func (m moving) remove(ctx context.Context) (saying, error) {
 		return says("Removing", "pods on node %s wait for the volume, which is on node %s now: %s", m.Status.SourceNode, m.Status.TargetNode, list(ending)), nil
 	}
 	m.Status.Phase = v1alpha1.Succeeded
-	message := fmt.Sprintf("the volume was moved from node %s to node %s", m.Status.SourceNode, m.Status.TargetNode)
+	message := fmt.Sprintf("the volume was moved from node %s to node %s, where it is promised %s", m.Status.SourceNode, m.Status.TargetNode,
+		resource.NewQuantity(m.Status.PromisedBytes, resource.BinarySI))
 	if len(stuck) > 0 {
 		message += fmt.Sprintf("; delete what waits for it on node %s in vain: %s", m.Status.SourceNode, list(stuck))
 	}

@@ -269,8 +269,7 @@ func (m moving) args(r role, volume *corev1.PersistentVolume) []string {
 	side := targetFile
 	switch r {
 	case roleOut:
-		size := volume.Spec.Capacity[corev1.ResourceStorage]
-		args = append(args, fmt.Sprintf("--bytes=%d", size.Value()), "--verify="+strings.ToLower(string(m.Spec.Verify)))
+		args = append(args, fmt.Sprintf("--bytes=%d", m.Status.PromisedBytes), "--verify="+strings.ToLower(string(m.Spec.Verify)))
 		if m.Spec.Snapshots == v1alpha1.LeaveSnapshots {
 			args = append(args, "--leave-snapshots")
 		}

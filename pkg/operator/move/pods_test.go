@@ -44,6 +44,7 @@ func TestMoverPod(t *testing.T) {
 	object := moveOf("m", func(m *v1alpha1.VolumeMove) {
 		m.Spec.BytesPerSecond, m.Spec.Snapshots = 1<<20, v1alpha1.LeaveSnapshots
 		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
+		m.Status.PromisedBytes = 10 * gib
 	})
 	m := moving{&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}, object}
 	pod, err := m.mover(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -25,6 +26,8 @@ const (
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
 	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
 	reclaimPolicy = "hostpathprovisioner.kubevirt.io/reclaim-policy"
+	// preResize is on a PersistentVolume whose size csi-resizer has written, and that kubelet has not made so large yet.
+	preResize = "volume.alpha.kubernetes.io/pre-resize-capacity"
 )
 
 // ownFinalizers keep a PersistentVolume while it is bound, and until its directory is removed. Both are for what is not to happen here:
@@ -46,6 +49,9 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 		to.Spec.ClaimRef.ResourceVersion = ""
 	}
 	to.Spec.NodeAffinity = onNode(node)
+	if of.Annotations[preResize] == "" && node == m.Status.TargetNode && m.Status.PromisedBytes > 0 {
+		to.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(m.Status.PromisedBytes, resource.BinarySI)
+	}
 	// Other controllers may have taken their finalizers off one that is deleted.
 	if saved != nil {
 		for _, finalizer := range saved.Finalizers {
@@ -199,10 +205,22 @@ func (m moving) recreate(ctx context.Context, node string) (bool, string, error)
 			secret.Name, m.Status.Volume, m.Status.VolumeHandle, node, movedBy, m.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
+	if ready, err := m.readyFor(ctx, saved); err != nil || !ready {
+		return false, fmt.Sprintf("wait for the claim %s to be seen without its volume", m.Spec.ClaimName), err
+	}
 	if err := m.Client.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
 		return false, "", err
 	}
 	return false, fmt.Sprintf("the PersistentVolume %s is replaced", m.Status.Volume), nil
+}
+
+// readyFor says whether the claim will show the size of a volume that is made now: it does when it becomes Bound, and not if the controller
+// of volumes has not seen it without one. A claim that showed more could not grow.
+func (m moving) readyFor(ctx context.Context, volume *corev1.PersistentVolume) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
+	return !there || claim.UID != m.Status.ClaimUID || claim.Status.Phase == corev1.ClaimLost ||
+		claim.Status.Capacity.Storage().Cmp(*volume.Spec.Capacity.Storage()) <= 0, err
 }
 
 // bind waits until the claim is bound again, and gives the volume its policy back.
