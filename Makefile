@@ -202,7 +202,7 @@ test-model: ## Walk over all calls at random, with restarts and crashes, against
 .PHONY: test-hostile
 test-hostile: ## Swap paths while calls work on them, tear what is on disk, kill who freezes pods, copy a million files, and fuzz
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 1h ./pkg/pool ./pkg/hostfs/clone ./pkg/hostfs/freezer ./test/e2e/snapshots
+	$(GO_TEST) -timeout 1h ./pkg/pool ./pkg/hostfs/clone ./pkg/hostfs/freezer ./pkg/hostfs/transfer ./test/e2e/snapshots
 	@$(MAKE) fuzz FUZZTIME='$(FUZZTIME)'
 
 .PHONY: test-privilege

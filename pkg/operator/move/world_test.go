@@ -254,6 +254,9 @@ func moveOf(name string, change ...func(*v1alpha1.VolumeMove)) *v1alpha1.VolumeM
 	return m
 }
 
+// madeFor is what is made for a move.
+func madeFor(name string) objects { return objects{move: moveOf(name), namespace: storage} }
+
 // appPod uses the claim. That of the StatefulSet has a controller.
 func appPod(name string, bare bool) *corev1.Pod {
 	pod := &corev1.Pod{

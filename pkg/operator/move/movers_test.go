@@ -46,8 +46,8 @@ func TestMoverPod(t *testing.T) {
 		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
 		m.Status.PromisedBytes = 10 * gib
 	})
-	m := moving{&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}, object}
-	pod, err := m.mover(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
+	m := (&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}).reconciliation(object).movers
+	pod, err := m.newPod(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
 	must.Succeed(t, err)
 	c := pod.Spec.Containers[0]
 	var mounts []string
@@ -169,7 +169,7 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 func TestKubeletThatRefusesMovers(t *testing.T) {
 	for _, of := range []role{roleIn, roleOut} {
 		w := newWorld(t, moveOf("m"), appPod("data-0", false))
-		pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+		pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
 		refused, said := 0, 0
 		w.run("m", func(int) {
 			if refused > 0 && strings.Contains(w.says("m"), "OutOfpods too many pods") {
@@ -199,7 +199,7 @@ func TestMoversThatHadFailed(t *testing.T) {
 	failed := 0
 	w.run("m", func(int) {
 		for _, of := range []role{roleIn, roleOut} {
-			pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+			pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
 			if !w.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
 				continue
 			}
