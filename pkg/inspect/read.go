@@ -177,7 +177,7 @@ func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) 
 func (r *reader) blank() Pool {
 	return Pool{
 		Name: r.Config.Name.String(), Path: r.Config.Path, Shared: r.Config.Shared,
-		Volumes: []Volume{}, Snapshots: []Snapshot{}, Creating: []Leftover{}, Trash: []Leftover{},
+		Contents: Contents{Volumes: []Volume{}, Snapshots: []Snapshot{}, Creating: []Leftover{}, Trash: []Leftover{}},
 	}
 }
 

@@ -208,23 +208,25 @@ func (v *seen) uid() string {
 
 func (v *seen) describe() Volume {
 	d := Volume{
-		ID:             v.ID.String(),
-		Mode:           string(v.Mode),
-		Abnormal:       v.Condition.Abnormal,
-		Condition:      v.Condition.Message,
-		Reason:         string(v.Condition.Reason),
-		Recorded:       v.entry.Record != nil || v.entry.Damage != nil,
-		Lost:           v.Lost,
-		Enforced:       v.Enforced,
-		LimitBytes:     known(v.limitBytes),
-		UsedBytes:      known(v.usedBytes),
-		QuotaID:        uint64(v.carried),
-		FileBytes:      known(v.fileBytes),
-		AllocatedBytes: known(v.allocatedBytes),
-		Extents:        v.extents,
-		Published:      []Place{},
-		Nodes:          []string{},
-		Devices:        []Device{},
+		ID:        v.ID.String(),
+		Mode:      string(v.Mode),
+		Abnormal:  v.Condition.Abnormal,
+		Condition: v.Condition.Message,
+		Reason:    string(v.Condition.Reason),
+		Recorded:  v.entry.Record != nil || v.entry.Damage != nil,
+		Lost:      v.Lost,
+		Enforced:  v.Enforced,
+		Sizes: Sizes{
+			LimitBytes:     known(v.limitBytes),
+			UsedBytes:      known(v.usedBytes),
+			QuotaID:        uint64(v.carried),
+			FileBytes:      known(v.fileBytes),
+			AllocatedBytes: known(v.allocatedBytes),
+			Extents:        v.extents,
+		},
+		Published: []Place{},
+		Nodes:     []string{},
+		Devices:   []Device{},
 	}
 	if rec := v.entry.Record; rec != nil {
 		d.Thin, d.Inline, d.RecordQuotaID = rec.Thin, rec.Inline, rec.ProjectID
