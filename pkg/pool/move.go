@@ -551,15 +551,19 @@ func (s Moves) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	}
 	defer v.close()
 	switch is := v.entry.Move(); {
-	case v.movedBy(m):
-		return v.durable()
+	case v.movedBy(m): // that shows a caller that this node has the volume
+		err := v.isThere()
+		if err == nil {
+			err = v.durable()
+		}
+		return confirming(m, err)
 	case !is.Is(store.MoveTarget, m.ID):
 		return v.notOf(m, "confirm")
 	case is.Fence != fence:
 		return fmt.Errorf("confirm volume %s: %w: the copy is not whole as of the fence %s of its source", m.Volume, volume.ErrPrecondition, fence)
 	}
-	if err := v.entry.Usable(); err != nil {
-		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
+	if err := v.isThere(); err != nil {
+		return confirming(m, err)
 	}
 	unlock, err := dir.TryLockDir(v.dir)
 	if err != nil {
@@ -568,14 +572,22 @@ func (s Moves) ConfirmTarget(ctx context.Context, m Move, fence string) error {
 	defer unlock()
 	rec := *v.entry.Record
 	rec.Move, rec.Moved = store.Move{}, m.ID.String()
-	err = v.visit.Scan().Content(v.id, &rec).Check(v.dir)
-	if err == nil {
-		err = v.write(ctx, &rec)
-	}
+	return confirming(m, v.write(ctx, &rec))
+}
+
+func confirming(m Move, err error) error {
 	if err != nil {
 		return fmt.Errorf("confirm volume %s: %w", m.Volume, err)
 	}
 	return nil
+}
+
+// isThere returns an error unless the volume has all that its record needs.
+func (v *side) isThere() error {
+	if err := v.entry.Usable(); err != nil {
+		return err
+	}
+	return v.visit.Scan().Content(v.id, v.entry.Record).Check(v.dir)
 }
 
 // movedBy reports whether the volume is here by that move, which has ended.

@@ -372,6 +372,22 @@ func TestLostTarget(t *testing.T) {
 	})
 }
 
+// What is confirmed once more shows that the target has the volume, so that the source is removed.
+func TestConfirmOfVolumeThatIsLost(t *testing.T) {
+	for mode, lost := range map[volume.Mode]string{volume.ModeMount: "pvc-1", volume.ModeBlock: "pvc-1/disk.img"} {
+		t.Run(string(mode), func(t *testing.T) {
+			moving(t, mode, func(t *testing.T, m *move) {
+				fence := m.handOver()
+				must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, fence))
+				must.Succeed(t, os.RemoveAll(m.to.Path("pool", lost)))
+				if err := m.to.Moves().ConfirmTarget(t.Context(), m.in, fence); err == nil {
+					t.Error("a volume that is lost is confirmed")
+				}
+			})
+		})
+	}
+}
+
 func TestMoveThereAndBack(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		fence := m.handOver()
