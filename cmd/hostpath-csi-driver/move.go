@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -33,6 +35,7 @@ const (
 const (
 	stepCopy    = "copy"
 	stepUndo    = "undo"
+	stepGiveUp  = "give-up"
 	stepRemove  = "remove"
 	stepConfirm = "confirm"
 	stepAbort   = "abort"
@@ -76,7 +79,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 	flags.Int64Var(&m.bytesPerSecond, "bytes-per-second", 0, "limit of what is sent; 0 for none")
 	flags.DurationVar(&m.silence, "silence", mover.Silence, "end a connection on which the other node has answered nothing for so long, at least 1s")
 	if command == moveOutCommand {
-		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; remove: remove it, after its copy was confirmed")
+		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; give-up: the same of a volume that no claim wants and whose copy is aborted, and that may be gone; remove: remove it, after its copy was confirmed")
 		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
@@ -116,9 +119,9 @@ func (m *moving) check(command, verify string) error {
 	_, moveErr := volume.ParseMoveID(m.move)
 	_, peerErr := volume.ParseNodeID(m.peer)
 	problems := errors.Join(named("volume", volumeErr), named("move", moveErr), named("peer", peerErr))
-	others := map[string][]string{moveOutCommand: {stepUndo, stepRemove}, moveInCommand: {stepConfirm, stepAbort}}[command]
-	switch m.step {
-	case stepCopy:
+	others := map[string][]string{moveOutCommand: {stepUndo, stepGiveUp, stepRemove}, moveInCommand: {stepConfirm, stepAbort}}[command]
+	switch {
+	case m.step == stepCopy:
 		if m.address == "" {
 			problems = errors.Join(problems, errors.New("--address: required"))
 		}
@@ -126,9 +129,9 @@ func (m *moving) check(command, verify string) error {
 		if m.identity.CertFile == "" || m.identity.KeyFile == "" || m.identity.CAFile == "" {
 			problems = errors.Join(problems, errors.New("--cert-file, --key-file and --ca-file: required"))
 		}
-	case others[0], others[1]:
+	case slices.Contains(others, m.step):
 	default:
-		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s, %s and %s", m.step, stepCopy, others[0], others[1]))
+		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s and %s", m.step, stepCopy, strings.Join(others, ", ")))
 	}
 	if m.step == stepConfirm && m.fence == "" {
 		problems = errors.Join(problems, errors.New("--fence: required to confirm"))
@@ -247,6 +250,8 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	switch m.step {
 	case stepUndo:
 		return last, out.Undo(ctx, m.aborted)
+	case stepGiveUp:
+		return last, out.GiveUp(ctx)
 	case stepRemove:
 		return last, out.Remove(ctx)
 	}

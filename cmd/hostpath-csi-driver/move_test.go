@@ -27,6 +27,8 @@ func TestParseMoving(t *testing.T) {
 		"copy from here":             {moveOutCommand, append(toCopy, "--address=10.0.0.1:8444"), ""},
 		"copy to here":               {moveInCommand, toCopy, ""},
 		"undo":                       {moveOutCommand, append(required, "--step=undo"), ""},
+		"give up":                    {moveOutCommand, append(required, "--step=give-up"), ""},
+		"give up where it goes":      {moveInCommand, append(required, "--step=give-up"), "--step"},
 		"remove":                     {moveOutCommand, append(required, "--step=remove"), ""},
 		"abort":                      {moveInCommand, append(required, "--step=abort"), ""},
 		"confirm":                    {moveInCommand, append(required, "--step=confirm", "--fence=f"), ""},

@@ -253,9 +253,10 @@ func (i *In) Confirm(ctx context.Context, fence string) error {
 // Abort removes the copy, unless it was confirmed, or even then. What else has the name is not of this move, and stays.
 func (i *In) Abort(ctx context.Context, evenConfirmed bool) error {
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
-	if moves.IsNotFound(err) || err == nil && v.Move != i.Move && v.Moved != i.Move {
+	if err == nil && v.Move != i.Move && v.Moved != i.Move {
 		return nil
 	}
+	// Also if there is none: it may be being made by the last call of a mover that was killed, for which only this call waits.
 	r := i.request("")
 	r.EvenConfirmed = evenConfirmed
 	_, err = i.Driver.Repeat(ctx, moves.AbortTarget, r)

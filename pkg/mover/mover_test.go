@@ -470,7 +470,71 @@ func TestNothingToUndo(t *testing.T) {
 		t.Errorf("another move has %+v (%v)", state, err)
 	}
 	r.out.Driver = r.to // which has no such volume
-	must.Succeed(t, r.out.Undo(t.Context(), true))
+	must.Succeed(t, r.out.GiveUp(t.Context()))
+}
+
+// As long as the volume is wanted, a node that has it no more undoes nothing: the copy that would be aborted after that may be the only one.
+func TestUndoWithoutVolume(t *testing.T) {
+	for name, lost := range map[string]func(r *rig){
+		"another disk":          func(r *rig) { r.out.Driver = r.to },
+		"its directory is gone": func(r *rig) { must.Succeed(t, os.RemoveAll(r.from.Path("pool", "pvc-1"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.listen()
+			_, err := r.out.Copy(t.Context())
+			must.Succeed(t, err)
+			must.Succeed(t, r.in.Abort(t.Context(), false))
+			lost(r)
+			if err := r.out.Undo(t.Context(), true); err == nil || !strings.Contains(err.Error(), "node-2") {
+				t.Errorf("the error is %v, want one that names the other node", err)
+			}
+			for range 2 {
+				must.Succeed(t, r.out.GiveUp(t.Context()))
+			}
+			if _, err := r.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err == nil != (name == "another disk") {
+				t.Errorf("the source is %v", err)
+			}
+		})
+	}
+}
+
+// A stale driver answers what was so before a mover that was killed had its last call done.
+type stale struct {
+	*side
+	answered func()
+}
+
+func (s stale) Repeat(ctx context.Context, call string, r moves.Request) (moves.Volume, error) {
+	v, err := s.side.Repeat(ctx, call, r)
+	if call == moves.State {
+		s.answered()
+	}
+	return v, err
+}
+
+// A mover may be killed while the driver makes the copy, which is there after that.
+func TestAbortWhileCopyIsMade(t *testing.T) {
+	r := newRig(t)
+	unlock, err := r.to.Lock(pooltest.ID(t, "pvc-1")) // as the driver has while it makes a copy
+	must.Succeed(t, err)
+	r.in.Driver = stale{r.to, sync.OnceFunc(func() {
+		state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+		must.Succeed(t, err)
+		uid, err := volume.ParseMoveID("move-1")
+		must.Succeed(t, err)
+		peer, err := volume.ParseNodeID("node-1")
+		must.Succeed(t, err)
+		_, err = r.to.Moves().PrepareTarget(t.Context(), pool.TargetRequest{
+			Move: pool.Move{Volume: pooltest.ID(t, "pvc-1"), ID: uid, Peer: peer}, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: state.Bytes},
+		})
+		must.Succeed(t, err)
+		unlock()
+	})}
+	must.Succeed(t, r.in.Abort(t.Context(), false))
+	if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("an aborted copy is left: %+v (%v)", state, err)
+	}
 }
 
 func TestTargetRefuses(t *testing.T) {

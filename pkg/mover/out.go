@@ -171,14 +171,33 @@ func (o *Out) end(ctx context.Context, v moves.Volume) error {
 	return err
 }
 
-// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. A volume that is gone, or
-// that another move has, is as it should be.
+// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. One that another move has
+// is as it should be. Without an error, the volume is here.
 func (o *Out) Undo(ctx context.Context, aborted bool) error {
 	v, err := o.call(ctx, moves.State, "")
-	if moves.IsNotFound(err) || err == nil && v.Move != "" && v.Move != o.Move {
+	if moves.IsNotFound(err) {
+		return fmt.Errorf("this node has nothing to undo, and a copy on node %s may be the only one: %w", o.Peer, err)
+	}
+	if err != nil || v.Move != "" && v.Move != o.Move {
+		return err
+	}
+	return o.unfence(ctx, aborted)
+}
+
+// GiveUp is Undo for a volume that nothing wants any more, and that may be gone.
+func (o *Out) GiveUp(ctx context.Context) error {
+	v, err := o.call(ctx, moves.State, "")
+	if err == nil && v.Move != "" && v.Move != o.Move {
 		return nil
 	}
-	_, err = o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
+	if err = o.unfence(ctx, true); moves.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (o *Out) unfence(ctx context.Context, aborted bool) error {
+	_, err := o.Driver.Repeat(ctx, moves.Unfence, moves.Request{Volume: o.Volume, Move: o.Move, Peer: o.Peer, TargetAborted: aborted})
 	return err
 }
 

@@ -370,8 +370,8 @@ func (m reconciliation) assure(ctx context.Context, source, target nodeState) (o
 }
 
 // undo has the volume be used on the source again, and then removes the copy. In this order: a target that does not answer, or whose disk
-// does not, keeps no pod from the source, and as long as the source has not answered, the copy may be the only one. It may be confirmed, but
-// no PersistentVolume leads to it.
+// does not, keeps no pod from the source, and as long as the source has not shown that it has the volume, the copy may be the only one. It may
+// be confirmed, but no PersistentVolume leads to it.
 func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	source, target, err := m.nodeStates(ctx)
 	if err != nil {
@@ -387,8 +387,12 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if done, said, err := m.volume.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
+	undo := roleUndo
+	if !wanted {
+		undo = roleGiveUp
+	}
 	var waits []string
-	for _, step := range []role{roleUndo, roleAbort} {
+	for _, step := range []role{undo, roleAbort} {
 		said, err := m.undoStep(ctx, step)
 		if err != nil {
 			return outcome{}, err
@@ -421,7 +425,7 @@ func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, 
 	if err != nil || !done {
 		return fmt.Sprintf("%s on node %s: %s", step.words(), m.movers.nodeOf(step), said), err
 	}
-	if step == roleUndo {
+	if step.onSource() {
 		m.move.Status.FencedTime = nil
 	}
 	return "", nil

@@ -30,6 +30,7 @@ const (
 	roleRemove  role = "remove"
 	roleAbort   role = "abort"
 	roleUndo    role = "undo"
+	roleGiveUp  role = "give-up" // undoes what nothing wants any more, and what may be gone
 )
 
 const (
@@ -43,7 +44,9 @@ const (
 var capabilities = []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN", "CHOWN", "FSETID", "SETFCAP", "MKNOD"}
 
 // onSource says on which side a role is.
-func (r role) onSource() bool { return r == roleOut || r == roleRemove || r == roleUndo }
+func (r role) onSource() bool {
+	return r == roleOut || r == roleRemove || r == roleUndo || r == roleGiveUp
+}
 
 // copies is the role that copies on the same side.
 func (r role) copies() role {
@@ -54,7 +57,7 @@ func (r role) copies() role {
 }
 
 func (r role) words() string {
-	if r == roleUndo {
+	if r.onSource() {
 		return "have the volume be used again"
 	}
 	return "remove the copy"
@@ -104,7 +107,7 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 	case roleConfirm, roleAssure:
 		return append(args, "--step=confirm", "--fence="+m.move.Status.Fence)
 	case roleUndo:
-		return append(args, "--step=undo", "--target-aborted")
+		return append(args, "--step=undo", "--target-aborted") // the copy is not used, and aborted afterwards
 	case roleAbort:
 		if m.move.Status.Fence != "" { // the copy may be confirmed, and no PersistentVolume has led to it
 			args = append(args, "--even-confirmed")
@@ -162,8 +165,8 @@ func (m movers) step(ctx context.Context, r role) (done bool, why string, err er
 		return false, "", err
 	}
 	if !at.there {
-		// What a node had is gone with it.
-		return r != roleConfirm && r != roleAssure, "the node is gone; the other node has all of the volume still", nil
+		// What a node had is gone with it, but for what it has to show.
+		return r != roleConfirm && r != roleAssure && r != roleUndo, "the node is gone; the other node has all of the volume still", nil
 	}
 	pod, ended, err := m.pod(ctx, r, m.args(r, nil))
 	switch {

@@ -1,6 +1,7 @@
 package move
 
 import (
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,6 +58,31 @@ func TestUndoWithoutDiskOfSource(t *testing.T) {
 			}
 		})
 		w.wantOn(nodeA)
+	}
+}
+
+// A source that was set up anew under its name, or has another disk, has no volume: then the copy is the last one, as long as the claim is
+// there.
+func TestUndoWithoutVolumeOnSource(t *testing.T) {
+	for _, phase := range undoable {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		at, kept := 0, false
+		w.run("m", func(now int) {
+			switch {
+			case at == 0 && w.move("m").Status.Phase == phase && w.records[nodeB] != nil && w.records[nodeB].fence != "":
+				at = now
+				delete(w.records, nodeA)
+				deleteMove(w)
+			case at > 0 && now == at+long:
+				kept = w.records[nodeB] != nil && strings.Contains(w.says("m"), nodeA)
+				w.replicas = false
+				must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+			}
+		})
+		if at == 0 || !kept || w.records[nodeB] != nil {
+			t.Errorf("undone in the phase %s (%v), the last copy was kept: %v, and node-b has %+v in the end", phase, at > 0, kept, w.records[nodeB])
+		}
+		w.wantNothingLeft()
 	}
 }
 

@@ -493,9 +493,12 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		} else if mine || own != nil && own.moved == flags["move"] {
 			delete(w.records, pod.Spec.NodeName)
 		}
-	case roleUndo:
-		if mine {
+	case roleUndo, roleGiveUp:
+		switch {
+		case mine:
 			w.records[pod.Spec.NodeName] = &record{}
+		case own == nil && role(pod.Labels[roleLabel]) == roleUndo:
+			problem = "this node has nothing to undo"
 		}
 	}
 	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
