@@ -147,6 +147,37 @@ func TestUndoWithoutSource(t *testing.T) {
 	}
 }
 
+// A node that was set up anew under its name shows nothing by what it answered before that, of which an operator that was down hears late.
+func TestAnswersOfNodeSetUpAnew(t *testing.T) {
+	for asked, c := range map[role]struct{ on, other string }{roleAssure: {nodeB, nodeA}, roleUndo: {nodeA, nodeB}} {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		at := 0
+		w.run("m", func(look int) {
+			pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(asked))}
+			switch {
+			case asked == roleUndo && w.move("m").Status.Phase == v1alpha1.Switching && w.move("m").DeletionTimestamp == nil:
+				deleteMove(w)
+			case at == 0 && w.has(pod) && pod.Status.Phase == corev1.PodSucceeded:
+				at = look
+				delete(w.records, c.on)
+				anew := node(c.on)
+				w.has(anew)
+				anew.Status.NodeInfo.BootID = "another"
+				w.update(anew)
+			case at > 0 && look == at+long:
+				if w.records[c.other] == nil {
+					t.Errorf("%s: the last copy is gone, and the move says %q", asked, w.says("m"))
+				}
+				w.replicas = false
+				must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+			}
+		})
+		if at == 0 || w.looked < at+long {
+			t.Errorf("%s: the move has ended without an answer: %v", asked, w.records)
+		}
+	}
+}
+
 // A source that does not answer has no other copy be removed.
 func TestNoCopyIsRemovedWithoutSource(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))

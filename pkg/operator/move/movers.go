@@ -48,6 +48,9 @@ func (r role) onSource() bool {
 	return r == roleOut || r == roleRemove || r == roleUndo || r == roleGiveUp
 }
 
+// shows says that what a role has done shows what its node has, on which the removal of another copy relies.
+func (r role) shows() bool { return r == roleConfirm || r == roleAssure || r == roleUndo }
+
 // copies is the role that copies on the same side.
 func (r role) copies() role {
 	if r.onSource() {
@@ -166,7 +169,7 @@ func (m movers) step(ctx context.Context, r role) (done bool, why string, err er
 	}
 	if !at.there {
 		// What a node had is gone with it, but for what it has to show.
-		return r != roleConfirm && r != roleAssure && r != roleUndo, "the node is gone; the other node has all of the volume still", nil
+		return !r.shows(), "the node is gone; the other node has all of the volume still", nil
 	}
 	pod, ended, err := m.pod(ctx, r, m.args(r, nil))
 	switch {
@@ -174,6 +177,8 @@ func (m movers) step(ctx context.Context, r role) (done bool, why string, err er
 		return false, "", err
 	case pod == nil:
 		return false, ended, nil
+	case pod.Status.Phase == corev1.PodSucceeded && r.shows() && pod.Annotations[bootAnnotation] != at.boot:
+		return false, "the node was started anew since it has answered", m.api.delete(ctx, pod)
 	case pod.Status.Phase == corev1.PodSucceeded:
 		return true, "", nil
 	}
@@ -241,7 +246,7 @@ func (m movers) newPod(ctx context.Context, r role, args []string) (*corev1.Pod,
 	}
 	from := set.Spec.Template.Spec.DeepCopy()
 	pod := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(r))}
-	if pod.OwnerReferences, err = m.api.ownedByNode(ctx, m.nodeOf(r)); err != nil {
+	if err := m.api.bind(ctx, pod, m.nodeOf(r)); err != nil {
 		return nil, err
 	}
 	pod.Labels[roleLabel] = string(r)

@@ -14,8 +14,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// A nodeState says of a node that it has an object, and that its kubelet answers.
-type nodeState struct{ there, ready bool }
+// A nodeState says of a node that it has an object, that its kubelet answers, and since which start of its machine.
+type nodeState struct {
+	there, ready bool
+	boot         string
+}
 
 // away says of a node that does not answer what is the matter, and what ends that; it is empty for one that does.
 func (s nodeState) away(name string) string {
@@ -33,7 +36,7 @@ func (a apiServer) nodeState(ctx context.Context, name string) (s nodeState, err
 	if err := a.reader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return s, client.IgnoreNotFound(err)
 	}
-	s.there = true
+	s.there, s.boot = true, node.Status.NodeInfo.BootID
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
 			s.ready = condition.Status == corev1.ConditionTrue
@@ -42,14 +45,19 @@ func (a apiServer) nodeState(ctx context.Context, name string) (s nodeState, err
 	return s, nil
 }
 
-// ownedByNode says that a pod goes with its node. The VolumeMove is in another namespace, and kubectl drain refuses a node with pods that
-// no controller makes again.
-func (a apiServer) ownedByNode(ctx context.Context, name string) ([]metav1.OwnerReference, error) {
+// bootAnnotation on a pod is the start of its node's machine when the pod was made. One that was set up anew since then has another.
+const bootAnnotation = "hostpathprovisioner.kubevirt.io/boot-id"
+
+// bind has a pod go with its node. The VolumeMove is in another namespace, and kubectl drain refuses a node with pods that no controller
+// makes again.
+func (a apiServer) bind(ctx context.Context, pod *corev1.Pod, name string) error {
 	node := &corev1.Node{}
 	if err := a.reader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return nil, err
+		return err
 	}
-	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}, nil
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}
+	pod.Annotations[bootAnnotation] = node.Status.NodeInfo.BootID
+	return nil
 }
 
 // A driver is what runs on the nodes.
