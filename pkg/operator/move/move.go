@@ -282,6 +282,9 @@ func (m reconciliation) confirm(ctx context.Context) (outcome, error) {
 		}
 	}
 	done, said, err := m.movers.step(ctx, roleConfirm)
+	if err == nil && !done {
+		done, err = m.wasDeleted(ctx)
+	}
 	if done || err != nil {
 		return outcome{}, err
 	}
@@ -291,11 +294,24 @@ func (m reconciliation) confirm(ctx context.Context) (outcome, error) {
 	return wait("Switching", "%smake the copy on node %s the volume: %s", away, m.move.Status.TargetNode, said), nil
 }
 
-// copyAgain has the movers run again if the driver of the target has refused to confirm: the target may have lost the copy. They find out
-// whether it is whole.
-func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
+// hasRefusedToConfirm says so of the driver of the target.
+func (m reconciliation) hasRefusedToConfirm(ctx context.Context) (bool, error) {
 	pod := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(roleConfirm))}
-	if there, err := m.api.find(ctx, client.ObjectKeyFromObject(pod), pod); err != nil || !there || !hasRefused(pod) {
+	there, err := m.api.find(ctx, client.ObjectKeyFromObject(pod), pod)
+	return there && hasRefused(pod), err
+}
+
+// wasDeleted says of a volume that the target does not have that it was moved there before, and deleted with its claim.
+func (m reconciliation) wasDeleted(ctx context.Context) (bool, error) {
+	if refused, err := m.hasRefusedToConfirm(ctx); err != nil || !refused {
+		return false, err
+	}
+	return m.volume.gone(ctx)
+}
+
+// copyAgain has the movers run again if the target has refused to confirm: it may have lost the copy. They find out whether it is whole.
+func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
+	if refused, err := m.hasRefusedToConfirm(ctx); err != nil || !refused {
 		return false, err
 	}
 	if before, err := m.volume.untouched(ctx); err != nil || !before {

@@ -156,6 +156,17 @@ func (v claimedVolume) wanted(ctx context.Context) (bool, error) {
 		place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle, err
 }
 
+// gone says whether the claim and the PersistentVolume are.
+func (v claimedVolume) gone(ctx context.Context) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
+	if err != nil || there && claim.UID == v.move.Status.ClaimUID {
+		return false, err
+	}
+	there, err = v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, &corev1.PersistentVolume{})
+	return !there && err == nil, err
+}
+
 // untouched says whether the PersistentVolume is the one before, so that no pod has used the copy, whether that is confirmed or not.
 func (v claimedVolume) untouched(ctx context.Context) (bool, error) {
 	volume := &corev1.PersistentVolume{}

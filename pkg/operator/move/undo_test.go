@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -84,6 +85,30 @@ func TestUndoWithoutVolumeOnSource(t *testing.T) {
 		}
 		w.wantNothingLeft()
 	}
+}
+
+// An operator that was down when the volume was moved, and deleted after that with its claim, removes what is left on the source.
+func TestVolumeDeletedBeforeSwitchIsNoted(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	deleted := false
+	w.run("m", func(int) {
+		volume := volumeOf("pv")
+		if deleted || w.move("m").Status.Phase != v1alpha1.Switching || !w.has(volume) || volume.Annotations[movedBy] == "" || volume.Annotations[reclaimPolicy] != "" {
+			return
+		}
+		deleted, w.replicas = true, false
+		volume.Finalizers = nil
+		w.update(volume)
+		confirmed := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleConfirm))}
+		for _, object := range []client.Object{appPod("data-0", false), claimOf("data"), volume, confirmed} {
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), object)))
+		}
+		delete(w.records, nodeB)
+	})
+	if !deleted || len(w.records) > 0 {
+		t.Errorf("deleted: %v, and the nodes have %+v: %s", deleted, w.records, w.says("m"))
+	}
+	w.wantNothingLeft()
 }
 
 // A volume whose claim was deleted is given up on each of the nodes that answers.
