@@ -241,14 +241,14 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			held.Release()
 		}
 	}()
-	make, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
+	makeDir, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
 	if src != nil {
 		if err := src.Begin(rec); err != nil {
 			return Volume{}, err
 		}
-		make, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
+		makeDir, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
 	}
-	if err := v.Build(ctx, rec, make, fill); err != nil {
+	if err := v.Build(ctx, rec, makeDir, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is not a volume: %w", volume.ErrExists, err)
 		}
@@ -287,7 +287,7 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 }
 
 // Build makes a volume or a snapshot aside and then puts it in its place in one step.
-func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
+func (v *visit) Build(ctx context.Context, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
 	id, err := volume.ParseEntry(rec.ID)
 	if err != nil {
 		return err
@@ -299,7 +299,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	if err := v.Discard().DiscardCreation(rec.ID); err != nil {
 		return err
 	}
-	if err := v.Store.Creating().Stage(make, fill); err != nil {
+	if err := v.Store.Creating().Stage(makeDir, fill); err != nil {
 		return err
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return v.Store.Records().Write(rec) }); err != nil {

@@ -104,6 +104,14 @@ func (v *found) checkOnly(asked health.Reason) error {
 	return fmt.Errorf("%w: its condition is %q, not %s", volume.ErrPrecondition, is.Condition.Message, asked)
 }
 
+// unusedAnywhere returns ErrInUse for a volume that is published, or whose file is attached.
+func (v *found) unusedAnywhere(ctx context.Context) error {
+	if err := v.unused(); err != nil {
+		return err
+	}
+	return v.use().Detach(ctx)
+}
+
 // unused returns ErrInUse, with the place, for a volume that is published.
 func (v *found) unused() error {
 	published, err := v.use().Published()
@@ -121,33 +129,6 @@ func (v *found) unused() error {
 		return fmt.Errorf("it is %w, published on node %s", volume.ErrInUse, nodes[0])
 	}
 	return nil
-}
-
-// removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
-func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
-	if !e.Lost() || e.Record == nil {
-		return false, nil
-	}
-	piece, err := v.Store.Trash().RemoveAgain(id, e)
-	if err != nil || piece == "" {
-		return false, err
-	}
-	if err := v.Store.Records().Drop(id); err != nil {
-		return false, err
-	}
-	v.thrown(piece, e)
-	v.Pool.Note(id, store.Entry{})
-	return true, nil
-}
-
-// thrown queues what was removed for the reaper.
-func (v *visit) thrown(piece string, e store.Entry) {
-	v.Pool.Thrown(piece)
-	family := ""
-	if e.Record != nil {
-		family = e.Record.Family
-	}
-	v.Pool.Ledger.Trash().Removed(piece, family)
 }
 
 // remove takes a volume out of the pool in one step, and then its record. The reaper

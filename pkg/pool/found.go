@@ -28,6 +28,33 @@ func (s *Set) enter(p *serve.Pool) (*visit, error) {
 	return &visit{v, &s.pins}, nil
 }
 
+// removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
+func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
+	if !e.Lost() || e.Record == nil {
+		return false, nil
+	}
+	piece, err := v.Store.Trash().RemoveAgain(id, e)
+	if err != nil || piece == "" {
+		return false, err
+	}
+	if err := v.Store.Records().Drop(id); err != nil {
+		return false, err
+	}
+	v.thrown(piece, e)
+	v.Pool.Note(id, store.Entry{})
+	return true, nil
+}
+
+// thrown queues what was removed for the reaper.
+func (v *visit) thrown(piece string, e store.Entry) {
+	v.Pool.Thrown(piece)
+	family := ""
+	if e.Record != nil {
+		family = e.Record.Family
+	}
+	v.Pool.Ledger.Trash().Removed(piece, family)
+}
+
 // A found volume is one that a call works on.
 type found struct {
 	id    volume.ID

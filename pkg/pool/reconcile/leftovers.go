@@ -51,6 +51,15 @@ func (p *Leftovers) DiscardCreation(name string) error {
 	return err
 }
 
+// UndoCreation undoes a creation of this node, the record first: what is in creating/
+// is the sign that there is something to undo.
+func (p *Leftovers) UndoCreation(id volume.ID) error {
+	if err := p.Store.Records().Undo(id); err != nil {
+		return err
+	}
+	return p.DiscardCreation(id.String())
+}
+
 // NoneLeft returns ErrBusy until nothing is left of attempts to make an entry that failed, and ErrPrecondition if that
 // cannot be erased: so a copy that fails each time holds the space of one, however fast it is tried again. The caller has
 // the lock of the id.

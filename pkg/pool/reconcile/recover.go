@@ -63,15 +63,6 @@ func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 	return p.throwCreation(creating, name)
 }
 
-// UndoCreation undoes a creation of this node, the record first: what is in creating/
-// is the sign that there is something to undo.
-func (p *Leftovers) UndoCreation(id volume.ID) error {
-	if err := p.Store.Records().Undo(id); err != nil {
-		return err
-	}
-	return p.DiscardCreation(id.String())
-}
-
 // RecoverReferences begins the removal of references of volumes that are not fenced: before the fence only the movers know of a move,
 // and they do without. RecoverTrash finishes it.
 func (p *Leftovers) RecoverReferences() error {

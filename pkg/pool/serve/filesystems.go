@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -21,28 +20,6 @@ func (p *Pool) onFilesystem() []*Pool {
 	pools := p.node.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.Config.Name.String(), b.Config.Name.String()) })
 	return pools
-}
-
-// OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
-// filesystem: what it has promised is not known yet, and would be promised again. It is known
-// when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
-func (p *Pool) OthersAreRead() error {
-	for _, other := range p.node.Pools {
-		if other == p || p.node.filesystems.Apart(p, other) {
-			continue
-		}
-		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {
-			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
-		}
-	}
-	return nil
-}
-
-// awaits reports whether another pool hangs before it was read, and is on this one's filesystem by the mount table, which no disk can
-// delay. Of one whose path cannot even be opened that is not known.
-func (p *Pool) awaits(other *Pool) bool {
-	here, there := p.Where(), other.Where()
-	return other != p && other.state.Load().hung && other.Ledger.Unread() && here != nil && there != nil && here.At.SameFilesystem(there.At)
 }
 
 // readPromises has the promises of a pool that cannot be served count against its filesystem, as far

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -200,4 +201,36 @@ func (v *Visit) Work() error {
 		return v.Pool.Unavailable(err)
 	}
 	return nil
+}
+
+// Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
+// without.
+func (v *Visit) Making() (done func()) {
+	done, err := v.Pool.note.Making(v.Pool.noted(v.Pool.identity.Load()))
+	if err != nil {
+		v.Pool.Log.Error(err, errForgotten)
+	}
+	return done
+}
+
+// OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
+// filesystem: what it has promised is not known yet, and would be promised again. It is known
+// when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
+func (p *Pool) OthersAreRead() error {
+	for _, other := range p.node.Pools {
+		if other == p || p.node.filesystems.Apart(p, other) {
+			continue
+		}
+		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {
+			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
+		}
+	}
+	return nil
+}
+
+// awaits reports whether another pool hangs before it was read, and is on this one's filesystem by the mount table, which no disk can
+// delay. Of one whose path cannot even be opened that is not known.
+func (p *Pool) awaits(other *Pool) bool {
+	here, there := p.Where(), other.Where()
+	return other != p && other.state.Load().hung && other.Ledger.Unread() && here != nil && there != nil && here.At.SameFilesystem(there.At)
 }

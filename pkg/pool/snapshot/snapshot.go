@@ -50,7 +50,7 @@ type Entries interface {
 	// enforces its size.
 	Limited(ctx context.Context, rec *store.Record) func(creating *dir.Dir) (*dir.Dir, error)
 	// Build makes an entry aside and then puts it in its place in one step.
-	Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error
+	Build(ctx context.Context, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error
 	// Undo removes what a failed Build left.
 	Undo(id volume.ID)
 }

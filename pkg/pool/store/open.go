@@ -1,7 +1,7 @@
 // Package store has the layout of a pool on disk: it opens pools, reads and writes records,
 // and has the steps by which volumes come and go. The order of those steps is what makes a
-// crash harmless, and it is written only here: steps.go does them, recover.go finishes or
-// undoes one that was interrupted. It also has what the nodes of a shared pool write for each
+// crash harmless, and it is written only here: steps.go does them, and undoes a
+// creation; recover.go finishes a removal that was interrupted. It also has what the nodes of a shared pool write for each
 // other; whether a node counts as alive is not decided here. Between two calls nothing is kept in memory.
 // docs/layout.md describes the layout.
 package store

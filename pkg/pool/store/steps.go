@@ -34,10 +34,10 @@ func (s *Store) Creating() Creating { return Creating{s} }
 // Dir is its directory. OpenWork opens it.
 func (c Creating) Dir() *dir.Dir { return c.store.creating }
 
-// Stage makes what is to be a volume aside, where nothing is a volume: makes the directory by
-// that name in a directory, fills it, and makes it durable.
-func (c Creating) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
-	d, err := make(c.store.creating)
+// Stage makes what is to be a volume aside, where nothing is a volume: makeDir makes its directory in
+// creating/, and fill what is in it. Then it is durable.
+func (c Creating) Stage(makeDir func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
+	d, err := makeDir(c.store.creating)
 	if err != nil {
 		return err
 	}
@@ -82,6 +82,22 @@ func (c Creating) SyncParent(id volume.ID) error {
 		return err
 	}
 	return notDurable(IgnoreReadOnly(in.Sync()))
+}
+
+// Undo drops the record of a creation that had not put its directory in place. What is
+// in creating/ is the sign that there is something to undo, so that goes after it.
+func (r Records) Undo(id volume.ID) error {
+	in, err := r.store.Parent(id)
+	if err == nil {
+		var present bool
+		if present, err = in.IsDir(id.String()); present {
+			return nil
+		}
+	}
+	if err != nil && !dir.IsMissing(err) {
+		return err
+	}
+	return r.Drop(id)
 }
 
 // notDurable is the error of a volume that is in place. It hides the cause from callers that
