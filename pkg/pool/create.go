@@ -203,7 +203,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 
 func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
 	// The pool may serve all the same: what is read-only needs no limits.
-	if err := v.Pool.Limits().Unfit(v.Keeper); err != nil {
+	if err := v.Pool.Limits().MustNotServe(v.Enforcer); err != nil {
 		return Volume{}, noCapacity(v.Pool, r.ID, v.Pool.Unavailable(err))
 	}
 	if err := v.checkDevices(r.Mode); err != nil {
@@ -274,14 +274,14 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	if r.Mode == volume.ModeBlock {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.Keeper.Sizes.RecordedInodes()
+		rec.BytesPerInode = v.Enforcer.Sizes.RecordedInodes()
 	}
 	if r.target != nil {
 		rec.Move = r.target.Move
 		rec.BytesPerInode = r.target.BytesPerInode
 	}
-	if v.Keeper.Unenforced() == nil {
-		rec.Quota = string(v.Keeper.Kind())
+	if v.Enforcer.Unenforced() == nil {
+		rec.Quota = string(v.Enforcer.Kind())
 	}
 	return rec
 }
@@ -313,11 +313,11 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, makeDir func(*dir.
 func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.Keeper.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		d, applied, err := v.Enforcer.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
-		rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+		rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 		return d, nil
 	}
 }

@@ -159,7 +159,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	if err := v.Store.Records().Drop(id); err != nil {
 		return err
 	}
-	v.thrown(thrown, e)
+	v.queueTrash(thrown, e)
 	v.Pool.Note(id, store.Entry{})
 	return nil
 }
@@ -175,7 +175,7 @@ func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err
 	if e.Record != nil {
 		uid = e.Record.UID
 	}
-	if _, err := v.Keeper.Lift(in, id.String(), uid); err != nil {
+	if _, err := v.Enforcer.Lift(in, id.String(), uid); err != nil {
 		return "", err
 	}
 	if thrown, err = v.Store.Trash().Remove(id, store.Trashed(id, e)); err != nil {

@@ -72,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Keeper.Enforces(reconcile.CardOf(v.entry)):
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
@@ -175,21 +175,21 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.Keeper.Apply(v.dir, reconcile.CardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.Enforcer.Apply(v.dir, reconcile.CardOf(e)) })
 }
 
 // growContent makes the content of a volume larger, and its limit before that, and returns the
 // size that it had. What of it fails changes nothing.
 func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
-	keeper := v.visit.Keeper
+	enforcer := v.visit.Enforcer
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
 	}
-	if err = keeper.Apply(v.dir, reconcile.CardOf(to)); err == nil {
+	if err = enforcer.Apply(v.dir, reconcile.CardOf(to)); err == nil {
 		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
 	}
 	if err != nil {
-		return 0, errors.Join(err, keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
+		return 0, errors.Join(err, enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
 	}
 	return had, nil
 }
@@ -199,7 +199,7 @@ func (v *found) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}
-	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
+	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -213,7 +213,7 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := reconcile.CardOf(e); v.Keeper.Enforces(c) {
+	if c := reconcile.CardOf(e); v.Enforcer.Enforces(c) {
 		return v.Repair().Limit(id, c)
 	}
 	return nil

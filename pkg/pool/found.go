@@ -40,14 +40,14 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 	if err := v.Store.Records().Drop(id); err != nil {
 		return false, err
 	}
-	v.thrown(piece, e)
+	v.queueTrash(piece, e)
 	v.Pool.Note(id, store.Entry{})
 	return true, nil
 }
 
-// thrown queues what was removed for the reaper.
-func (v *visit) thrown(piece string, e store.Entry) {
-	v.Pool.Thrown(piece)
+// queueTrash queues what was removed for the reaper.
+func (v *visit) queueTrash(piece string, e store.Entry) {
+	v.Pool.QueueTrash(piece)
 	family := ""
 	if e.Record != nil {
 		family = e.Record.Family

@@ -112,7 +112,7 @@ func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (over bool, err er
 		if err != nil {
 			return err
 		}
-		return p.Keeper.IDs.Release(p.Store.Root(), id)
+		return p.Enforcer.IDs.Release(p.Store.Root(), id)
 	})
 }
 
@@ -136,14 +136,14 @@ func inTurn(ctx context.Context, most int, step func(context.Context) error, rem
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
 	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
-		id, err = p.eraseTree(ctx, in, entry, store.ParseThrown(name).UID, pause)
+		id, err = p.eraseTree(ctx, in, entry, store.ParseTrashName(name).UID, pause)
 		return err
 	})
 	id = p.Ledger.Trash().ID(name, id)
 	if err != nil {
 		return err
 	}
-	return p.Keeper.IDs.Release(p.Store.Root(), id)
+	return p.Enforcer.IDs.Release(p.Store.Root(), id)
 }
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
@@ -151,16 +151,16 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	_, err := dir.Unprotect(in, entry) // or no limit can be lifted
 	if errors.Is(err, syscall.EDQUOT) {
 		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
-		if _, err = p.Keeper.Lift(in, entry, uid); err == nil {
+		if _, err = p.Enforcer.Lift(in, entry, uid); err == nil {
 			_, err = dir.Unprotect(in, entry)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	id, err := p.Keeper.Lift(in, entry, uid)
+	id, err := p.Enforcer.Lift(in, entry, uid)
 	if err != nil {
 		return 0, err
 	}
-	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Keeper.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Enforcer.Free)
 }

@@ -124,12 +124,12 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if err := p.finishRemoval(in, name); err != nil {
 				return err
 			}
-			id, err := p.Keeper.IDs.In(in, entry)
+			id, err := p.Enforcer.IDs.In(in, entry)
 			if err != nil {
 				id = 0 // its disk cannot read it: the reaper reports it
 			}
-			t := store.ParseThrown(name)
-			p.Keeper.IDs.Claims.Try(id, t.UID)
+			t := store.ParseTrashName(name)
+			p.Enforcer.IDs.Claims.Try(id, t.UID)
 			if t.Promised == volume.Unknown {
 				t.Promised = p.Usage().HeldBy(in, entry, id)
 			}
@@ -139,7 +139,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			return nil
 		})
 	}
-	id, _ := store.ParseThrown(name).Volume()
+	id, _ := store.ParseTrashName(name).Volume()
 	return p.UnlessBusy(id, queue)
 }
 
@@ -184,7 +184,7 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 			}
 			return err
 		}
-		id, _ := store.ParseThrown(name).Volume()
+		id, _ := store.ParseTrashName(name).Volume()
 		p.Left(path.Join(left.String(), name), p.UnlessBusy(id, take))
 	}
 	return nil
@@ -195,16 +195,16 @@ func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
 	if err := p.finishRemoval(left, name); err != nil {
 		return err
 	}
-	carried, err := p.Keeper.IDs.In(left, name)
+	carried, err := p.Enforcer.IDs.In(left, name)
 	if err != nil {
 		return err
 	}
 	// The index may have had the volume, and its record the id.
-	t := store.ParseThrown(name)
-	if uid := p.Keeper.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
+	t := store.ParseTrashName(name)
+	if uid := p.Enforcer.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
 		t.UID = store.RandomSuffix()
 	}
-	p.Keeper.IDs.Claims.Try(carried, t.UID)
+	p.Enforcer.IDs.Claims.Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
 		t.Promised = p.Usage().HeldBy(left, name, carried)
 	}

@@ -59,7 +59,7 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 	if err != nil {
 		return err
 	}
-	v := &Visit{Pool: c.pool, Store: s, Keeper: id.keeper}
+	v := &Visit{Pool: c.pool, Store: s, Enforcer: id.enforcer}
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.Pool
-	trees, err := v.Keeper.Trees(v.Store.Root())
+	trees, err := v.Enforcer.Trees(v.Store.Root())
 	if err != nil {
 		return false, err
 	}
@@ -83,7 +83,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	p.Ledger.SetInodes(v.Keeper.Sizes.NewInodes(), v.Keeper.Sizes.InodeBytes())
+	p.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
 	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
@@ -133,7 +133,7 @@ func (u *usage) countsForAll() bool {
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
 // that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
 func (v *Visit) count() (all bool) {
-	trees, err := v.Keeper.Trees(v.Store.Root())
+	trees, err := v.Enforcer.Trees(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -158,7 +158,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Keeper.Accounting.Beside(v.Store.Root())
+	beside, err := v.Enforcer.Accounting.Beside(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -174,8 +174,8 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 		var err error
 		if v, err = u.pool.Enter(); err != nil {
 			in := u.pool.Scan()
-			if in.Keeper == nil {
-				in.Keeper = by.Keeper
+			if in.Enforcer == nil {
+				in.Enforcer = by.Enforcer
 			}
 			return 0, false, in.Usage().Counts()
 		}

@@ -20,10 +20,10 @@ import (
 // A Visit is one call's work in a pool: the pool's directories, and who enforces the sizes of
 // its volumes, both as they were when it began.
 type Visit struct {
-	Pool   *Pool
-	Store  *store.Store
-	Keeper *limit.Keeper
-	calls  *atomic.Int64 // counts this one; nil for a check
+	Pool     *Pool
+	Store    *store.Store
+	Enforcer *limit.Enforcer
+	calls    *atomic.Int64 // counts this one; nil for a check
 	// reading is what Scan has made.
 	reading *reconcile.Pool
 }
@@ -54,7 +54,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	if !p.checks.guarded.Load() {
 		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
 	}
-	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
+	if err := p.Limits().MustNotServe(id.enforcer); err != nil && !st.readOnly() {
 		return nil, p.Unavailable(err)
 	}
 	id.calls.Add(1) // before the pool is opened: see replaced
@@ -92,7 +92,7 @@ func (p *Pool) openCached(id *opened) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+	return &Visit{Pool: p, Store: s, Enforcer: id.enforcer}, nil
 }
 
 // visit opens the pool that was opened before.
@@ -101,7 +101,7 @@ func (p *Pool) visit(id *opened) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+	return &Visit{Pool: p, Store: s, Enforcer: id.enforcer}, nil
 }
 
 // inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
@@ -153,9 +153,9 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 
 // Scan is the pool for reading it. A call asks for it several times.
 func (v *Visit) Scan() *reconcile.Pool {
-	if v.reading == nil || v.reading.Keeper != v.Keeper {
+	if v.reading == nil || v.reading.Enforcer != v.Enforcer {
 		v.reading = v.Pool.Scan()
-		v.reading.Store, v.reading.Keeper, v.reading.Lock = v.Store, v.Keeper, v.tryLock
+		v.reading.Store, v.reading.Enforcer, v.reading.Lock = v.Store, v.Enforcer, v.tryLock
 	}
 	return v.reading
 }
@@ -169,7 +169,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 		Steps:     &p.checks.steps, Log: p.Log, Failed: p.problems.failed, Left: p.problems.left,
 	}
 	if id := p.identity.Load(); id != nil {
-		s.Keeper = id.keeper
+		s.Enforcer = id.enforcer
 	}
 	if contender := p.checks.contender.Load(); contender != nil {
 		s.Contender = *contender
@@ -180,7 +180,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 // Discard is the pool for undoing creations and for the trash. The directories of this node have
 // to be open.
 func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.reaper.wake}
+	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, QueueTrash: v.Pool.QueueTrash, Wake: v.Pool.reaper.wake}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.

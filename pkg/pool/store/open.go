@@ -40,8 +40,8 @@ type Location struct {
 	// Nested is a check of its own that another pool does not lie in the directory. Only
 	// Create and OpenReadOnly make it.
 	Nested func(root *dir.Dir) error
-	// Thrown is reported of what the store itself puts into the trash.
-	Thrown func(name string)
+	// QueueTrash is called with the name of what the store itself puts into the trash.
+	QueueTrash func(name string)
 	// Refuses reports what Store.Refuses was last; nil for false.
 	Refuses func() bool
 }

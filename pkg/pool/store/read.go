@@ -244,7 +244,7 @@ func (n Nodes) inProgress(id volume.ID, uid string) (found bool, err error) {
 		return found, err
 	}
 	removed := func(name string) bool {
-		t := ParseThrown(name) // the promise may have grown since the record was read
+		t := ParseTrashName(name) // the promise may have grown since the record was read
 		return t.Of == id.String() && t.UID == uid
 	}
 	err = n.EachIn(InTrash, func(_ string, d *dir.Dir) error {

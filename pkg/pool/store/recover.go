@@ -67,7 +67,7 @@ func (r Records) RemoveUnwritten(t Temporary) error {
 // FinishRemoval drops the record of a volume that is in a directory of trash, and reports whether there
 // was one. Nothing may be erased before that: see Remove, which may have been killed before it made the removal durable.
 func (t Trash) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, dropped bool, err error) {
-	thrown := ParseThrown(name)
+	thrown := ParseTrashName(name)
 	id, ok := thrown.Volume()
 	if !ok {
 		return id, false, nil // not a volume's: it is only removed

@@ -114,7 +114,7 @@ func notDurable(err error) error {
 // recovery sees that its removal was begun, and not that the directory was lost. What a
 // directory without a record holds was foreign use and stays that until it is erased.
 func Trashed(id volume.ID, e Entry) string {
-	t := Thrown{Of: id.String(), UID: RandomSuffix(), Promised: e.Promised()}
+	t := TrashName{Of: id.String(), UID: RandomSuffix(), Promised: e.Promised()}
 	if e.Record != nil {
 		t.UID = e.Record.UID
 	}
