@@ -142,11 +142,11 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		defer func() { _ = d.Close() }()
 	}
 	p.Note(r.ID, e)
-	again, err := v.removeAgain(r.ID, e)
+	removed, err := v.finishRemoval(r.ID, e)
 	if err != nil {
 		return Volume{}, err
 	}
-	if e.Exists() && !again {
+	if e.Exists() && !removed {
 		return v.existing(r, e, d, space)
 	}
 	if err := v.Work(); err != nil {
@@ -309,7 +309,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, makeDir func(*dir.
 }
 
 // Limited makes the directory of a new volume, under its limit from the beginning, and
-// notes in the record who enforces it.
+// notes in the record which quota enforces it.
 func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")

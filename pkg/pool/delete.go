@@ -136,7 +136,7 @@ func (v *found) unused() error {
 // find a volume that was lost.
 func (v *visit) remove(id volume.ID, e store.Entry) error {
 	defer v.Pool.Ledger.Keep(id)()
-	if again, err := v.removeAgain(id, e); again || err != nil {
+	if removed, err := v.finishRemoval(id, e); removed || err != nil {
 		return err
 	}
 	if e.Lost() {

@@ -56,8 +56,7 @@ func (s Publications) isInPool(device *loop.Device) bool {
 	return false
 }
 
-// restore has a device of a volume be known as one of the driver's for as long as it is mounted, which shows that it is: its
-// pod can have taken the mark off.
+// restore marks a mounted device of a volume as one of the driver's again: a pod can remove the mark.
 func (s Publications) restore(id volume.ID, device *loop.Device) error {
 	if device == nil || device.Ours || !s.isOf(id, device) {
 		return nil

@@ -59,7 +59,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err := v.visit.Scan().Index().LoadShared(); err != nil {
 		return 0, err
 	}
-	if err := v.again(); err != nil {
+	if err := v.rereadUsable(); err != nil {
 		return 0, err
 	}
 	space, err := v.visit.Store.Space()
@@ -165,9 +165,9 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		}
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return s.Store.Records().Write(&grown) }); err != nil {
-		if againErr := v.again(); againErr != nil {
+		if rereadErr := v.rereadUsable(); rereadErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
-			return errors.Join(limit.NoSpace(err), againErr)
+			return errors.Join(limit.NoSpace(err), rereadErr)
 		}
 		return errors.Join(limit.NoSpace(err), v.cutFile(had))
 	}
@@ -202,9 +202,9 @@ func (v *found) cutFile(had int64) error {
 	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
 }
 
-// again reads the volume anew: another node may have changed it before this one had
+// rereadUsable reads the volume anew: another node may have changed it before this one had
 // the lock, and a record whose writing failed may be there all the same.
-func (v *found) again() error {
+func (v *found) rereadUsable() error {
 	if err := v.reread(); err != nil {
 		return err
 	}

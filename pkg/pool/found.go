@@ -28,12 +28,12 @@ func (s *Set) enter(p *serve.Pool) (*visit, error) {
 	return &visit{v, &s.pins}, nil
 }
 
-// removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
-func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
+// finishRemoval ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
+func (v *visit) finishRemoval(id volume.ID, e store.Entry) (bool, error) {
 	if !e.Lost() || e.Record == nil {
 		return false, nil
 	}
-	piece, err := v.Store.Trash().RemoveAgain(id, e)
+	piece, err := v.Store.Trash().FinishRemove(id, e)
 	if err != nil || piece == "" {
 		return false, err
 	}

@@ -230,7 +230,7 @@ func (e *Enforcer) Apply(d *dir.Dir, c ledger.Card) error {
 	return e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c))
 }
 
-// ApplyWhileCopied has a directory that may have so many files take the inodes that a copier makes besides. Apply takes that back.
+// ApplyWhileCopied raises the limit of inodes, if there is one, by those that copying makes besides. Apply lowers it again.
 func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) error {
 	limit := e.Sizes.Limit(c)
 	if limit.Inodes == 0 || !e.Enforces(c) {
@@ -240,9 +240,8 @@ func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) err
 	return e.facility.Limit(d, c.QuotaID(), limit)
 }
 
-// Lift takes the limit off a piece of trash: on btrfs removing can need more than
-// a full subvolume has. It returns the id that the trash carries. The uid is the one that the
-// name has.
+// Lift takes the limit off a piece of trash: on btrfs removing files can need more space than
+// a full subvolume has left. It returns the id that the trash carries, if that is claimed by the uid in its name or by none.
 func (e *Enforcer) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
 	id, err := e.IDs.In(trash, name)
 	if err != nil || id == 0 {

@@ -23,10 +23,9 @@ type Leftovers struct {
 	Wake       func()
 }
 
-// throw moves an entry that is no volume into the trash, where the reaper removes
-// it. The ledger keeps its promise until then. Without room for its name there it erases the entry
-// where it is, until there is room or nothing is left: no call that made it was answered, or one that removed it was, and it may be
-// what takes the room.
+// throw moves an entry that is no volume into the trash, where the reaper erases it. The ledger keeps its promise until then. If
+// the filesystem has no room for its name in the trash, the entry is erased where it is, until there is room or nothing of it is
+// left. No client counts on it: the call that was making it got no answer, or a call has removed it.
 func (p *Leftovers) throw(from *dir.Dir, name string, as store.TrashName) error {
 	for {
 		err := p.Store.Trash().Throw(from, name, as.String())
@@ -36,7 +35,7 @@ func (p *Leftovers) throw(from *dir.Dir, name string, as store.TrashName) error 
 		if !store.NoRoom(err) {
 			return err
 		}
-		if over, err := p.eraseThere(from, name, as.UID); !over || !errors.Is(err, context.Canceled) {
+		if more, err := p.eraseThere(from, name, as.UID); !more || !errors.Is(err, context.Canceled) {
 			return err
 		}
 	}
@@ -89,8 +88,8 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 	return nil
 }
 
-// throwCreation throws an entry of a directory of creating/ away. The name in the trash
-// says whose the id is that it carries, so that the reaper gives it back.
+// throwCreation moves an entry of a directory of creating/ into the trash. The entry may carry a project id: the name in the
+// trash has the uid that claimed it, so that the reaper can release it.
 func (p *Leftovers) throwCreation(creating *dir.Dir, name string) error {
 	carried, err := p.Enforcer.IDs.In(creating, name)
 	if err != nil {

@@ -96,7 +96,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 }
 
 // unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
-// end of the disk stops it, as far as anybody knows.
+// end of the disk stops it as far as is known.
 func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {
 	case d == nil:

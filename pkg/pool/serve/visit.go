@@ -104,9 +104,9 @@ func (p *Pool) visit(id *opened) (*Visit, error) {
 	return &Visit{Pool: p, Store: s, Enforcer: id.enforcer}, nil
 }
 
-// inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
-// that come after it not at all, until a check has found out more than st says. A caller that waits
-// less than that gets the same answer in its time, which says nothing to others.
+// inTime gives up on a filesystem that hangs, so that the call returns and releases its volume. Later calls then do not wait at
+// all, until a check has found another state than st. A call with an earlier deadline gets the same answer before that deadline, but
+// proves nothing to other calls.
 func inTime[T any](ctx context.Context, p *Pool, st *state, do func() (T, error), late func(T, error)) (T, error) {
 	limit := patience(ctx, p.Options.HangAfter)
 	answer, err := hang.Run(ctx, limit, do, late)
@@ -177,8 +177,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 	return s
 }
 
-// Discard is the pool for undoing creations and for the trash. The directories of this node have
-// to be open.
+// Discard is the pool for undoing creations and for the trash. Work has to be called before.
 func (v *Visit) Discard() *reconcile.Leftovers {
 	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, QueueTrash: v.Pool.QueueTrash, Wake: v.Pool.reaper.wake}
 }

@@ -63,11 +63,11 @@ type Request struct {
 	Way    Way
 }
 
-// A Way is how an entry is to be copied that others use.
+// A Way is how to copy an entry, which pods may use.
 type Way struct {
 	// WhenWritten says what to do with a directory that is written to meanwhile.
 	WhenWritten volume.WhenWritten
-	// MaxStall is for how long those who write may be stopped; 0 for no limit.
+	// MaxStall is for how long writers may be stopped; 0 for no limit.
 	MaxStall time.Duration
 	// Shared refuses a copy that would share no blocks with its source.
 	Shared bool

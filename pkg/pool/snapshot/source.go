@@ -170,7 +170,7 @@ func (s *Source) copyable() error {
 	return disk.Check(s.dir)
 }
 
-// written reports whether anybody may write to the source. A snapshot is never published.
+// written reports whether a pod or a device may write to the source. A snapshot is never published.
 func (s *Source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
@@ -178,7 +178,7 @@ func (s *Source) written() (bool, error) {
 	return s.pool.Entries.Written(s.id, s.entry, s.dir)
 }
 
-// wasWritten reports whether anybody may have written to the source at any time since it was opened.
+// wasWritten reports whether a pod or a device may have written to the source at any time since it was opened.
 func (s *Source) wasWritten() (bool, error) {
 	if s.inUse || s.pool.Pins.Used(s.id) {
 		return true, nil
@@ -259,7 +259,7 @@ func (s *Source) join(rec *store.Record) error {
 		return nil
 	}
 	if rec.Family != s.entry.Record.Family {
-		if err := s.found(rec.Family); err != nil {
+		if err := s.startFamily(rec.Family); err != nil {
 			return err
 		}
 	}
@@ -267,8 +267,8 @@ func (s *Source) join(rec *store.Record) error {
 	return s.pool.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
 }
 
-// found makes the source the first of a family.
-func (s *Source) found(family string) error {
+// startFamily makes the source the first of a family.
+func (s *Source) startFamily(family string) error {
 	sharing := *s.entry.Record
 	sharing.Family = family
 	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
@@ -409,5 +409,5 @@ func (s *Source) options() clone.Options {
 	return o
 }
 
-// errUnstill is the answer to who wants a consistent copy of a tree that never held still.
+// errUnstill is the answer to a request for a consistent copy of a tree that changed during each attempt.
 var errUnstill = fmt.Errorf("%w: its files changed during each attempt to copy them", volume.ErrPrecondition)

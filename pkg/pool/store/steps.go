@@ -143,9 +143,9 @@ func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
 	return "", err
 }
 
-// RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
+// FinishRemove does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
 // making that durable failed. It returns the piece of trash; empty for a volume whose directory is not there.
-func (t Trash) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
+func (t Trash) FinishRemove(id volume.ID, e Entry) (piece string, err error) {
 	if err := t.store.OpenWork(); err != nil {
 		return "", err
 	}
