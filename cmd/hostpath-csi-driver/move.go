@@ -255,6 +255,7 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	}
 	last.Event = mover.HandedOver
 	last.Fence, err = out.Copy(ctx)
+	last.PromisedBytes = out.Promised()
 	return last, err
 }
 

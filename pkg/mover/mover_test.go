@@ -289,8 +289,8 @@ func TestCopyHasRoomForVolumeWithoutRecord(t *testing.T) {
 	}
 	fence, err := r.out.Copy(t.Context())
 	must.Succeed(t, err)
-	if promised < mib {
-		t.Errorf("the copy is promised %d bytes", promised)
+	if promised < mib || r.out.Promised() != promised {
+		t.Errorf("the copy is promised %d bytes, and the source says %d", promised, r.out.Promised())
 	}
 	r.wantMoved(fence, "first")
 }

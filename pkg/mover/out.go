@@ -65,6 +65,8 @@ type Out struct {
 	since  time.Time // when the last pass began
 	base   string    // the reference that it was made from
 	copied string    // the uid of the copy that it went to
+
+	promised int64
 }
 
 const (
@@ -104,6 +106,7 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 	if v, err = o.call(ctx, moves.Fence, ""); err != nil {
 		return "", err
 	}
+	o.promised = v.Bytes
 	o.Report(Event{Event: Fenced})
 	if v.HandedOver && !errors.Is(o.end(ctx, v), errRefused) {
 		return v.Fence, nil
@@ -122,6 +125,9 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 		}
 	}
 }
+
+// Promised is what the volume is promised, in bytes, and its copy too. It is known when the volume is handed over.
+func (o *Out) Promised() int64 { return o.promised }
 
 // copyStill copies what has changed since the last pass, when no pod has the volume any more.
 func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {

@@ -112,7 +112,8 @@ func (pl planner) follows(ctx context.Context, c *colocation, claim *corev1.Pers
 		if err != nil || waits != "" {
 			return fmt.Sprintf("pods use the claim %s too, which cannot move: %s", claim.Name, waits), err
 		}
-		c.follow[v.Spec.StorageClassName] += v.Spec.Capacity.Storage().Value()
+		size := v1alpha1.Size(claim, v)
+		c.follow[v.Spec.StorageClassName] += size.Value()
 	}
 	if to == "" {
 		return "", nil

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -195,6 +196,8 @@ func (m reconciliation) begin(ctx context.Context) (outcome, error) {
 	m.move.Status.SourceNode, m.move.Status.TargetNode = p.source, p.target
 	m.move.Status.Volume, m.move.Status.VolumeUID, m.move.Status.ClaimUID = p.volume.Name, p.volume.UID, p.claim.UID
 	m.move.Status.VolumeHandle = p.volume.Spec.CSI.VolumeHandle
+	size := v1alpha1.Size(p.claim, p.volume)
+	m.move.Status.PromisedBytes = size.Value()
 	return next("Copying", "copy the volume from node %s to node %s", p.source, p.target), nil
 }
 
@@ -325,7 +328,8 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 		return wait("Removing", "pods on node %s wait for the volume, which is on node %s now: %s", m.move.Status.SourceNode, m.move.Status.TargetNode, list(ending)), nil
 	}
 	m.move.Status.Phase = v1alpha1.Succeeded
-	message := fmt.Sprintf("the volume was moved from node %s to node %s", m.move.Status.SourceNode, m.move.Status.TargetNode)
+	message := fmt.Sprintf("the volume was moved from node %s to node %s, where it is promised %s", m.move.Status.SourceNode, m.move.Status.TargetNode,
+		resource.NewQuantity(m.move.Status.PromisedBytes, resource.BinarySI))
 	if len(stuck) > 0 {
 		message += fmt.Sprintf("; delete what waits for it on node %s in vain: %s", m.move.Status.SourceNode, list(stuck))
 	}

@@ -91,8 +91,7 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 	side := targetFile
 	switch r {
 	case roleOut:
-		size := volume.Spec.Capacity[corev1.ResourceStorage]
-		args = append(args, fmt.Sprintf("--bytes=%d", size.Value()), "--verify="+strings.ToLower(string(m.move.Spec.Verify)))
+		args = append(args, fmt.Sprintf("--bytes=%d", m.move.Status.PromisedBytes), "--verify="+strings.ToLower(string(m.move.Spec.Verify)))
 		if m.move.Spec.Snapshots == v1alpha1.LeaveSnapshots {
 			args = append(args, "--leave-snapshots")
 		}
@@ -239,6 +238,9 @@ func (m movers) newPod(ctx context.Context, r role, args []string) (*corev1.Pod,
 	}
 	from := set.Spec.Template.Spec.DeepCopy()
 	pod := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(r))}
+	if pod.OwnerReferences, err = m.api.ownedByNode(ctx, m.nodeOf(r)); err != nil {
+		return nil, err
+	}
 	pod.Labels[roleLabel] = string(r)
 	if constraints := set.Spec.Template.Annotations["openshift.io/required-scc"]; constraints != "" {
 		pod.Annotations["openshift.io/required-scc"] = constraints

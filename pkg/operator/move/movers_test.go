@@ -44,6 +44,7 @@ func TestMoverPod(t *testing.T) {
 	object := moveOf("m", func(m *v1alpha1.VolumeMove) {
 		m.Spec.BytesPerSecond, m.Spec.Snapshots = 1<<20, v1alpha1.LeaveSnapshots
 		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
+		m.Status.PromisedBytes = 10 * gib
 	})
 	m := (&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}).reconciliation(object).movers
 	pod, err := m.newPod(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
@@ -65,6 +66,10 @@ func TestMoverPod(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Error(diff)
+	}
+	// kubectl drain refuses a node with pods that no controller makes again.
+	if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "Node" || owner.Name != nodeA || owner.UID != "uid of node-a" {
+		t.Errorf("the pod is of %+v", owner)
 	}
 	for _, item := range pod.Spec.Volumes[2].Secret.Items {
 		if strings.HasPrefix(item.Key, targetFile) {

@@ -7,6 +7,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -38,6 +40,16 @@ func (a apiServer) nodeState(ctx context.Context, name string) (s nodeState, err
 		}
 	}
 	return s, nil
+}
+
+// ownedByNode says that a pod goes with its node. The VolumeMove is in another namespace, and kubectl drain refuses a node with pods that
+// no controller makes again.
+func (a apiServer) ownedByNode(ctx context.Context, name string) ([]metav1.OwnerReference, error) {
+	node := &corev1.Node{}
+	if err := a.reader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return nil, err
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: ptr.To(true)}}, nil
 }
 
 // A driver is what runs on the nodes.

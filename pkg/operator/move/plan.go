@@ -267,7 +267,8 @@ func (c *candidates) refuses(name string) string {
 // target decides.
 func (c *candidates) hasNoRoom(name string) string {
 	needed := maps.Clone(c.follow)
-	needed[c.volume.Spec.StorageClassName] += c.volume.Spec.Capacity.Storage().Value()
+	own := v1alpha1.Size(c.claim, c.volume)
+	needed[c.volume.Spec.StorageClassName] += own.Value()
 	for _, class := range slices.Sorted(maps.Keys(needed)) {
 		size, room := resource.NewQuantity(needed[class], resource.BinarySI), c.room[class][name]
 		if len(c.room[class]) > 0 && room.Cmp(*size) < 0 {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -25,6 +26,8 @@ const (
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
 	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
 	reclaimPolicy = "hostpathprovisioner.kubevirt.io/reclaim-policy"
+	// preResize is on a PersistentVolume whose size csi-resizer has written, and that kubelet has not made so large yet.
+	preResize = "volume.alpha.kubernetes.io/pre-resize-capacity"
 )
 
 // ownFinalizers keep a PersistentVolume while it is bound, and until its directory is removed. Both are for what is not to happen here:
@@ -53,6 +56,10 @@ func (v claimedVolume) replacement(of *corev1.PersistentVolume, saved *corev1.Pe
 		to.Spec.ClaimRef.ResourceVersion = ""
 	}
 	to.Spec.NodeAffinity = onNode(node)
+	// The size of the disk, if the upstream driver has written that, becomes the promise. One that csi-resizer has written is kubelet's to keep.
+	if of.Annotations[preResize] == "" && node == v.move.Status.TargetNode && v.move.Status.PromisedBytes > 0 {
+		to.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(v.move.Status.PromisedBytes, resource.BinarySI)
+	}
 	// Other controllers may have taken their finalizers off one that is deleted.
 	if saved != nil {
 		for _, finalizer := range saved.Finalizers {
@@ -248,10 +255,22 @@ func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string,
 			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
+	if ready, err := v.readyFor(ctx, saved); err != nil || !ready {
+		return false, fmt.Sprintf("wait for the claim %s to be seen without its volume", v.move.Spec.ClaimName), err
+	}
 	if err := v.api.writer.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
 		return false, "", err
 	}
 	return false, fmt.Sprintf("the PersistentVolume %s is replaced", v.move.Status.Volume), nil
+}
+
+// readyFor says whether the claim will show the size of a volume that is made now: it does when it becomes Bound, and not if the controller
+// of volumes has not seen it without one. A claim that showed more could not grow.
+func (v claimedVolume) readyFor(ctx context.Context, volume *corev1.PersistentVolume) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
+	return !there || claim.UID != v.move.Status.ClaimUID || claim.Status.Phase == corev1.ClaimLost ||
+		claim.Status.Capacity.Storage().Cmp(*volume.Spec.Capacity.Storage()) <= 0, err
 }
 
 // bind waits until the claim is bound again, and gives the volume its policy back.
