@@ -67,7 +67,7 @@ func (c *cluster) lend(to testing.TB) {
 	put := func(t testing.TB) {
 		c.TB = t
 		for _, n := range c.nodes {
-			n.Driver.TB = t
+			n.TB = t
 		}
 	}
 	to.Cleanup(func() { put(c.parent) })
