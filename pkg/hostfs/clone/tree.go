@@ -356,11 +356,12 @@ func (c *copier) File(in *dir.Dir, name string) error {
 		}
 	}
 	c.entries++
-	if st.Nlink > 1 {
-		err = c.link(in, name, st, to.Dir)
-	} else {
-		err = c.make(source{in, name, st}, to.Dir, name)
-	}
+	err = c.afresh(to.Dir, name, func() error {
+		if st.Nlink > 1 {
+			return c.link(in, name, st, to.Dir)
+		}
+		return c.make(source{in, name, st}, to.Dir, name)
+	})
 	if errors.Is(err, ErrGone) {
 		return nil
 	}
@@ -450,8 +451,22 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 		c.whole++
 	}
 	c.entries++
-	c.names.Add(c.dst.Current().Known.Ino, name, st)
-	return c.dst.Make(name, false)
+	in := c.dst.Current()
+	c.names.Add(in.Known.Ino, name, st)
+	return c.afresh(in.Dir, name, func() error { return c.dst.Make(name, false) })
+}
+
+// afresh makes an entry of the copy under a name that no other entry may have. Where one was removed and made again, a directory can
+// list it twice in a pass (readdir(3)): the last copy counts.
+func (c *copier) afresh(in *dir.Dir, name string, make func() error) error {
+	err := make()
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := c.remove(in, name); err != nil {
+		return err
+	}
+	return make()
 }
 
 // enterCopy goes into what was made of a directory before, if that is there.
