@@ -68,7 +68,13 @@ const Inodes = 2
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	c := &copier{ctx: ctx, src: src, method: o.Method, hold: o.Hold, askAlone: o.Alone, maxStall: o.MaxStall, pause: o.Pause}
+	return tree(ctx, src, dst, o, maxNames)
+}
+
+func tree(ctx context.Context, src, dst *dir.Dir, o Options, mostNames int) (Result, error) {
+	c := &copier{
+		ctx: ctx, src: src, method: o.Method, hold: o.Hold, askAlone: o.Alone, maxStall: o.MaxStall, pause: o.Pause, mostNames: mostNames,
+	}
 	result, err := c.run(dst, o.Rounds)
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
@@ -102,6 +108,8 @@ type copier struct {
 	entries int64
 
 	names, before Names // of what the copy is made in this pass, and was in the one before
+	mostNames     int
+	notesMoves    bool // an entry that gets another name has another ctime
 
 	clock  *Clock // nil if nothing is checked
 	wasSet bool   // the clock was, since the first pass began
@@ -240,7 +248,11 @@ func (c *copier) begin(check bool) (moment, error) {
 	if !check {
 		return moment{}, nil
 	}
-	var err error
+	filesystem, err := dir.FilesystemOf(c.src)
+	if err != nil {
+		return moment{}, err
+	}
+	c.notesMoves = filesystem.NotesMoves()
 	if c.clock, err = OpenClock(); err != nil {
 		return moment{}, err
 	}
@@ -264,7 +276,7 @@ func (c *copier) pass() error {
 	c.dst.SetValue(c.since.set && !c.since.follows(root))
 	c.before = c.names
 	if c.start.set {
-		c.names = NewNames()
+		c.names = newNames(c.mostNames)
 	}
 	err = dir.Visit(c.src, c)
 	if err = errors.Join(err, c.dst.Close()); err != nil {
@@ -415,17 +427,16 @@ func copiedByDescriptor(st *unix.Stat_t) bool {
 // say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.
 func (c *copier) isCopy(name string, st *unix.Stat_t) bool {
 	in := c.dst.Current()
-	if c.before.Complete() {
-		return c.before.Has(in.Known.Ino, name, st)
-	}
-	return !in.Value && c.since.follows(st)
+	return c.before.Has(in.Known.Ino, name, st, c.since.follows(st) && (c.notesMoves || !in.Value))
 }
 
 // noteKept notes what is known for sure: a directory that had not changed may have since.
 func (c *copier) noteKept(in dir.Level[bool], name string, st *unix.Stat_t) {
-	if c.before.Complete() {
-		c.names.Add(in.Known.Ino, name, st)
+	if !c.notesMoves && !c.before.Has(in.Known.Ino, name, st, false) {
+		c.names.LeaveOut()
+		return
 	}
+	c.names.Add(in.Known.Ino, name, st)
 }
 
 // Enter makes a directory, or goes into the one that is there.
