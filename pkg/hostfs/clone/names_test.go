@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
@@ -54,5 +55,33 @@ func TestMoreNamesThanAreRemembered(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// None who write are stopped in vain: comparing all entries is the least that is done meanwhile.
+func TestNothingIsHeldThatCannotBeComparedInTime(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(src, "1"), "")
+	write(t, filepath.Join(src, "2"), "")
+	o := clone.Options{
+		Method: clone.Copy, Rounds: 1, HoldAtMost: time.Nanosecond,
+		Pause: func(context.Context) error {
+			return os.WriteFile(filepath.Join(src, "1"), []byte("changes"), 0o600)
+		},
+		Hold: func(context.Context) (context.Context, func() error, error) {
+			t.Error("they are stopped")
+			return nil, nil, errThawed
+		},
+	}
+	_, err := clone.Tree(t.Context(), open(t, src), open(t, dst), o)
+	must.ErrorIs(t, err, clone.ErrTooMany)
+	o.HoldAtMost = time.Hour
+	held := false
+	o.Hold = func(ctx context.Context) (context.Context, func() error, error) {
+		held = true
+		return ctx, func() error { return nil }, nil
+	}
+	if tree(t, src, t.TempDir(), o); !held {
+		t.Error("it was not stopped")
 	}
 }

@@ -24,6 +24,9 @@ type Options struct {
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
+	// HoldAtMost is for how long they may be stopped; 0 for no limit. If comparing all entries takes longer, which is the least that
+	// is done meanwhile, Tree returns ErrTooMany and stops nothing.
+	HoldAtMost time.Duration
 	// Alone is asked whether, from now until Tree ends, no process can write to the source, if there is an entry whose ctime is in
 	// the future, so that a change of it could not be told. If so, such entries count as unchanged, and else
 	// Tree returns ErrFuture before it copies anything. If it is not set, they count as changed.
@@ -34,6 +37,9 @@ type Options struct {
 	// work. Its error ends the copying.
 	Pause func(context.Context) error
 }
+
+// ErrTooMany reports a source of so many entries that comparing them takes longer than those who write may be stopped.
+var ErrTooMany = errors.New("too many files and directories")
 
 // A Result says what [Tree] copied.
 type Result struct {
@@ -74,6 +80,7 @@ func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
 func tree(ctx context.Context, src, dst *dir.Dir, o Options, mostNames int) (Result, error) {
 	c := &copier{
 		ctx: ctx, src: src, method: o.Method, hold: o.Hold, askAlone: o.Alone, maxStall: o.MaxStall, pause: o.Pause, mostNames: mostNames,
+		holdAtMost: o.HoldAtMost,
 	}
 	result, err := c.run(dst, o.Rounds)
 	if err != nil {
@@ -89,6 +96,8 @@ type copier struct {
 	method Method
 	hold   func(context.Context) (still context.Context, release func() error, err error)
 	pause  func(context.Context) error
+
+	holdAtMost, compared time.Duration // the latter is how long the last check took
 
 	askAlone func() (bool, error)
 	alone    bool // no process can write: what is of the future is unchanged
@@ -184,6 +193,9 @@ func (c *copier) passes(rounds int) (Result, error) {
 // is written, and checks that nothing was. While they stand still nothing waits for what others have written to
 // the filesystem.
 func (c *copier) standstill(start moment, first Result) (result Result, err error) {
+	if c.holdAtMost > 0 && c.compared > c.holdAtMost {
+		return Result{}, fmt.Errorf("%w: comparing them took %s", ErrTooMany, c.compared.Round(time.Millisecond))
+	}
 	if start, err = c.nextPass(start); err != nil {
 		return Result{}, err
 	}

@@ -404,7 +404,7 @@ func (s *Source) options() clone.Options {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil
 	case volume.Freeze:
-		o.Rounds, o.Hold = 1, s.freeze
+		o.Rounds, o.Hold, o.HoldAtMost = 1, s.freeze, s.frozenAtMost()
 	}
 	return o
 }
