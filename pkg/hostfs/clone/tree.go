@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // Options of [Tree].
@@ -439,12 +440,18 @@ func copiedByDescriptor(st *unix.Stat_t) bool {
 // say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.
 func (c *copier) isCopy(name string, st *unix.Stat_t) bool {
 	in := c.dst.Current()
-	return c.before.Has(in.Known.Ino, name, st, c.since.follows(st) && (c.notesMoves || !in.Value))
+	return c.before.Has(in.Known.Ino, name, st, c.since.follows(st) && (c.showsMoves(st) || !in.Value))
+}
+
+// showsMoves reports whether an entry has another ctime after it was renamed. That of the root of a btrfs subvolume is forgotten with
+// the inode.
+func (c *copier) showsMoves(st *unix.Stat_t) bool {
+	return c.notesMoves && st.Ino != ioctl.SubvolumeRoot
 }
 
 // noteKept notes what is known for sure: a directory that had not changed may have since.
 func (c *copier) noteKept(in dir.Level[bool], name string, st *unix.Stat_t) {
-	if !c.notesMoves && !c.before.Has(in.Known.Ino, name, st, false) {
+	if !c.showsMoves(st) && !c.before.Has(in.Known.Ino, name, st, false) {
 		c.names.LeaveOut()
 		return
 	}
