@@ -176,6 +176,10 @@ type VolumeMoveStatus struct {
 	// ClaimUID is that of the claim.
 	// +optional
 	ClaimUID types.UID `json:"claimUID,omitempty"`
+	// PromisedBytes is what the volume is promised on the target. A volume without a record, as of the upstream driver, is promised what
+	// its claim asks for, or what it holds if that is more. That is known when all of it is copied.
+	// +optional
+	PromisedBytes int64 `json:"promisedBytes,omitempty"`
 	// Fence is what the source drew for the copy that is whole.
 	// +optional
 	Fence string `json:"fence,omitempty"`

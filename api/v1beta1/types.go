@@ -179,7 +179,7 @@ type ComponentResources struct {
 // +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.endsWith('/') && !self.contains('//') && !self.split('/').exists(e, e == '.' || e == '..')",message="must be a clean absolute path, such as /var/hpvolumes"
 // +kubebuilder:validation:XValidation:rule="!(self in ['/bin', '/boot', '/dev', '/etc', '/home', '/lib', '/lib64', '/media', '/mnt', '/opt', '/proc', '/root', '/run', '/sbin', '/srv', '/sys', '/tmp', '/usr', '/var', '/var/cache', '/var/lib', '/var/lib/containerd', '/var/lib/containers', '/var/lib/etcd', '/var/log', '/var/run', '/var/tmp'])",message="must not be a directory of the system"
 // +kubebuilder:validation:XValidation:rule="!['/bin/', '/boot/', '/dev/', '/etc/', '/lib/', '/lib64/', '/proc/', '/run/', '/sbin/', '/sys/', '/usr/', '/var/run/', '/var/lib/kubelet/', '/var/lib/containerd/', '/var/lib/containers/', '/var/lib/etcd/'].exists(d, (self + '/').startsWith(d))",message="must not lie in a directory of the system"
-// +kubebuilder:validation:XValidation:rule="!['/csi', '/host/dev'].exists(d, (self + '/').startsWith(d + '/') || (d + '/').startsWith(self + '/'))",message="must not be where the driver's container has mounts: at, in or above /csi and /host/dev"
+// +kubebuilder:validation:XValidation:rule="!['/csi', '/host/dev', '/var/lib/hostpath-provisioner-state'].exists(d, (self + '/').startsWith(d + '/') || (d + '/').startsWith(self + '/'))",message="must not be where the driver's containers have mounts: at, in or above /csi, /host/dev and /var/lib/hostpath-provisioner-state"
 type HostDirectory string
 
 // PathConfig is the deprecated way to name one directory.

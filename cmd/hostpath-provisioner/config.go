@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -33,6 +34,7 @@ type config struct {
 	pool           poolconfig.Pool
 	kubeconfig     string // empty inside a cluster
 	deviceNodes    string
+	stateDir       string // empty: what was in the pool is not remembered
 	systemPath     string
 	healthAddress  string // empty for no probes
 	metricsAddress string // empty for no metrics
@@ -83,6 +85,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	c.provisioner.Namespace = c.metricsTLS.Namespace
 	note("pod-namespace", checkNamespace(c.metricsTLS.Namespace))
 	note("device-nodes", checkAbsolute(c.deviceNodes, "/dev"))
+	note("state-dir", checkStateDir(c.stateDir, dir))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
 	c.metricsTLS.Accepted, err = tlsprofile.Parse(tlsVersion, tlsSuites)
@@ -95,6 +98,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 func (c *config) processFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; not needed inside a cluster")
 	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "the host's /dev: programs of the node lock its null for the directories that they serve")
+	flags.StringVar(&c.stateDir, "state-dir", "", "directory of the node, not in --pv-dir, in which to remember what was there; default: none, and volumes of a disk that is not mounted count as deleted")
 	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that reports whether the pool shares it; empty if unknown")
 	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
 	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
@@ -175,6 +179,17 @@ func checkDir(dir string) error {
 		return errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
 	}
 	return checkAbsolute(dir, "/var/hpvolumes")
+}
+
+// checkStateDir refuses what is missing when the volumes are.
+func checkStateDir(state, dir string) error {
+	switch {
+	case state == "":
+		return nil
+	case origin.Inside(state, dir):
+		return fmt.Errorf("%s is in the directory of the volumes, %s: choose one on the disk of the system", state, dir)
+	}
+	return checkAbsolute(state, "/var/lib/hostpath-provisioner-state")
 }
 
 func checkAbsolute(path, example string) error {

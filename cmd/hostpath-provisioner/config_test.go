@@ -55,16 +55,16 @@ func TestParse(t *testing.T) {
 func TestParseReportsAllProblemsAndTouchesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	_, err := parseQuietly(t, map[string]string{"PV_DIR": dir, "USE_NAMING_PREFIX": "maybe", "PV_RECLAIM_POLICY": "Recycle", "POD_NAMESPACE": "Not One"},
-		"--mode=both", "--pv-dir-shared=true", `--pool-options={"snapshotPath":"/x"}`, "--metrics-tls-version=2", "--health-address=x", "--unknown", "argument")
+		"--mode=both", "--pv-dir-shared=true", `--pool-options={"snapshotPath":"/x"}`, "--metrics-tls-version=2", "--health-address=x", "--state-dir="+dir+"/state", "--unknown", "argument")
 	for _, word := range []string{"--mode", "--node-name", "--use-naming-prefix", "--pv-reclaim-policy", "--pod-namespace", "--pv-dir-shared",
-		"snapshotPath", "--metrics-tls-version", "--health-address", "unknown", "argument"} {
+		"snapshotPath", "--metrics-tls-version", "--health-address", "--state-dir", "unknown", "argument"} {
 		if err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%v does not say %q", err, word)
 		}
 	}
 	// Of the options too, whatever is wrong with the directory.
-	_, err = parseQuietly(t, map[string]string{"NODE_NAME": "node-a"}, `--pool-options={"snapshotPath":"/x","reserve":"much","overprovision":-1}`, "--device-nodes=dev")
-	for _, words := range []string{"--pv-dir: is missing", "--pool-options: ", "snapshotPath", "reserve", "overprovision", "--device-nodes"} {
+	_, err = parseQuietly(t, map[string]string{"NODE_NAME": "node-a"}, `--pool-options={"snapshotPath":"/x","reserve":"much","overprovision":-1}`, "--device-nodes=dev", "--state-dir=state")
+	for _, words := range []string{"--pv-dir: is missing", "--pool-options: ", "snapshotPath", "reserve", "overprovision", "--device-nodes", "--state-dir"} {
 		if err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v does not say %q", err, words)
 		}

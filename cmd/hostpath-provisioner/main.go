@@ -30,6 +30,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
@@ -147,6 +148,7 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 		Devices:    loop.NewKernel(devices),
 		Dev:        devices,
 		SystemPath: c.systemPath,
+		Served:     served.ByHand(c.stateDir),
 		Log:        log,
 	})
 	return set, func() error {

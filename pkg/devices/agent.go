@@ -393,7 +393,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if v.Used && !v.Bound {
 		return nil
 	}
-	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Offered,
+	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, Start: facts.Start, State: Offered,
 		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
 	switch {
 	case v.Used:

@@ -114,6 +114,12 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		return nil, err
 	}
 	released := j.volume.Name != ""
+	// Hold would take it for one that was never ours.
+	if facts, err := inspect(j.number); err == nil && released && record.beginsElsewhere(facts) {
+		if err := j.volume.leadsTo(facts, record); err != nil {
+			return nil, err
+		}
+	}
 	held, err := Hold(Look{Path: j.path, Number: j.number, Ours: released || record.State == Cleaning, Record: record, Partitions: j.partitions, View: a.View})
 	if err != nil {
 		return nil, errors.Join(err, a.withdraw(record, err))
@@ -251,6 +257,9 @@ func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
 func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
 	if v.Identity != "" && facts.Identity != v.Identity {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Identity, v.Identity)}
+	}
+	if record.Volume == v.Name && record.beginsElsewhere(facts) {
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to a partition that begins at byte %d of its disk, and led to one at byte %d when it was recorded", v.Path, facts.Start, record.Start)}
 	}
 	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity)
 	if facts.SizeBytes == v.Bytes || known && facts.SizeBytes > v.Bytes {
@@ -465,7 +474,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 // go, also the next time, if this is interrupted.
 func (j *job) cleaning(held *erasable) (next Record, err error) {
 	before, facts := held.record, held.Facts
-	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Cleaning,
+	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Start: facts.Start, State: Cleaning,
 		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
 	if j.volume.Name == "" && before.permitsErasing() {
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim

@@ -43,16 +43,23 @@ func addPartitionAt(t *testing.T, node string, number int, start int64) string {
 		t.Fatalf("add a partition: %v", errno)
 	}
 	t.Cleanup(func() {
-		device, err := os.OpenFile(node, os.O_RDWR, 0)
-		must.Succeed(t, err)
-		defer device.Close()
-		arg.Op = unix.BLKPG_DEL_PARTITION
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg)))
-		if errno != 0 && errno != unix.ENXIO {
+		if errno := removePartition(t, node, number); errno != 0 && errno != unix.ENXIO {
 			t.Errorf("remove the partition: %v", errno)
 		}
 	})
 	return fmt.Sprintf("%sp%d", node, number)
+}
+
+// removePartition has the kernel forget a partition.
+func removePartition(t *testing.T, node string, number int) unix.Errno {
+	t.Helper()
+	device, err := os.OpenFile(node, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer device.Close()
+	part := unix.BlkpgPartition{Pno: int32(number)}
+	arg := unix.BlkpgIoctlArg{Op: unix.BLKPG_DEL_PARTITION, Datalen: int32(unsafe.Sizeof(part)), Data: (*byte)(unsafe.Pointer(&part))}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg)))
+	return errno
 }
 
 // testNode is the node of a device, made where nothing made it.

@@ -202,6 +202,41 @@ func TestPartitionWithRecordIsCleaned(t *testing.T) {
 	}
 }
 
+// The partitions of a disk were sorted (sfdisk --reorder), or made anew: another one has the number, and the size.
+func TestPartitionThatBeginsElsewhereIsKept(t *testing.T) {
+	available := func(v devices.Volume) devices.Volume { return v }
+	for name, c := range map[string]struct {
+		before, after func(devices.Volume) devices.Volume
+	}{
+		"released":  {devicestest.Bound, devicestest.Released},
+		"available": {available, available},
+		"bound":     {devicestest.Bound, devicestest.Bound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
+			v := w.Link("disk-part2", parts[1]).Volume("pv")
+			w.PVs = []devices.Volume{c.before(v)}
+			w.Pass()
+			for n := range parts {
+				if errno := removePartition(t, disk.Node, n+1); errno != 0 {
+					t.Fatal(errno)
+				}
+			}
+			for n := range parts {
+				parts[n] = addPartitionAt(t, disk.Node, n+1, int64(2-n)*8*mib)
+			}
+			d := &devicestest.Disk{TB: t, Path: v.Path, Node: deviceNode(t, parts[1])}
+			d.Fill()
+			d.Untouched()
+			w.PVs = []devices.Volume{c.after(v)}
+			w.Refused(devices.OtherDevice)
+			w.Restart()
+			w.Refused(devices.OtherDevice)
+		})
+	}
+}
+
 // The node was installed anew, and knows of no record. Its raw device has another path now.
 func TestDeviceOfVolumeThatMissesItsOwnIsKept(t *testing.T) {
 	for name, c := range map[string]struct {

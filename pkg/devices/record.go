@@ -40,6 +40,8 @@ type Record struct {
 	Bytes    int64  `json:"bytes"`
 	Identity string `json:"identity,omitempty"`
 	State    State  `json:"state"`
+	// Start is where a partition begins on its disk, in bytes, and 0 if that is not known.
+	Start int64 `json:"start,omitempty"`
 	// Volume and Claim are those that used it last.
 	Volume    string `json:"volume,omitempty"`
 	VolumeUID string `json:"volumeUID,omitempty"`
@@ -190,11 +192,14 @@ func (r *Records) Put(record Record) error {
 
 // is reports whether the record is about a device. One that has an identity may have grown.
 func (r Record) is(f blockdev.Facts) bool {
-	if r.State == "" || r.Identity != "" && r.Identity != f.Identity {
+	if r.State == "" || r.Identity != "" && r.Identity != f.Identity || r.beginsElsewhere(f) {
 		return false
 	}
 	return r.Bytes == f.SizeBytes || r.Identity != "" && r.Bytes < f.SizeBytes
 }
+
+// beginsElsewhere says that a partition is another one than that of the record, which had its number.
+func (r Record) beginsElsewhere(f blockdev.Facts) bool { return r.Start != 0 && r.Start != f.Start }
 
 // isSurely says whether the device that a record is about is that which was recorded: by its identity, or for one without any
 // since the node was booted.

@@ -11,7 +11,19 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-func (c *cluster) ours() map[string]bool {
+// ClaimChecks are whether claims get volumes: by their classes, the room that nodes report, and what waits.
+type claimChecks struct {
+	driver     driverPods
+	classes    []storagev1.StorageClass
+	capacities []storagev1.CSIStorageCapacity
+	claims     []corev1.PersistentVolumeClaim
+	// events are of claims.
+	events []corev1.Event
+	// pending are pods that do not run yet, of all namespaces.
+	pending []corev1.Pod
+}
+
+func (c claimChecks) ours() map[string]bool {
 	names := map[string]bool{}
 	for _, s := range c.classes {
 		if s.Provisioner == driverName {
@@ -21,7 +33,7 @@ func (c *cluster) ours() map[string]bool {
 	return names
 }
 
-func (c *cluster) hasClasses() (string, []Finding) {
+func (c claimChecks) hasClasses() (string, []Finding) {
 	ours := c.ours()
 	if len(ours) == 0 {
 		return "", []Finding{{Problem: "no StorageClass has the provisioner " + driverName, Mend: "Apply deploy/csi/base/storageclass.yaml, or one of your own"}}
@@ -60,20 +72,10 @@ func (n Node) has(s storagev1.StorageClass) bool {
 	})
 }
 
-// reported are the nodes whose pools are known.
-func (c *cluster) reported() (nodes []Node) {
-	for _, n := range c.nodes {
-		if n.Err == nil {
-			nodes = append(nodes, n)
-		}
-	}
-	return nodes
-}
-
 // wrongClass is what keeps the driver from making volumes of a class.
-func (c *cluster) wrongClass(s storagev1.StorageClass) []Finding {
+func (c claimChecks) wrongClass(s storagev1.StorageClass) []Finding {
 	var problems []Finding
-	if nodes := c.reported(); len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n Node) bool { return n.has(s) }) {
+	if nodes := c.driver.reported(); len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n Node) bool { return n.has(s) }) {
 		problems = append(problems, Finding{
 			Problem: fmt.Sprintf("%s is for the pool %q, which no node has", s.Name, poolOf(s)),
 			Mend:    "Add the pool, or make the class again with another storagePool: docs/configuration.md#add-a-pool",
@@ -91,11 +93,11 @@ func (c *cluster) wrongClass(s storagev1.StorageClass) []Finding {
 }
 
 // reportsCapacity: the scheduler puts a pod only where an object says that there is room.
-func (c *cluster) reportsCapacity() (string, []Finding) {
+func (c claimChecks) reportsCapacity() (string, []Finding) {
 	type place struct{ class, node string }
 	known := map[place]bool{}
-	for _, r := range c.room {
-		if r.Namespace == c.namespace && r.NodeTopology != nil {
+	for _, r := range c.capacities {
+		if r.Namespace == c.driver.namespace && r.NodeTopology != nil {
 			known[place{r.StorageClassName, r.NodeTopology.MatchLabels[topologyKey]}] = true
 		}
 	}
@@ -104,7 +106,7 @@ func (c *cluster) reportsCapacity() (string, []Finding) {
 		if s.Provisioner != driverName || s.VolumeBindingMode == nil || *s.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 			continue
 		}
-		for _, n := range c.reported() {
+		for _, n := range c.driver.reported() {
 			if n.has(s) && !known[place{s.Name, n.Driver.Node}] {
 				problems = append(problems, Finding{
 					Problem: fmt.Sprintf("none is known of %s on %s, so that no claim goes there", s.Name, n.Driver.Node),
@@ -117,7 +119,7 @@ func (c *cluster) reportsCapacity() (string, []Finding) {
 }
 
 // waiting are claims of the driver without a volume, with the last that was said of each.
-func (c *cluster) waiting() (string, []Finding) {
+func (c claimChecks) waiting() (string, []Finding) {
 	ours, bound := c.ours(), 0
 	var problems []Finding
 	for _, cl := range c.claims {
@@ -139,7 +141,7 @@ func (c *cluster) waiting() (string, []Finding) {
 }
 
 // whyWaits is what keeps a claim without a volume, after the word that says that it waits; empty if no pod uses it.
-func (c *cluster) whyWaits(cl corev1.PersistentVolumeClaim) string {
+func (c claimChecks) whyWaits(cl corev1.PersistentVolumeClaim) string {
 	last := c.lastEvent(cl, "")
 	switch last.Reason {
 	case "", "WaitForFirstConsumer", "WaitForPodScheduled":
@@ -160,7 +162,7 @@ func (c *cluster) whyWaits(cl corev1.PersistentVolumeClaim) string {
 
 // unscheduled is a pod of a claim for which the scheduler finds no node, such as one with room, and what it says of that. The claim's own
 // events say only that it waits for the pod.
-func (c *cluster) unscheduled(of corev1.PersistentVolumeClaim) (pod, why string) {
+func (c claimChecks) unscheduled(of corev1.PersistentVolumeClaim) (pod, why string) {
 	for _, p := range c.pending {
 		if p.Namespace != of.Namespace || !uses(p, of.Name) {
 			continue
@@ -182,7 +184,7 @@ func uses(p corev1.Pod, claim string) bool {
 }
 
 // lastEvent is the last of a claim, of one type unless that is empty.
-func (c *cluster) lastEvent(of corev1.PersistentVolumeClaim, kind string) (last corev1.Event) {
+func (c claimChecks) lastEvent(of corev1.PersistentVolumeClaim, kind string) (last corev1.Event) {
 	var at time.Time
 	for _, e := range c.events {
 		when := e.LastTimestamp.Time

@@ -34,9 +34,17 @@ const (
 	imagesAsSnapshots = `,"dataImportCronSourceFormat":"snapshot"`
 )
 
+// MachineChecks are whether CDI makes disks that the driver can make.
+type machineChecks struct {
+	driver   driverPods
+	kinds    kinds
+	classes  []storagev1.StorageClass
+	profiles []storageProfile
+}
+
 // virtualMachines are checked where CDI makes their disks.
-func (c *cluster) virtualMachines() (string, []Finding) {
-	if !c.knows(storageProfiles) {
+func (c machineChecks) virtualMachines() (string, []Finding) {
+	if !c.kinds.has(storageProfiles) {
 		return "CDI, which makes their disks, is not installed", nil
 	}
 	var problems []Finding
@@ -55,11 +63,11 @@ func (c *cluster) virtualMachines() (string, []Finding) {
 }
 
 // wrongProfile is what a profile has that the driver cannot do, or that CDI has guessed.
-func (c *cluster) wrongProfile(s storagev1.StorageClass, p storageProfile) (problems []Finding) {
+func (c machineChecks) wrongProfile(s storagev1.StorageClass, p storageProfile) (problems []Finding) {
 	note := func(mend, format string, values ...any) {
 		problems = append(problems, Finding{Problem: "the StorageProfile " + s.Name + " " + fmt.Sprintf(format, values...), Mend: mend + ": docs/kubevirt.md#storageprofile"})
 	}
-	shared := slices.ContainsFunc(c.reported(), func(n Node) bool {
+	shared := slices.ContainsFunc(c.driver.reported(), func(n Node) bool {
 		return slices.ContainsFunc(n.Report.Pools, func(p Pool) bool { return p.Shared && p.Name == poolOf(s) })
 	})
 	switch {
@@ -67,7 +75,7 @@ func (c *cluster) wrongProfile(s storagev1.StorageClass, p storageProfile) (prob
 		note("Name ReadWriteMany with Filesystem", "is left to CDI, with which no virtual machine of this shared pool migrates")
 	case len(p.Spec.Claims) == 0:
 		images := ""
-		if c.makesSnapshots() {
+		if c.driver.makesSnapshots() {
 			images = imagesAsSnapshots
 		}
 		note(fmt.Sprintf(profilePatch, s.Name, images), "is left to CDI, which makes disks as %s and clones by %s", p.Status.modes(), p.Status.clones())
@@ -76,7 +84,7 @@ func (c *cluster) wrongProfile(s storagev1.StorageClass, p storageProfile) (prob
 	switch {
 	case shared && (strategy == "csi-clone" || strategy == "snapshot" || format == "snapshot"):
 		note(`Set "copy" and "pvc"`, "asks for clones or snapshots, which shared pools do not have")
-	case !c.makesSnapshots() && (strategy == "snapshot" || format == "snapshot"):
+	case !c.driver.makesSnapshots() && (strategy == "snapshot" || format == "snapshot"):
 		note("Install snapshots, or set another", "asks for snapshots, which are not installed")
 	}
 	return problems

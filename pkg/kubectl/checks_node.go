@@ -12,9 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-func (c *cluster) driverRuns() (string, []Finding) {
+// NodeChecks are whether the driver runs on nodes that are fit for it, and kubelet knows it.
+type nodeChecks struct {
+	driver     driverPods
+	objects    []corev1.Node
+	daemonSets []appsv1.DaemonSet
+	csiDrivers []storagev1.CSIDriver
+	csiNodes   []storagev1.CSINode
+}
+
+func (c nodeChecks) driverRuns() (string, []Finding) {
 	var problems []Finding
-	for _, n := range c.nodes {
+	for _, n := range c.driver.nodes {
 		if n.Err != nil {
 			problems = append(problems, Finding{
 				Problem: fmt.Sprintf("node %s gives no report: %v", n.Driver.Node, n.Err),
@@ -22,7 +31,7 @@ func (c *cluster) driverRuns() (string, []Finding) {
 			})
 		}
 	}
-	for _, p := range c.pods {
+	for _, p := range c.driver.pods {
 		for _, s := range p.Status.ContainerStatuses {
 			if s.Name != container && s.State.Waiting != nil {
 				problems = append(problems, Finding{
@@ -32,13 +41,13 @@ func (c *cluster) driverRuns() (string, []Finding) {
 			}
 		}
 	}
-	if several := daemonSetsOf(c.sets); len(several) > 1 {
+	if several := daemonSetsOf(c.daemonSets); len(several) > 1 {
 		problems = append(problems, Finding{
 			Problem: "several DaemonSets run the driver: " + strings.Join(several, ", "),
 			Mend:    "Of deploy/csi and the operator keep one: docs/upgrade.md#from-deploycsi",
 		})
 	}
-	return fmt.Sprintf("it runs and answers on %d of %d nodes of the cluster", len(c.nodes), len(c.csi)), problems
+	return fmt.Sprintf("it runs and answers on %d of %d nodes of the cluster", len(c.driver.nodes), len(c.csiNodes)), problems
 }
 
 // reason is why a container waits, as kubelet says it.
@@ -74,13 +83,13 @@ func older(written string, than *version.Version) bool {
 	return err == nil && v.LessThan(than)
 }
 
-func (c *cluster) newEnough() (string, []Finding) {
+func (c nodeChecks) newEnough() (string, []Finding) {
 	var problems []Finding
 	served := map[string]bool{}
-	for _, n := range c.nodes {
+	for _, n := range c.driver.nodes {
 		served[n.Driver.Node] = true
 	}
-	for _, n := range c.members {
+	for _, n := range c.objects {
 		if !served[n.Name] {
 			continue
 		}
@@ -101,18 +110,18 @@ func (c *cluster) newEnough() (string, []Finding) {
 }
 
 // registered: kubelet knows the driver where its registrar found kubelet's directory.
-func (c *cluster) registered() (string, []Finding) {
+func (c nodeChecks) registered() (string, []Finding) {
 	known := map[string]bool{}
-	for _, n := range c.csi {
+	for _, n := range c.csiNodes {
 		for _, d := range n.Spec.Drivers {
 			known[n.Name] = known[n.Name] || d.Name == driverName
 		}
 	}
 	var problems []Finding
-	if !slices.ContainsFunc(c.drivers, func(d storagev1.CSIDriver) bool { return d.Name == driverName }) {
+	if !slices.ContainsFunc(c.csiDrivers, func(d storagev1.CSIDriver) bool { return d.Name == driverName }) {
 		problems = append(problems, Finding{Problem: "the cluster has no CSIDriver " + driverName, Mend: "Apply deploy/csi again"})
 	}
-	for _, n := range c.nodes {
+	for _, n := range c.driver.nodes {
 		if !known[n.Driver.Node] {
 			problems = append(problems, Finding{
 				Problem: fmt.Sprintf("kubelet on %s does not know the driver", n.Driver.Node),
@@ -124,9 +133,9 @@ func (c *cluster) registered() (string, []Finding) {
 	return "kubelet knows it on each of these nodes", problems
 }
 
-func (c *cluster) versions() (string, []Finding) {
+func (d driverPods) versions() (string, []Finding) {
 	images := map[string]map[string][]string{} // nodes by image by container
-	for _, p := range c.pods {
+	for _, p := range d.pods {
 		for _, one := range p.Spec.Containers {
 			if images[one.Name] == nil {
 				images[one.Name] = map[string][]string{}
@@ -145,7 +154,7 @@ func (c *cluster) versions() (string, []Finding) {
 		}
 		problems = append(problems, Finding{
 			Problem: fmt.Sprintf("%s differs: %s", name, strings.Join(parts, "; ")),
-			Mend:    "Wait for the rollout: kubectl get daemonsets --namespace=" + c.nodes[0].Driver.Namespace,
+			Mend:    "Wait for the rollout: kubectl get daemonsets --namespace=" + d.nodes[0].Driver.Namespace,
 		})
 	}
 	var driver []string
@@ -155,10 +164,10 @@ func (c *cluster) versions() (string, []Finding) {
 	return "all nodes have " + strings.Join(driver, ", ") + " and the same sidecars", problems
 }
 
-func (c *cluster) poolsInOrder() (string, []Finding) {
+func (d driverPods) poolsInOrder() (string, []Finding) {
 	var problems []Finding
 	count := 0
-	for _, row := range Pools(c.nodes) {
+	for _, row := range Pools(d.nodes) {
 		if row.Pool == "" {
 			continue // its node gave no report
 		}
@@ -173,10 +182,10 @@ func (c *cluster) poolsInOrder() (string, []Finding) {
 	return fmt.Sprintf("%d in order", count), problems
 }
 
-func (c *cluster) quotas() (string, []Finding) {
+func (d driverPods) quotas() (string, []Finding) {
 	var problems []Finding
 	by := map[string]bool{}
-	for _, n := range c.nodes {
+	for _, n := range d.nodes {
 		for _, p := range n.Report.Pools {
 			switch {
 			case p.Quota != "":
@@ -193,9 +202,9 @@ func (c *cluster) quotas() (string, []Finding) {
 }
 
 // blockVolumes are made where the node has loop devices.
-func (c *cluster) blockVolumes() (string, []Finding) {
+func (d driverPods) blockVolumes() (string, []Finding) {
 	var problems []Finding
-	for _, n := range c.nodes {
+	for _, n := range d.nodes {
 		if n.Report.NoDevices != "" {
 			problems = append(problems, Finding{
 				Problem: fmt.Sprintf("none can be made on %s: %s", n.Driver.Node, n.Report.NoDevices),

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -24,19 +25,19 @@ type right struct {
 }
 
 // wantedRights are some of each sidecar's, and the one of the snapshot-controller that its manifests have commented out.
-func (c *cluster) wantedRights() (all []right) {
+func wantedRights(driver driverPods, deployments []appsv1.Deployment) (all []right) {
 	const mend = "Apply the manifests again: they have the roles of the driver"
-	account := c.pods[0].Namespace + ":" + c.pods[0].Spec.ServiceAccountName
+	account := driver.pods[0].Namespace + ":" + driver.pods[0].Spec.ServiceAccountName
 	all = []right{
 		{account, "create", "persistentvolumes", nil, "no volume is made", mend},
-		{account, "create", "csistoragecapacities.storage.k8s.io", []string{"--namespace=" + c.namespace}, "the scheduler does not know which node has room", mend},
+		{account, "create", "csistoragecapacities.storage.k8s.io", []string{"--namespace=" + driver.namespace}, "the scheduler does not know which node has room", mend},
 		{account, "patch", "persistentvolumeclaims", []string{"--subresource=status"}, "no volume grows", mend},
 	}
-	if !c.makesSnapshots() {
+	if !driver.makesSnapshots() {
 		return all
 	}
 	all = append(all, right{account, "patch", "volumesnapshotcontents.snapshot.storage.k8s.io", []string{"--subresource=status"}, "no snapshot is made", mend})
-	if d, _ := c.snapshotController(); d != nil && d.Spec.Template.Spec.ServiceAccountName != "" {
+	if d, _ := findSnapshotController(deployments); d != nil && d.Spec.Template.Spec.ServiceAccountName != "" {
 		all = append(all, right{d.Namespace + ":" + d.Spec.Template.Spec.ServiceAccountName, "list", "nodes", nil, "no node makes a snapshot",
 			"Give it get, list and watch of nodes: its manifests have that commented out (docs/snapshots.md#install)"})
 	}
@@ -44,8 +45,7 @@ func (c *cluster) wantedRights() (all []right) {
 }
 
 // askRights returns those of the wanted rights that are not there.
-func (c *cluster) askRights(ctx context.Context, k Kubectl) (refused []right, err error) {
-	wanted := c.wantedRights()
+func askRights(ctx context.Context, k Kubectl, wanted []right) (refused []right, err error) {
 	answers, errs := make([]bool, len(wanted)), make([]error, len(wanted))
 	var asked sync.WaitGroup
 	for i, r := range wanted {
@@ -75,7 +75,15 @@ func (r right) given(ctx context.Context, k Kubectl) (bool, error) {
 	return false, fmt.Errorf("ask for the rights of %s: %w", r.account, err)
 }
 
-func (c *cluster) rights() (string, []Finding) {
+// RightChecks are whether accounts have the rights that they need, and no more.
+type rightChecks struct {
+	// refused are rights that an account lacks.
+	refused  []right
+	nodes    []corev1.Node
+	bindings []metav1.PartialObjectMetadata
+}
+
+func (c rightChecks) rights() (string, []Finding) {
 	var problems []Finding
 	for _, r := range c.refused {
 		problems = append(problems, Finding{Problem: fmt.Sprintf("%s may not %s %s, so that %s", r.account, r.verb, r.resource, r.without), Mend: r.mend})
@@ -86,12 +94,12 @@ func (c *cluster) rights() (string, []Finding) {
 // policies are the bindings by which the token of a node reaches what is of that node only, of deploy/csi and of the operator.
 var policies = []string{"hostpath-csi-node", "hostpath-provisioner-operator-node"}
 
-func (c *cluster) hasPolicies() bool {
-	return !slices.ContainsFunc(c.members, func(n corev1.Node) bool { return older(n.Status.NodeInfo.KubeletVersion, firstPolicies) })
+func hasPolicies(nodes []corev1.Node) bool {
+	return !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return older(n.Status.NodeInfo.KubeletVersion, firstPolicies) })
 }
 
-func (c *cluster) policy() (string, []Finding) {
-	if !c.hasPolicies() {
+func (c rightChecks) policy() (string, []Finding) {
+	if !hasPolicies(c.nodes) {
 		return fmt.Sprintf("Kubernetes before %s knows none: root on a node has the rights of the driver everywhere", firstPolicies), nil
 	}
 	if !slices.ContainsFunc(c.bindings, func(b metav1.PartialObjectMetadata) bool { return slices.Contains(policies, b.Name) }) {

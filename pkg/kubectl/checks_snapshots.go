@@ -7,7 +7,6 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -37,16 +36,22 @@ const (
 // snapshotKinds are what the snapshot-controller works with.
 var snapshotKinds = []string{"volumesnapshots.snapshot.storage.k8s.io", snapshotContents, snapshotClasses}
 
-func (c *cluster) makesSnapshots() bool {
-	return slices.ContainsFunc(c.pods, func(p corev1.Pod) bool { return has(p, "csi-snapshotter") })
+// SnapshotChecks are whether snapshots are made on the node of their volume, and restored there.
+type snapshotChecks struct {
+	driver      driverPods
+	kinds       kinds
+	deployments []appsv1.Deployment
+	classes     []snapshotClass
+	contents    []snapshotContent
+	webhooks    []admissionv1.MutatingWebhookConfiguration
 }
 
-// snapshotController is its Deployment, nil if none is to be seen, and its command line.
-func (c *cluster) snapshotController() (*appsv1.Deployment, []string) {
-	for i := range c.deployed {
-		for _, one := range c.deployed[i].Spec.Template.Spec.Containers {
+// findSnapshotController is the Deployment of the snapshot-controller, nil if none is to be seen, and its command line.
+func findSnapshotController(deployments []appsv1.Deployment) (*appsv1.Deployment, []string) {
+	for i := range deployments {
+		for _, one := range deployments[i].Spec.Template.Spec.Containers {
 			if strings.Contains(one.Image, "snapshot-controller") {
-				return &c.deployed[i], slices.Concat(one.Command, one.Args)
+				return &deployments[i], slices.Concat(one.Command, one.Args)
 			}
 		}
 	}
@@ -54,13 +59,13 @@ func (c *cluster) snapshotController() (*appsv1.Deployment, []string) {
 }
 
 // snapshots are checked where the driver has the sidecar for them.
-func (c *cluster) snapshots() (string, []Finding) {
-	if !c.makesSnapshots() {
+func (c snapshotChecks) snapshots() (string, []Finding) {
+	if !c.driver.makesSnapshots() {
 		return "they are not installed: docs/snapshots.md has how", nil
 	}
 	var problems []Finding
 	for _, kind := range snapshotKinds {
-		if !c.knows(kind) {
+		if !c.kinds.has(kind) {
 			problems = append(problems, Finding{
 				Problem: "the cluster does not know " + kind,
 				Mend:    "Install the definitions and the snapshot-controller of external-snapshotter: docs/snapshots.md#install",
@@ -70,7 +75,7 @@ func (c *cluster) snapshots() (string, []Finding) {
 	if len(problems) > 0 {
 		return "", problems
 	}
-	deployment, flags := c.snapshotController()
+	deployment, flags := findSnapshotController(c.deployments)
 	if deployment != nil && !slices.Contains(flags, distributed) && !slices.Contains(flags, distributed+"=true") {
 		problems = append(problems, Finding{
 			Problem: "the snapshot-controller runs without " + distributed + ", so that no node makes a snapshot",
@@ -85,8 +90,8 @@ func (c *cluster) snapshots() (string, []Finding) {
 }
 
 // snapshotObjects are checked for what keeps a snapshot from being made.
-func (c *cluster) snapshotObjects() (problems []Finding) {
-	if !slices.ContainsFunc(c.snapshotClasses, func(s snapshotClass) bool { return s.Driver == driverName }) {
+func (c snapshotChecks) snapshotObjects() (problems []Finding) {
+	if !slices.ContainsFunc(c.classes, func(s snapshotClass) bool { return s.Driver == driverName }) {
 		problems = append(problems, Finding{
 			Problem: "no VolumeSnapshotClass has the driver " + driverName,
 			Mend:    "Apply deploy/csi/snapshots/volumesnapshotclass.yaml, or one of your own",
@@ -104,8 +109,8 @@ func (c *cluster) snapshotObjects() (problems []Finding) {
 }
 
 // restores find the node of their snapshot by a webhook of the operator, where there are several.
-func (c *cluster) restores() (string, []Finding) {
-	if !c.makesSnapshots() || len(c.nodes) < 2 {
+func (c snapshotChecks) restores() (string, []Finding) {
+	if !c.driver.makesSnapshots() || len(c.driver.nodes) < 2 {
 		return "they need nothing here", nil
 	}
 	for _, configured := range c.webhooks {

@@ -31,25 +31,51 @@ func (f Finding) cells() []string {
 	return []string{f.Check, "PROBLEM", f.Problem + ". " + f.Mend}
 }
 
-type cluster struct {
-	nodes     []Node
+// DriverPods are what runs the driver, and what it reports.
+type driverPods struct {
 	namespace string
 	pods      []corev1.Pod
-	sets      []appsv1.DaemonSet
-	members   []corev1.Node
-	classes   []storagev1.StorageClass
-	claims    []corev1.PersistentVolumeClaim
-	drivers   []storagev1.CSIDriver
-	csi       []storagev1.CSINode
-	room      []storagev1.CSIStorageCapacity
-	// definitions are the kinds that the cluster has.
+	nodes     []Node
+}
+
+// reported are the nodes whose pools are known.
+func (d driverPods) reported() (nodes []Node) {
+	for _, n := range d.nodes {
+		if n.Err == nil {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// makesSnapshots says whether the sidecar for them is deployed.
+func (d driverPods) makesSnapshots() bool {
+	return slices.ContainsFunc(d.pods, func(p corev1.Pod) bool { return has(p, "csi-snapshotter") })
+}
+
+// Kinds are those that a cluster has by definitions.
+type kinds []metav1.PartialObjectMetadata
+
+func (k kinds) has(kind string) bool {
+	return slices.ContainsFunc(k, func(d metav1.PartialObjectMetadata) bool { return d.Name == kind })
+}
+
+// A cluster is what was read of it for the checks.
+type cluster struct {
+	driver      driverPods
+	sets        []appsv1.DaemonSet
+	members     []corev1.Node
+	classes     []storagev1.StorageClass
+	claims      []corev1.PersistentVolumeClaim
+	drivers     []storagev1.CSIDriver
+	csi         []storagev1.CSINode
+	room        []storagev1.CSIStorageCapacity
 	definitions []metav1.PartialObjectMetadata
 	deployed    []appsv1.Deployment
 	events      []corev1.Event
-	// pending are pods that do not run yet, of all namespaces.
-	pending  []corev1.Pod
-	bindings []metav1.PartialObjectMetadata
-	webhooks []admissionv1.MutatingWebhookConfiguration
+	pending     []corev1.Pod
+	bindings    []metav1.PartialObjectMetadata
+	webhooks    []admissionv1.MutatingWebhookConfiguration
 	// What follows is of kinds that a cluster may lack.
 	snapshotClasses []snapshotClass
 	contents        []snapshotContent
@@ -124,33 +150,40 @@ type check struct {
 }
 
 func (c *cluster) checks() []check {
+	known := kinds(c.definitions)
+	nodes := nodeChecks{driver: c.driver, objects: c.members, daemonSets: c.sets, csiDrivers: c.drivers, csiNodes: c.csi}
+	ofClaims := claimChecks{driver: c.driver, classes: c.classes, capacities: c.room, claims: c.claims, events: c.events, pending: c.pending}
+	ofRights := rightChecks{refused: c.refused, nodes: c.members, bindings: c.bindings}
+	snapshots := snapshotChecks{driver: c.driver, kinds: known, deployments: c.deployed, classes: c.snapshotClasses, contents: c.contents, webhooks: c.webhooks}
+	operator := operatorChecks{driver: c.driver, kinds: known, deployments: c.deployed, provisioners: c.wanted}
+	machines := machineChecks{driver: c.driver, kinds: known, classes: c.classes, profiles: c.profiles}
 	return []check{
-		{"driver", []string{csiNodes, daemonSets}, c.driverRuns},
-		{"nodes", []string{members}, c.newEnough},
-		{"registration", []string{csiNodes, csiDrivers}, c.registered},
-		{"versions", nil, c.versions},
-		{"pools", nil, c.poolsInOrder},
-		{"quotas", nil, c.quotas},
-		{"block volumes", nil, c.blockVolumes},
-		{"StorageClass", []string{classes}, c.hasClasses},
-		{"capacity", []string{classes, capacities}, c.reportsCapacity},
-		{"rights", []string{rights}, c.rights},
-		{"policy", []string{members, policyBindings}, c.policy},
-		{"snapshots", []string{definitions, deployments, snapshotClasses, snapshotContents}, c.snapshots},
-		{"restores", []string{mutatingWebhooks}, c.restores},
-		{"operator", []string{definitions, deployments, provisioners}, c.operator},
-		{"virtual machines", []string{definitions, classes, storageProfiles}, c.virtualMachines},
-		{"claims", []string{claims, events, allPods, classes}, c.waiting},
+		{"driver", []string{csiNodes, daemonSets}, nodes.driverRuns},
+		{"nodes", []string{members}, nodes.newEnough},
+		{"registration", []string{csiNodes, csiDrivers}, nodes.registered},
+		{"versions", nil, c.driver.versions},
+		{"pools", nil, c.driver.poolsInOrder},
+		{"quotas", nil, c.driver.quotas},
+		{"block volumes", nil, c.driver.blockVolumes},
+		{"StorageClass", []string{classes}, ofClaims.hasClasses},
+		{"capacity", []string{classes, capacities}, ofClaims.reportsCapacity},
+		{"rights", []string{rights}, ofRights.rights},
+		{"policy", []string{members, policyBindings}, ofRights.policy},
+		{"snapshots", []string{definitions, deployments, snapshotClasses, snapshotContents}, snapshots.snapshots},
+		{"restores", []string{mutatingWebhooks}, snapshots.restores},
+		{"operator", []string{definitions, deployments, provisioners}, operator.operator},
+		{"virtual machines", []string{definitions, classes, storageProfiles}, machines.virtualMachines},
+		{"claims", []string{claims, events, allPods, classes}, ofClaims.waiting},
 	}
 }
 
 // Doctor checks what the driver needs of a cluster, and what waits for it.
 func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
-	c := cluster{nodes: nodes, namespace: k.Namespace, unread: map[string]error{}}
-	var err error
-	if c.pods, err = drivers(ctx, k); err != nil {
+	pods, err := drivers(ctx, k)
+	if err != nil {
 		return nil, err
 	}
+	c := cluster{driver: driverPods{namespace: k.Namespace, pods: pods, nodes: nodes}, unread: map[string]error{}}
 	if err := c.read(ctx, []reading{
 		listing(ctx, k, &c.sets, daemonSets),
 		listing(ctx, k, &c.members, members),
@@ -168,8 +201,8 @@ func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
 		return nil, err
 	}
 	// What there may be depends on what was read.
-	more := []reading{{rights, func() (err error) { c.refused, err = c.askRights(ctx, k); return err }}}
-	if c.hasPolicies() {
+	more := []reading{{rights, func() (err error) { c.refused, err = askRights(ctx, k, wantedRights(c.driver, c.deployed)); return err }}}
+	if hasPolicies(c.members) {
 		more = append(more, listing(ctx, k, &c.bindings, policyBindings))
 	}
 	for _, r := range []reading{
@@ -178,7 +211,7 @@ func Doctor(ctx context.Context, k Kubectl, nodes []Node) ([]Finding, error) {
 		listing(ctx, k, &c.wanted, provisioners),
 		listing(ctx, k, &c.profiles, storageProfiles),
 	} {
-		if c.knows(r.name) {
+		if kinds(c.definitions).has(r.name) {
 			more = append(more, r)
 		}
 	}
@@ -207,9 +240,4 @@ func (c *cluster) outcome(of check) (found string, problems []Finding) {
 		}
 	}
 	return of.run()
-}
-
-// knows reports whether the cluster has a kind of its own definition.
-func (c *cluster) knows(kind string) bool {
-	return slices.ContainsFunc(c.definitions, func(d metav1.PartialObjectMetadata) bool { return d.Name == kind })
 }

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
 
 // topologyKey is the label that volumes and capacities have their node by.
@@ -158,12 +160,16 @@ func nodeOf(v corev1.PersistentVolume) string {
 
 func (s *storage) planned(v corev1.PersistentVolume) Planned {
 	p := Planned{Volume: v.Name, From: nodeOf(v)}
-	if capacity, ok := v.Spec.Capacity[corev1.ResourceStorage]; ok {
-		bytes := capacity.Value()
-		p.SizeBytes = &bytes
-	}
 	if v.Spec.ClaimRef != nil && v.Status.Phase == corev1.VolumeBound {
 		p.Namespace, p.Claim = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
+	}
+	claim := &corev1.PersistentVolumeClaim{}
+	if i := slices.IndexFunc(s.claims, func(c corev1.PersistentVolumeClaim) bool { return c.Namespace == p.Namespace && c.Name == p.Claim }); i >= 0 {
+		claim = &s.claims[i]
+	}
+	if size := v1alpha1.Size(claim, &v); !size.IsZero() {
+		bytes := size.Value()
+		p.SizeBytes = &bytes
 	}
 	return p
 }

@@ -66,9 +66,12 @@ func TestPlanOfDrain(t *testing.T) {
 		"get persistentvolumes": listOf(
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
 			aVolume("machine", "1Gi"), aVolume("of-pod", "1Gi"), released,
-			with(aVolume("shared", "1Gi"), "spec", "nodeAffinity", nil),
+			with(aVolume("shared", "1Gi"), "spec", "nodeAffinity", nil), aVolume("upstream", "1Ti"),
 		),
-		"get persistentvolumeclaims": listOf(ofPod),
+		"get persistentvolumeclaims": listOf(ofPod, map[string]any{
+			"metadata": map[string]any{"namespace": "apps", "name": "upstream"},
+			"spec":     map[string]any{"resources": map[string]any{"requests": map[string]any{"storage": "1Gi"}}},
+		}),
 		"get pods": listOf(
 			aUser("db-0", "first"), alone,
 			with(aUser("web-0", "pinned"), "spec", "nodeSelector", map[string]any{"kubernetes.io/hostname": "node-a"}),
@@ -91,6 +94,7 @@ func TestPlanOfDrain(t *testing.T) {
 		"pv-snapped":  "it has 2 snapshots, which stay on the node: delete them, or use --leave-snapshots",
 		"pv-machine":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)",
 		"pv-of-pod":   "it is deleted with its pod: delete the pod",
+		"pv-upstream": "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
 		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

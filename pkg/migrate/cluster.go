@@ -167,13 +167,13 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 		if err := h.Confirm(); err != nil {
 			return err
 		}
-		return m.write(s)
+		return m.files.write(s)
 	case reopen:
-		if err := errors.Join(m.checkOthers(ctx, s), h.Movable()); err != nil {
+		if err := errors.Join(m.checks.checkOthers(ctx, s), h.Movable()); err != nil {
 			return err
 		}
 		s.Finished = false
-		return m.write(s)
+		return m.files.write(s)
 	case retain:
 		return m.patchVolume(ctx, o.pv, map[string]any{
 			"metadata": map[string]any{"finalizers": slices.DeleteFunc(slices.Clone(o.pv.Finalizers), func(f string) bool { return f == provisionerFinalizer })},
@@ -185,7 +185,7 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 		return ignoreChanged(m.client.CoreV1().PersistentVolumes().Delete(ctx, o.pv.Name, asSeen(o.pv.ObjectMeta)))
 	case move:
 		// Since the claim was found to be free, another pod or PersistentVolume may have come that has the path.
-		if err := m.checkOthers(ctx, s); err != nil {
+		if err := m.checks.checkOthers(ctx, s); err != nil {
 			return err
 		}
 		return h.Move()
@@ -207,10 +207,10 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 		return m.patchVolume(ctx, o.pv, map[string]any{"spec": map[string]any{"persistentVolumeReclaimPolicy": s.Volume.Spec.PersistentVolumeReclaimPolicy}})
 	case finish:
 		if m.Undo {
-			return m.remove(s)
+			return m.files.remove(s)
 		}
 		s.Finished = true
-		return m.write(s)
+		return m.files.write(s)
 	case nothing, awaitClaimGone, awaitVolumeGone, awaitReport, awaitBound:
 	}
 	return nil

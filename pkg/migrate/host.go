@@ -17,23 +17,23 @@ import (
 
 // checkOthers refuses a directory that something else has too, by whatever path: it would find an empty place there, or write to
 // what is another volume by then. It refuses a handle that is taken.
-func (m *migration) checkOthers(ctx context.Context, s *saved) error {
-	here, only, err := m.node(ctx)
+func (c checker) checkOthers(ctx context.Context, s *saved) error {
+	here, only, err := findNode(ctx, c.client, c.Node)
 	if err != nil {
 		return err
 	}
-	shared := slices.ContainsFunc(m.Pools, func(p poolconfig.Pool) bool { return p.Shared && p.Path == s.To.Directory })
+	shared := slices.ContainsFunc(c.Pools, func(p poolconfig.Pool) bool { return p.Shared && p.Path == s.To.Directory })
 	// A directory of no node is one of all nodes.
 	o := others.Others{Node: here, Anywhere: shared || s.Volume.Spec.NodeAffinity == nil && !only}
-	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	volumes, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	o.Volumes = slices.DeleteFunc(volumes.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == s.Volume.Name })
-	if o.Pods, err = m.pods(ctx, o.Anywhere); err != nil {
+	if o.Pods, err = c.pods(ctx, o.Anywhere); err != nil {
 		return err
 	}
-	directories, err := others.New(m.host, s.From, s.To)
+	directories, err := others.New(c.host, s.From, s.To)
 	if err != nil {
 		return fmt.Errorf("--host-root: %w", err)
 	}
@@ -49,29 +49,29 @@ func (s *saved) checkHandles(volumes []corev1.PersistentVolume) error {
 	return nil
 }
 
-func (m *migration) pods(ctx context.Context, anywhere bool) ([]corev1.Pod, error) {
+func (c checker) pods(ctx context.Context, anywhere bool) ([]corev1.Pod, error) {
 	var on metav1.ListOptions
 	if !anywhere {
-		on.FieldSelector = "spec.nodeName=" + m.Node
+		on.FieldSelector = "spec.nodeName=" + c.Node
 	}
-	list, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
+	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return ended(&pod) || !anywhere && pod.Spec.NodeName != m.Node }), nil
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return ended(&pod) || !anywhere && pod.Spec.NodeName != c.Node }), nil
 }
 
-func (m *migration) isDirectory(path, directory string) (bool, error) {
+func (c checker) isDirectory(path, directory string) (bool, error) {
 	if !filepath.IsAbs(path) {
 		return false, nil
 	}
-	at, err := dir.Lookup(m.host, path)
+	at, err := dir.Lookup(c.host, path)
 	if dir.IsMissing(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("look where %s leads: %w", path, err)
 	}
-	want, err := dir.Lookup(m.host, directory)
+	want, err := dir.Lookup(c.host, directory)
 	return err == nil && at[0] == want[0], err
 }

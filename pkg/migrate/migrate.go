@@ -63,9 +63,9 @@ type migration struct {
 	client kubernetes.Interface
 	driver Driver
 	out    io.Writer
-	saved  *dir.Dir // nil if there is no such directory yet
-	host   *dir.Dir
+	files  savedFiles
 	target target
+	checks checker
 }
 
 // errStopped reports claims that could not be migrated; the output says which and why.
@@ -78,15 +78,16 @@ func Run(ctx context.Context, config Config, client kubernetes.Interface, driver
 		return fmt.Errorf("--host-root: %w", err)
 	}
 	defer func() { _ = host.Close() }() // it is only read
-	m := &migration{Config: config, client: client, driver: driver, out: out, host: host}
-	unlock, err := m.openSaved(ctx)
+	files, unlock, err := openFiles(config.Directory, config.Apply)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	m := &migration{Config: config, client: client, driver: driver, out: out, files: files}
 	if m.target, err = m.findTarget(ctx); err != nil {
 		return err
 	}
+	m.checks = checker{Config: config, client: client, driver: driver, host: host, target: m.target}
 	chosen, err := m.choose(ctx)
 	if err != nil {
 		return err
@@ -115,7 +116,7 @@ func (m *migration) one(ctx context.Context, s *saved) error {
 	m.print("%s (PersistentVolume %s, %s)\n", s.claimName(), s.Volume.Name, s.From)
 	var problems error
 	if !s.onDisk {
-		problems = m.check(ctx, s)
+		problems = m.checks.check(ctx, s)
 	}
 	now, err := m.observe(ctx, s)
 	if err != nil {

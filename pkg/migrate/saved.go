@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,54 +68,61 @@ func (s *saved) handover(want form) store.Handover {
 	return h
 }
 
-// openSaved opens the directory of the files. Only one process at a time changes anything.
-func (m *migration) openSaved(ctx context.Context) (unlock func(), err error) {
-	if m.Apply {
-		if err := os.MkdirAll(m.Directory, 0o700); err != nil {
-			return nil, err
+// SavedFiles are the files of the volumes.
+type savedFiles struct {
+	path string
+	dir  *dir.Dir // nil if there is no such directory yet
+}
+
+// openFiles opens the directory of the files, to change them if writable is set. Only one process at a time does.
+func openFiles(path string, writable bool) (f savedFiles, unlock func(), err error) {
+	f.path = path
+	if writable {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return f, nil, err
 		}
 	}
-	d, err := dir.Open(m.Directory)
+	d, err := dir.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return func() {}, nil
+		return f, func() {}, nil
 	}
 	if err != nil {
-		return nil, err
+		return f, nil, err
 	}
-	m.saved = d
+	f.dir = d
 	closeDir := func() { _ = d.Close() } // every file in it was synced
-	if !m.Apply {
-		return closeDir, nil
+	if !writable {
+		return f, closeDir, nil
 	}
 	release, err := dir.TryLockByte(d, lockName, 0)
 	if err != nil {
 		closeDir()
-		return nil, fmt.Errorf("another migration runs on this node: %w", err)
+		return f, nil, fmt.Errorf("another migration runs on this node: %w", err)
 	}
-	return func() { release(); closeDir() }, nil
+	return f, func() { release(); closeDir() }, nil
 }
 
-func (m *migration) load() (all []*saved, err error) {
-	if m.saved == nil {
+func (f savedFiles) load() (all []*saved, err error) {
+	if f.dir == nil {
 		return nil, nil
 	}
-	for entry, err := range m.saved.Entries() {
+	for entry, err := range f.dir.Entries() {
 		if err != nil {
 			return nil, err
 		}
 		if _, is := dir.Temporary(entry.Name); is || !strings.HasSuffix(entry.Name, savedSuffix) {
 			continue
 		}
-		data, err := m.saved.ReadFile(entry.Name, maxSaved)
+		data, err := f.dir.ReadFile(entry.Name, maxSaved)
 		if err != nil {
 			return nil, err
 		}
-		s := &saved{directory: m.Directory, onDisk: true}
+		s := &saved{directory: f.path, onDisk: true}
 		if err := json.Unmarshal(data, s); err != nil {
-			return nil, fmt.Errorf("%s/%s: %w", m.Directory, entry.Name, err)
+			return nil, fmt.Errorf("%s/%s: %w", f.path, entry.Name, err)
 		}
 		if s.Version != savedVersion || s.Volume == nil || s.Volume.Spec.ClaimRef == nil || s.Claim == nil || s.name() != entry.Name {
-			return nil, fmt.Errorf("%s/%s is not a file of this program, or of another version of it", m.Directory, entry.Name)
+			return nil, fmt.Errorf("%s/%s is not a file of this program, or of another version of it", f.path, entry.Name)
 		}
 		all = append(all, s)
 	}
@@ -124,18 +130,18 @@ func (m *migration) load() (all []*saved, err error) {
 	return all, nil
 }
 
-func (m *migration) write(s *saved) error {
+func (f savedFiles) write(s *saved) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err
 	}
 	s.onDisk = true
-	return m.saved.WriteFile(s.name(), append(data, '\n'))
+	return f.dir.WriteFile(s.name(), append(data, '\n'))
 }
 
-func (m *migration) remove(s *saved) error {
+func (f savedFiles) remove(s *saved) error {
 	s.onDisk = false
-	return errors.Join(m.saved.Remove(s.name()), m.saved.Sync())
+	return errors.Join(f.dir.Remove(s.name()), f.dir.Sync())
 }
 
 // newSaved is the file of a volume whose migration has not begun. What is missing is found by check.

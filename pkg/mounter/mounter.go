@@ -453,12 +453,13 @@ func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
 	} else if before == nil {
 		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.Type)
 	}
-	if before == nil || before.Boot != now.Boot {
+	if before != nil && before.Boot != now.Boot {
 		return false, nil
 	}
 	for _, below := range top.table.Stack(top.state.MountID)[1:] {
-		if deviceOf(below) == before.Device {
-			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.Type)
+		// Without a record, as of the upstream mounter, any may be the pool.
+		if before == nil || deviceOf(below) == before.Device {
+			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool, or over what may be it. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.Type)
 		}
 	}
 	return false, nil

@@ -66,6 +66,17 @@ func TestUnmountUnderMountOfAdministrator(t *testing.T) {
 	hasMountByHand(t, m.Target)
 }
 
+// The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
+// detached.
+func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()), os.Remove(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted")))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+	mountByHand(t, m.Target)
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
+	hasMountByHand(t, m.Target)
+}
+
 // A mount that no record tells of, as of the upstream mounter, is unmounted if it is one of the claim. Without the claim it is
 // not known whose it is.
 func TestUnmountWithoutRecord(t *testing.T) {

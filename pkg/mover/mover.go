@@ -46,7 +46,9 @@ type Event struct {
 	Compared int64 `json:"comparedBytes,omitempty"`
 	// Fence is given when the volume is handed over: with it, and not before, the copy can be confirmed.
 	Fence string `json:"fence,omitempty"`
-	Error string `json:"error,omitempty"`
+	// PromisedBytes is what the volume is promised, when it is handed over.
+	PromisedBytes int64  `json:"promisedBytes,omitempty"`
+	Error         string `json:"error,omitempty"`
 }
 
 // The events. One of each process is the last: HandedOver, Ended or Failed.

@@ -65,6 +65,8 @@ type Out struct {
 	since  time.Time // when the last pass began
 	base   string    // the reference that it was made from
 	copied string    // the uid of the copy that it went to
+
+	promised int64
 }
 
 const (
@@ -104,6 +106,7 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 	if v, err = o.call(ctx, moves.Fence, ""); err != nil {
 		return "", err
 	}
+	o.promised = v.Bytes
 	o.Report(Event{Event: Fenced})
 	if v.HandedOver && !errors.Is(o.end(ctx, v), errRefused) {
 		return v.Fence, nil
@@ -122,6 +125,9 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 		}
 	}
 }
+
+// Promised is what the volume is promised, in bytes, and its copy too. It is known when the volume is handed over.
+func (o *Out) Promised() int64 { return o.promised }
 
 // copyStill copies what has changed since the last pass, when no pod has the volume any more.
 func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
@@ -193,7 +199,13 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !v.Recorded && o.Bytes > 0 {
 		v.Bytes = max(v.Bytes, o.Bytes)
 	}
-	err := o.copyReferences(ctx, v)
+	// A reference keeps space, and is not made for a target that is not there, or cannot move anything.
+	conn, err := o.dial(ctx)
+	if err != nil {
+		return err
+	}
+	_ = conn.Close() // nothing was said
+	err = o.copyReferences(ctx, v)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -365,11 +377,19 @@ func (o *Out) awaitUnused(ctx context.Context) error {
 	}
 }
 
-// session connects to the target, has it agree, and does something over the connection.
-func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
+func (o *Out) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := o.Dial(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to the target: %w", err)
+		err = fmt.Errorf("connect to the target: %w", err)
+	}
+	return conn, err
+}
+
+// session connects to the target, has it agree, and does something over the connection.
+func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
+	conn, err := o.dial(ctx)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = conn.Close() }() // what matters was answered
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

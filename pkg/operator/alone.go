@@ -93,7 +93,7 @@ func (r *Reconciler) checkAlone(ctx context.Context, object *hppv1.HostPathProvi
 	err = CheckAlone(ctx, r.APIReader, r.Config.Namespace)
 	if _, found := errors.AsType[*ElsewhereError](err); found {
 		ready.Set(noObject)
-		r.event(object, corev1.EventTypeWarning, "AnotherOperator", fmt.Sprintf("The operator in the namespace %s does nothing: %v", r.Config.Namespace, err))
+		r.reporter().event(object, corev1.EventTypeWarning, "AnotherOperator", fmt.Sprintf("The operator in the namespace %s does nothing: %v", r.Config.Namespace, err))
 		r.Stop(err)
 	}
 	return err

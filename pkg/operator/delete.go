@@ -24,7 +24,7 @@ import (
 const poll = 10 * time.Second
 
 // delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
-// for a node that is gone.
+// for a node that is gone, but for its pods that use a pool: Kubernetes removes these soon.
 func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
 	if err := r.remember(ctx, object); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -34,7 +34,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 	if len(waiting) > 0 || err != nil {
 		return ctrl.Result{RequeueAfter: poll}, errors.Join(err, r.reportDeletion(ctx, object, waiting, err))
 	}
-	if err := a.Prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
+	if err := a.Prune(ctx, r.Config.Namespace, r.Optional.prunable(), nil); err != nil {
 		return ctrl.Result{}, errors.Join(err, r.reportDeletion(ctx, object, nil, err))
 	}
 	ready.Set(noObject)
@@ -50,7 +50,7 @@ func (r *Reconciler) reportDeletion(ctx context.Context, object *hppv1.HostPathP
 		return err
 	}
 	ofDriver := slices.DeleteFunc(slices.Clone(volumes), func(v corev1.PersistentVolume) bool { return place.OfLegacyProvisioner(&v) })
-	return r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver)))
+	return r.reporter().update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver)))
 }
 
 // removeWorkloads waits for moves, unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it

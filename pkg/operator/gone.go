@@ -65,7 +65,12 @@ func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathPro
 	g.found = nil
 	for _, node := range offered {
 		if object.Spec.DeletedNodes == hppv1.RemoveVolumes {
-			problems = append(problems, r.removeVolumes(ctx, object, node))
+			removed, err := c.removeVolumes(ctx, node)
+			problems = append(problems, err)
+			if len(removed) > 0 {
+				r.reporter().event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %s of the deleted node %s: %s",
+					place.Count(len(removed)), node.name, status.Some(removed)))
+			}
 		}
 		if len(node.volumes)+len(node.snapshots) > 0 {
 			g.found = append(g.found, node.report())
@@ -224,25 +229,20 @@ func (c *cluster) bound(ctx context.Context, snapshots []unstructured.Unstructur
 }
 
 // removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
-func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathProvisioner, node *goneNode) error {
-	var removed []string
+func (c *cluster) removeVolumes(ctx context.Context, node *goneNode) (removed []string, err error) {
 	var problems []error
 	node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {
 		if volume.Spec.ClaimRef == nil || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 			return false
 		}
-		if err := r.cluster().removeVolume(ctx, &volume); err != nil {
+		if err := c.removeVolume(ctx, &volume); err != nil {
 			problems = append(problems, fmt.Errorf("remove the PersistentVolume %s of the deleted node %s: %w", volume.Name, node.name, err))
 			return false
 		}
 		removed = append(removed, volume.Name)
 		return true
 	})
-	if len(removed) > 0 {
-		r.event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %s of the deleted node %s: %s",
-			place.Count(len(removed)), node.name, status.Some(removed)))
-	}
-	return errors.Join(problems...)
+	return removed, errors.Join(problems...)
 }
 
 // removeVolume removes one volume, if it did not change since it was read. Other finalizers than those of orphanFinalizers

@@ -55,7 +55,7 @@ func (s *stage) replace(api client.Client) {
 	before := s.reconciler
 	s.reconciler = &Reconciler{
 		Client: api, APIReader: s.Client, Recorder: before.Recorder, Optional: before.Optional, TLS: before.TLS, Config: before.Config,
-		manifests: before.manifests, discover: before.discover,
+		manifests: before.manifests, kinds: kindDiscovery{ask: before.kinds.ask},
 	}
 }
 

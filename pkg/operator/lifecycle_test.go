@@ -41,7 +41,7 @@ func newStage(t *testing.T, objects ...client.Object) *stage {
 	return &stage{t: t, Client: api, reconciler: &Reconciler{
 		Client: api, APIReader: api, Recorder: events.NewFakeRecorder(1000), Optional: &OptionalKinds{}, TLS: NewTLSPolicy("", ""),
 		Config:    render.Config{Namespace: "storage", Version: "v1", Verbosity: -1},
-		manifests: manifests, discover: func(context.Context) error { return nil },
+		manifests: manifests, kinds: kindDiscovery{ask: func(context.Context) error { return nil }},
 	}}
 }
 

@@ -119,7 +119,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	}
 	profile := &follower{TLSPolicy: r.TLS, manager: manager, resync: r.resync(), turn: make(chan struct{}, 1)}
 	// The first reconciliation asks: an API server that cannot answer yet does not end the program.
-	r.discover = func(ctx context.Context) error {
+	r.kinds.ask = func(ctx context.Context) error {
 		_, err := profile.follow(ctx)
 		return errors.Join(err, r.Optional.discover(
 			func(kind schema.GroupVersionKind) (bool, error) { return served(api, kind) },

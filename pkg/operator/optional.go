@@ -1,7 +1,10 @@
 package operator
 
 import (
+	"context"
+	"fmt"
 	"slices"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,6 +38,30 @@ func (o *OptionalKinds) Present() []schema.GroupVersionKind {
 
 // readNowAndThen are kinds of which the operator makes no objects, and watches none.
 var readNowAndThen = []schema.GroupVersionKind{place.SnapshotContent, storageProfileKind}
+
+// prunable are the kinds of which the operator removes objects that it does not want any more.
+func (o *OptionalKinds) prunable() []schema.GroupVersionKind {
+	return append(slices.Clone(ownedKinds), o.Present()...)
+}
+
+// A kindDiscovery asks now and then which kinds the cluster has by now.
+type kindDiscovery struct {
+	ask   func(context.Context) error
+	last  time.Time
+	known bool
+}
+
+// refresh asks at most once in a time.
+func (k *kindDiscovery) refresh(ctx context.Context, now time.Time, every time.Duration) error {
+	if now.Sub(k.last) < every {
+		return nil
+	}
+	if err := k.ask(ctx); err != nil {
+		return fmt.Errorf("ask which kinds the cluster has: %w", err)
+	}
+	k.last, k.known = now, true
+	return nil
+}
 
 // discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten.
 func (o *OptionalKinds) discover(served func(schema.GroupVersionKind) (bool, error), watch, forget func(schema.GroupVersionKind) error) error {

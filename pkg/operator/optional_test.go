@@ -56,7 +56,7 @@ func TestOptionalKindsComeAndGo(t *testing.T) {
 func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
 	s := newStage(t, stored("hpp", 1, false))
 	down, asked := errors.New("the API server is down"), 0
-	s.reconciler.discover = func(context.Context) error { asked++; return down }
+	s.reconciler.kinds.ask = func(context.Context) error { asked++; return down }
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}
 	for range 2 {
@@ -67,11 +67,11 @@ func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
 	if asked != 2 {
 		t.Errorf("it asked %d times", asked)
 	}
-	s.reconciler.discover = func(context.Context) error { return nil }
+	s.reconciler.kinds.ask = func(context.Context) error { return nil }
 	s.reconcile("hpp")
 	must.Succeed(t, s.Delete(t.Context(), set))
-	s.reconciler.discovered = time.Time{}
-	s.reconciler.discover = func(context.Context) error { return down }
+	s.reconciler.kinds.last = time.Time{}
+	s.reconciler.kinds.ask = func(context.Context) error { return down }
 	if _, err := s.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || !s.has(set) {
 		t.Errorf("it ends with %v, and the driver is there: %v", err, s.has(set))
 	}

@@ -21,13 +21,19 @@ import (
 // claimed and cloned. It makes one for each StorageClass, of the same name.
 var storageProfileKind = schema.GroupVersionKind{Group: "cdi.kubevirt.io", Version: "v1beta1", Kind: "StorageProfile"}
 
-// adviseCDI completes the profiles of the classes of an object's pools, where CDI is installed. Where a user has set anything in the
+// StorageProfiles are those of CDI in a cluster.
+type storageProfiles struct {
+	cluster *cluster
+	kinds   *OptionalKinds
+}
+
+// complete completes the profiles of the classes of an object's pools, where CDI is installed. Where a user has set anything in the
 // spec of a profile, that is the user's.
-func (r *Reconciler) adviseCDI(ctx context.Context, object *hppv1.HostPathProvisioner) error {
-	if !r.Optional.Has(storageProfileKind) {
+func (s storageProfiles) complete(ctx context.Context, object *hppv1.HostPathProvisioner) error {
+	if !s.kinds.Has(storageProfileKind) {
 		return nil
 	}
-	classes, err := list[storagev1.StorageClass](ctx, r.cluster())
+	classes, err := list[storagev1.StorageClass](ctx, s.cluster)
 	if err != nil {
 		return err
 	}
@@ -39,17 +45,17 @@ func (r *Reconciler) adviseCDI(ctx context.Context, object *hppv1.HostPathProvis
 	for i := range classes {
 		// CDI knows the classes of shared pools, by their parameter overlayCSI.
 		if !shared[poolOfClass(object, &classes[i])] {
-			problems = append(problems, r.completeProfile(ctx, classes[i].Name, object.HasFeature(hppv1.Snapshotting)))
+			problems = append(problems, s.completeOne(ctx, classes[i].Name, object.HasFeature(hppv1.Snapshotting)))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (r *Reconciler) completeProfile(ctx context.Context, name string, snapshots bool) error {
+func (s storageProfiles) completeOne(ctx context.Context, name string, snapshots bool) error {
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(storageProfileKind)
 	// CDI makes it soon after the class.
-	if err := r.APIReader.Get(ctx, client.ObjectKey{Name: name}, live); apierrors.IsNotFound(err) {
+	if err := s.cluster.api.Get(ctx, client.ObjectKey{Name: name}, live); apierrors.IsNotFound(err) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("read the StorageProfile %s: %w", name, err)
@@ -65,7 +71,7 @@ func (r *Reconciler) completeProfile(ctx context.Context, name string, snapshots
 	profile.SetGroupVersionKind(storageProfileKind)
 	profile.SetName(name)
 	profile.SetUID(live.GetUID()) // so that it is not made
-	err := r.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(profile), client.FieldOwner(apply.FieldManager))
+	err := s.cluster.Apply(ctx, client.ApplyConfigurationFromUnstructured(profile), client.FieldOwner(apply.FieldManager))
 	// A conflict is over a field that a user has changed since.
 	if err != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("complete the StorageProfile %s: %w", name, err)

@@ -10,10 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -59,12 +56,10 @@ type Reconciler struct {
 	// Now is the time; nil for the real one.
 	Now func() time.Time
 
-	manifests  *render.Manifests
-	discover   func(context.Context) error
-	discovered time.Time
-	knowsKinds bool
-	gone       goneNodes
-	earliest   earliest
+	manifests *render.Manifests
+	kinds     kindDiscovery
+	gone      goneNodes
+	earliest  earliest
 }
 
 func (r *Reconciler) now() time.Time {
@@ -76,24 +71,12 @@ func (r *Reconciler) now() time.Time {
 
 func (r *Reconciler) resync() time.Duration { return min(longestResync, r.goneAfter()) }
 
-// findKinds discovers, at most once in the time of a resync, which kinds the cluster has by now.
-func (r *Reconciler) findKinds(ctx context.Context) error {
-	if r.now().Sub(r.discovered) < r.resync() {
-		return nil
-	}
-	if err := r.discover(ctx); err != nil {
-		return fmt.Errorf("ask which kinds the cluster has: %w", err)
-	}
-	r.discovered, r.knowsKinds = r.now(), true
-	return nil
-}
-
 // Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
 // only one is in effect.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	// Once the kinds are known, what is deployed does not depend on whether they can be asked for again.
-	unknown := r.findKinds(ctx)
-	if unknown != nil && !r.knowsKinds {
+	unknown := r.kinds.refresh(ctx, r.now(), r.resync())
+	if unknown != nil && !r.kinds.known {
 		return ctrl.Result{}, unknown
 	}
 	all := &hppv1.HostPathProvisionerList{}
@@ -117,7 +100,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if reason, why := r.refuses(object); reason != "" {
 		refused := status.Refuse(object, r.Config.Version, reason, why)
 		measure(refused)
-		return ctrl.Result{}, r.update(ctx, object, refused)
+		return ctrl.Result{}, r.reporter().update(ctx, object, refused)
 	}
 	if controllerutil.AddFinalizer(object, hppv1.Finalizer) {
 		patch := client.MergeFromWithOptions(&all.Items[i], client.MergeFromWithOptimisticLock{})
@@ -130,7 +113,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
-	problems = errors.Join(unknown, problems, err, r.adviseCDI(ctx, object))
+	problems = errors.Join(unknown, problems, err, storageProfiles{r.cluster(), r.Optional}.complete(ctx, object))
 	seen, err := r.observe(ctx, object, wanted)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(problems, err)
@@ -145,7 +128,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	found := status.Assess(object, r.Config.Version, seen)
 	measure(found)
-	err = r.update(ctx, object, found)
+	err = r.reporter().update(ctx, object, found)
 	return ctrl.Result{RequeueAfter: again}, errors.Join(problems, err)
 }
 
@@ -186,7 +169,7 @@ func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathP
 	if object.DeletionTimestamp != nil {
 		return r.release(ctx, object)
 	}
-	return r.update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
+	return r.reporter().update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
 		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name)))
 }
 
@@ -247,7 +230,7 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 		problems = append(problems, c.applyClaim(ctx, claim))
 	}
 	problems = append(problems, r.applyAll(ctx, c.applier, &wanted))
-	problems = append(problems, c.applier.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
+	problems = append(problems, c.applier.Prune(ctx, r.Config.Namespace, r.Optional.prunable(), wanted.objects))
 	problems = append(problems, c.dropCleanUps(ctx, wanted.objects))
 	leaving, err := c.cleanUp(ctx, left)
 	wanted.leaving = slices.Concat(leaving, held)
@@ -318,7 +301,7 @@ func (r *Reconciler) applyAll(ctx context.Context, a *apply.Applier, wanted *dep
 		}
 		if err != nil && slices.Contains(optionalKinds, want.GroupVersionKind()) {
 			// The kind may be gone: the next try asks.
-			r.discovered = time.Time{}
+			r.kinds.last = time.Time{}
 		}
 		problems = append(problems, err)
 	}
@@ -357,7 +340,7 @@ func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisio
 				kind, text = corev1.EventTypeWarning, text+": "+err.Error()
 			}
 			log.FromContext(ctx).Info(reason, "object", apply.Describe(owned), "err", err)
-			r.event(object, kind, reason, text)
+			r.reporter().event(object, kind, reason, text)
 		},
 	}
 }
@@ -379,10 +362,6 @@ var ownedKinds = []schema.GroupVersionKind{
 
 // storageClassKind is that of objects which are owned and not removed.
 var storageClassKind = schema.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "StorageClass"}
-
-func (r *Reconciler) prunable() []schema.GroupVersionKind {
-	return append(slices.Clone(ownedKinds), r.Optional.Present()...)
-}
 
 // facts asks the cluster what rendering has to know.
 func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (render.Facts, error) {
@@ -463,42 +442,4 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
 	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
 	return seen, err
-}
-
-func (r *Reconciler) update(ctx context.Context, object *hppv1.HostPathProvisioner, to hppv1.HostPathProvisionerStatus) error {
-	if equality.Semantic.DeepEqual(object.Status, to) {
-		return nil
-	}
-	changed := object.DeepCopy()
-	changed.Status = to
-	if err := r.Client.Status().Update(ctx, changed); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	r.announce(object, to)
-	return nil
-}
-
-// announce makes an event of each condition that has changed its value.
-func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, to hppv1.HostPathProvisionerStatus) {
-	for _, condition := range to.Conditions {
-		before := meta.FindStatusCondition(object.Status.Conditions, condition.Type)
-		if before != nil && before.Status == condition.Status && before.Reason == condition.Reason {
-			continue
-		}
-		kind := corev1.EventTypeNormal
-		if condition.Type == hppv1.ConditionDegraded && condition.Status == metav1.ConditionTrue {
-			kind = corev1.EventTypeWarning
-		}
-		reason := condition.Reason
-		if condition.Type == hppv1.ConditionAvailable && condition.Status == metav1.ConditionTrue {
-			reason = status.ReasonHealthy
-		}
-		r.event(object, kind, reason, fmt.Sprintf("%s is %s: %s", condition.Type, condition.Status, condition.Message))
-	}
-}
-
-// event makes an event of an object. The API server refuses longer notes.
-func (r *Reconciler) event(object *hppv1.HostPathProvisioner, kind, reason, note string) {
-	const most = 1024
-	r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s", status.Shorten(note, most))
 }

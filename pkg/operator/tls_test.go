@@ -116,12 +116,12 @@ func TestTLSProfileIsFollowedFromTheStart(t *testing.T) {
 			if tt.profile != "no kind" {
 				soon, end := context.WithTimeout(ctx, 100*time.Millisecond)
 				defer end()
-				if err := r.discover(soon); !errors.Is(err, context.DeadlineExceeded) {
+				if err := r.kinds.ask(soon); !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("it would be deployed before the profile is known: %v", err)
 				}
 			}
 			close(answer)
-			must.Succeed(t, r.discover(ctx))
+			must.Succeed(t, r.kinds.ask(ctx))
 			if got := r.TLS.Now().MinVersion; got != tt.want {
 				t.Errorf("the lowest version is %s, want %s", tls.VersionName(got), tls.VersionName(tt.want))
 			}

@@ -274,7 +274,7 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	if r.Mode == volume.ModeBlock {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.Keeper.RecordedInodes()
+		rec.BytesPerInode = v.Keeper.Sizes.RecordedInodes()
 	}
 	if r.target != nil {
 		rec.Move = r.target.Move

@@ -35,8 +35,8 @@ var (
 )
 
 // provisioning is what the provisioners from before CSI may do in a directory.
-func provisioning(pool string) access {
-	return access{capabilities: "DAC_OVERRIDE FOWNER LINUX_IMMUTABLE SYS_ADMIN", host: []string{"/dev", "/sys/fs!", pool + "!"}}
+func provisioning(pool, state string) access {
+	return access{capabilities: "DAC_OVERRIDE FOWNER LINUX_IMMUTABLE SYS_ADMIN", host: []string{"/dev", "/sys/fs!", pool + "!", state + "!"}}
 }
 
 // programs are what users install, with the components that have containers, and what their containers may do.
@@ -55,8 +55,8 @@ var programs = []struct {
 	{"devices", "", true, map[string]access{
 		"provisioner": {privileged: true, host: []string{"/dev", "/var/lib/local-pv-provisioner!"}},
 	}},
-	{"provisioner", "", false, map[string]access{"provisioner": provisioning("/var/hpvolumes")}},
-	{"single-node", "", false, map[string]access{"provisioner": provisioning("/var/kubernetes")}},
+	{"provisioner", "", false, map[string]access{"provisioner": provisioning("/var/hpvolumes", "/var/lib/hostpath-provisioner-state")}},
+	{"single-node", "", false, map[string]access{"provisioner": provisioning("/var/kubernetes", "/var/lib/hostpath-single-node-state")}},
 	{"migrate", "", false, map[string]access{
 		"migrate": {capabilities: "DAC_OVERRIDE", host: []string{"/", socketDir, "/var/hpvolumes!", "/var/lib/hostpath-migrate!"}},
 	}},

@@ -34,6 +34,9 @@ type Facts struct {
 	Disk Number
 	// Partition is the number of a partition on its disk, from 1.
 	Partition int
+	// Start is where the kernel has a partition begin on its disk, in bytes, and 0 where it says nothing of that. Numbers of partitions
+	// change when they are sorted or made anew.
+	Start int64
 	// Partitions are those of a disk.
 	Partitions []Number
 	// Below are the devices that one of device mapper or md is made of, whatever is between.
@@ -72,6 +75,7 @@ func Inspect(n Number) (Facts, error) {
 	if f.Disk, f.Partition, err = partOf(dir, n); err != nil {
 		return f, fmt.Errorf("disk of %s: %w", f.Name, err)
 	}
+	f.Start = start(dir)
 	if f.Partitions, err = partitions(dir); err != nil {
 		return f, err
 	}
@@ -132,6 +136,14 @@ func partOf(dir string, n Number) (disk Number, part int, err error) {
 	disk, err = parseNumber(attribute(filepath.Join(dir, "slaves", below[0]), "dev"))
 	part, _ = strconv.Atoi(match[1])
 	return disk, part, err
+}
+
+func start(dir string) int64 {
+	sectors, err := strconv.ParseInt(attribute(dir, "start"), 10, 64)
+	if err != nil {
+		return 0 // it is no partition, or one of device mapper
+	}
+	return sectors * sector
 }
 
 // holders has the name that users know a device by beside the kernel's.

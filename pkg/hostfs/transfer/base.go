@@ -70,18 +70,19 @@ func (b *base) file(name string) *os.File {
 // inBase opens the file of the base that has the name of one of the source, or returns nil. If they are the same in all, it says so
 // instead.
 func (w *walk) inBase(in *dir.Dir, name string, st *unix.Stat_t) (_ *os.File, same bool) {
-	f := w.base.file(name)
+	f := w.track.base.file(name)
 	if f == nil {
 		return nil, false
 	}
-	if w.sameAs(f, in, name, st) {
+	if isSame(w.ctx, w.out.attrs, f, in, name, st) {
 		_ = f.Close() // opened for reading
 		return nil, true
 	}
 	return f, false
 }
 
-func (w *walk) sameAs(f *os.File, in *dir.Dir, name string, st *unix.Stat_t) bool {
+// isSame says that a file is the same as one of the base in all but its ctime.
+func isSame(ctx context.Context, attrs *attributer, f *os.File, in *dir.Dir, name string, st *unix.Stat_t) bool {
 	var was unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &was); err != nil ||
 		was.Size != st.Size || was.Mtim != st.Mtim || was.Mode != st.Mode || was.Uid != st.Uid || was.Gid != st.Gid {
@@ -93,15 +94,15 @@ func (w *walk) sameAs(f *os.File, in *dir.Dir, name string, st *unix.Stat_t) boo
 		return false
 	}
 	defer func() { _ = unix.Close(fd) }() // opened for reading
-	before, err := w.s.attrs.sums(xattr.Descriptor(int(f.Fd())))
+	before, err := attrs.sums(xattr.Descriptor(int(f.Fd())))
 	if err != nil {
 		return false
 	}
-	is, err := w.s.attrs.sums(xattr.Descriptor(fd))
+	is, err := attrs.sums(xattr.Descriptor(fd))
 	if err != nil || is != before {
 		return false
 	}
-	return eachDifference(w.ctx, f, fd, func(diff.Range) error { return errDiffer }) == nil
+	return eachDifference(ctx, f, fd, func(diff.Range) error { return errDiffer }) == nil
 }
 
 var errDiffer = errors.New("the files differ")
@@ -115,39 +116,4 @@ func eachDifference(ctx context.Context, base *os.File, fd int, found func(diff.
 	now := os.NewFile(uintptr(duplicate), base.Name())
 	defer func() { _ = now.Close() }() // opened for reading
 	return diff.Files(ctx.Err, base, now, found)
-}
-
-// sendChanged sends a part of a file of a size, of which the receiver has what is around it. A granule that is zero as a whole is a
-// hole.
-func (w *walk) sendChanged(fd int, at, end, size int64) error {
-	for at < end {
-		first := at / granule * granule
-		next := min(first+granule, size)
-		if at == first && next <= end {
-			if next = end; end < size {
-				next = end / granule * granule
-			}
-			if err := w.sendRange(fd, at, next, true); err != nil {
-				return err
-			}
-			at = next
-			continue
-		}
-		part := w.s.data[:min(next, end)-at]
-		err := readAt(fd, part, at)
-		if err == nil && isZero(part) {
-			err = w.sendRange(fd, first, next, true)
-		} else if err == nil {
-			w.s.wire.begin(kindData)
-			w.s.wire.put64(at)
-			w.s.wire.putRaw(part)
-			w.result.Bytes += int64(len(part))
-			err = w.s.wire.send(w.ctx)
-		}
-		if err != nil {
-			return err
-		}
-		at += int64(len(part))
-	}
-	return nil
 }

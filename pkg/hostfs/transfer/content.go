@@ -3,19 +3,14 @@ package transfer
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
-	"hash"
 	"io/fs"
 	"iter"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 )
 
 // A digest identifies the content of a block. That of zeros is zero, and so is that of a hole: where a source has holes depends on
@@ -62,6 +57,9 @@ func (r *reader) holeUntil(at int64) (int64, error) {
 	}
 	return max(at, r.from/blockBytes*blockBytes), nil
 }
+
+// blocks is how many a part of a file has that begins with one.
+func blocks(length int64) int64 { return length/blockBytes + min(length%blockBytes, 1) }
 
 // A block is what a file has at an offset.
 type block struct {
@@ -146,85 +144,6 @@ func writeAt(fd int, data []byte, at int64) error {
 		data, at = data[n:], at+int64(n)
 	}
 	return nil
-}
-
-// An attributer reads the extended attributes of entries.
-type attributer struct{ list, value []byte }
-
-func newAttributer() *attributer {
-	return &attributer{make([]byte, xattr.Max), make([]byte, xattr.Max)}
-}
-
-// isKept says whether an attribute is one of the entry, and not of its filesystem: XFS shows each ACL under a name of its own as
-// well (trusted.SGI_ACL_FILE, SGI_ACL_DEFAULT), and only btrfs takes its own.
-func isKept(name string, btrfs bool) bool {
-	return !strings.HasPrefix(name, "trusted.SGI_ACL_") && (btrfs || !strings.HasPrefix(name, "btrfs."))
-}
-
-// each calls found for each attribute, in the order of their names. The value is valid during the call.
-func (a *attributer) each(h xattr.Holder, btrfs bool, found func(name string, value []byte) error) error {
-	list, err := xattr.Listed(h, a.list)
-	if err != nil || len(list) == 0 {
-		return err
-	}
-	names := slices.Sorted(xattr.Each(list))
-	for _, name := range names {
-		if !isKept(name, btrfs) {
-			continue
-		}
-		n, err := h.Get(name, a.value)
-		if errors.Is(err, unix.ENODATA) { // removed meanwhile
-			continue
-		}
-		if err == nil {
-			err = found(name, a.value[:n])
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Sums identify the extended attributes of an entry. That of none is zero.
-type sums struct {
-	all, portable digest // without the label; and those that any filesystem keeps
-	label         digest // where the source has none, the target may have one: the kernel takes it off no file
-}
-
-const sumsBytes = 3 * sha256.Size
-
-func (a *attributer) sums(h xattr.Holder) (sums, error) {
-	var hashes [3]hash.Hash
-	err := a.each(h, true, func(name string, value []byte) error {
-		for i, wanted := range []bool{name != xattr.SELinuxLabel, name != xattr.SELinuxLabel && isKept(name, false), name == xattr.SELinuxLabel} {
-			if !wanted {
-				continue
-			}
-			if hashes[i] == nil {
-				hashes[i] = sha256.New()
-			}
-			hashes[i].Write(binary.BigEndian.AppendUint32([]byte(name+"\x00"), uint32(len(value)))) // never fails
-			hashes[i].Write(value)
-		}
-		return nil
-	})
-	var s sums
-	for i, sum := range []*digest{&s.all, &s.portable, &s.label} {
-		if hashes[i] != nil {
-			hashes[i].Sum(sum[:0])
-		}
-	}
-	return s, err
-}
-
-// same says whether the attributes of an entry are those of the source, as far as its filesystem keeps them.
-func (s *sums) same(source *sums, btrfs bool) bool {
-	attributes := s.portable == source.portable
-	if btrfs {
-		attributes = s.all == source.all
-	}
-	return attributes && (source.label == digest{} || s.label == source.label)
 }
 
 func format(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }

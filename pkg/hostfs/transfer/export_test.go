@@ -21,7 +21,8 @@ func Compare(t testing.TB, from, to *dir.Dir, p Pass) string {
 		if err != nil {
 			return struct{}{}, err
 		}
-		c := &comparison{s: s, ctx: ctx, from: from, all: p.Verify == VerifyAll, began: began.UnixNano(), track: track{since: since}}
+		c := s.comparison(ctx, from, p, began)
+		c.track = track{since: since}
 		return struct{}{}, c.run(&Result{})
 	})
 	if finish := s.Finish(t.Context()); finish != nil {

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io/fs"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -99,10 +101,49 @@ func (l *links) close() error {
 	return err
 }
 
+// addOpened has the file that was just opened be found by its other names.
+func (l *links) addOpened(in *dir.Dir, name string, link linkID) (*unix.Stat_t, error) {
+	is, err := lookFor(in, name)
+	if err == nil && is == nil {
+		err = fmt.Errorf("%s/%s: %w", in, name, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return is, l.add(in, name, is, link)
+}
+
+// isUsable says that an entry can be changed to what is wanted, without changing any that another name leads to.
+func (l *links) isUsable(is, want *unix.Stat_t, linked bool) (bool, error) {
+	switch {
+	case is == nil, format(is) != format(want):
+		return false, nil
+	case is.Nlink == 1:
+		return true, nil
+	case !linked:
+		return false, nil
+	}
+	taken, err := l.taken(is)
+	return !taken, err
+}
+
+// isAsBefore says that a file is in the base, and that this one has not been made another in this round, by a name that it had in common
+// with it.
+func (l *links) isAsBefore(is, want *unix.Stat_t, flags byte, usable bool) (bool, error) {
+	if flags&flagBase == 0 || want.Size == 0 || is == nil {
+		return false, nil
+	}
+	if usable || format(is) != unix.S_IFREG {
+		return usable, nil
+	}
+	taken, err := l.taken(is)
+	return !taken, err
+}
+
 // linkTo gives one more name to the entry for one of the source, if there is one already. It says whether there is. What else has
 // the name is removed.
-func (r *receiver) linkTo(in *dir.Dir, name string, is *unix.Stat_t, id linkID) (found bool, err error) {
-	made, err := r.links.find(id)
+func (l *links) linkTo(ctx context.Context, in *dir.Dir, name string, is *unix.Stat_t, id linkID) (found bool, err error) {
+	made, err := l.find(id)
 	if err != nil || made == nil {
 		return false, err
 	}
@@ -110,11 +151,11 @@ func (r *receiver) linkTo(in *dir.Dir, name string, is *unix.Stat_t, id linkID) 
 		return true, nil
 	}
 	if is != nil {
-		if err := r.remove(in, name); err != nil {
+		if err := remove(ctx, in, name); err != nil {
 			return true, err
 		}
 	}
-	if err := unix.Linkat(r.links.dir.Fd(), r.links.ofSource(id), in.Fd(), name, 0); err != nil {
+	if err := unix.Linkat(l.dir.Fd(), l.ofSource(id), in.Fd(), name, 0); err != nil {
 		return true, pathError("link", in, name, err)
 	}
 	return true, nil

@@ -1,19 +1,80 @@
 package transfer
 
 import (
+	"context"
 	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/diff"
 )
 
-// serve does what an answer asks for. If there is none yet, it waits.
-func (w *walk) serve(flush bool) error {
+// An offer is a file that the receiver may want.
+type offer struct {
+	in   *handle
+	name string
+	st   *unix.Stat_t
+	fd   int      // once it is open
+	next int64    // where the next section begins
+	base *os.File // that the receiver may have; nil if it has not
+}
+
+const notOpen = -1
+
+func (o *offer) close() {
+	if o.fd != notOpen {
+		_ = unix.Close(o.fd) // opened for reading
+	}
+	if o.base != nil {
+		_ = o.base.Close() // opened for reading
+	}
+	o.in.release()
+}
+
+// Offers are the files that the receiver was asked about, or that it wants.
+type offers struct {
+	ctx     context.Context
+	wire    *wire
+	answers *answers
+	source  *source
+	out     *output
+	block   []byte // a buffer
+	pending map[uint64]*offer
+}
+
+// add adds one, and returns its id.
+func (f *offers) add(o *offer) uint64 {
+	id := f.answers.nextID()
+	f.pending[id] = o
+	return id
+}
+
+// serveUntil serves until so many are left at most.
+func (f *offers) serveUntil(left int) error {
+	for len(f.pending) > left {
+		if err := f.serve(true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *offers) close() {
+	for _, o := range f.pending {
+		o.close()
+	}
+	f.pending = nil
+}
+
+// serve does what an answer asks for. To wait for one it flushes what was sent.
+func (f *offers) serve(wait bool) error {
 	var a answer
 	var err error
-	if flush {
-		a, err = w.s.receive()
-	} else if a = <-w.s.answers; a.kind == 0 { // closed
-		err = w.s.failed
+	if wait {
+		a, err = f.answers.receive()
+	} else if a = <-f.answers.all; a.kind == 0 { // closed
+		err = f.answers.failed
 	}
 	if err != nil {
 		return err
@@ -23,40 +84,34 @@ func (w *walk) serve(flush bool) error {
 	default:
 		return fmt.Errorf("%w: an answer of kind %d amid a round", ErrProtocol, a.kind)
 	}
-	o := w.pending[a.id]
+	o := f.pending[a.id]
 	if o == nil {
-		if a.id == 0 || a.id > w.s.nextID {
+		if !f.answers.isOfFile(a) {
 			return fmt.Errorf("%w: an answer to no question", ErrProtocol)
 		}
 		return nil // of an earlier round, or of a file that is gone
 	}
 	if a.kind == kindHave {
-		w.drop(a.id, o)
+		f.drop(a.id, o)
 		return nil
 	}
-	if err := w.sendSelect(a.id); err != nil {
+	if err := f.out.sendSelect(a.id); err != nil {
 		return err
 	}
 	if a.kind == kindSkip {
-		return w.abort(a.id, o)
+		return f.abort(a.id, o)
 	}
-	return w.section(a, o)
+	return f.section(a, o)
 }
 
-func (w *walk) drop(id uint64, o *offer) {
-	delete(w.pending, id)
+func (f *offers) drop(id uint64, o *offer) {
+	delete(f.pending, id)
 	o.close()
 }
 
-func (w *walk) sendSelect(id uint64) error {
-	w.s.wire.begin(kindSelect)
-	w.s.wire.put64(int64(id))
-	return w.s.wire.send(w.ctx)
-}
-
-func (w *walk) abort(id uint64, o *offer) error {
-	w.drop(id, o)
-	return w.s.wire.sendEmpty(w.ctx, kindAbort)
+func (f *offers) abort(id uint64, o *offer) error {
+	f.drop(id, o)
+	return f.wire.sendEmpty(f.ctx, kindAbort)
 }
 
 // mayWant reports whether an answer is of a length that there is, and of a base that was offered.
@@ -68,7 +123,7 @@ func (o *offer) mayWant(a answer) bool {
 }
 
 // section sends what the receiver does not have of a part of a file. After the last part the file is complete.
-func (w *walk) section(a answer, o *offer) error {
+func (f *offers) section(a answer, o *offer) error {
 	size := o.st.Size // that the receiver was told
 	if a.offset != o.next || a.offset+a.length > size || !o.mayWant(a) {
 		return fmt.Errorf("%w: it wants another part of a file", ErrProtocol)
@@ -76,57 +131,61 @@ func (w *walk) section(a answer, o *offer) error {
 	o.next += a.length
 	if o.fd == notOpen {
 		st := *o.st
-		fd, err := w.open(o.in.Dir, o.name, &st)
+		fd, err := f.source.open(o.in.Dir, o.name, &st)
 		if err != nil {
-			if err = w.passOver(err); err != nil {
+			if err = f.source.passOver(err); err != nil {
 				return changedAt(o.in.Dir, o.name, err)
 			}
-			return w.abort(a.id, o)
+			return f.abort(a.id, o)
 		}
 		o.fd = fd
 		o.st.Ctim = st.Ctim
 		if st.Size != size {
-			if w.still {
+			if f.source.still {
 				return changedAt(o.in.Dir, o.name, ErrChanged)
 			}
-			w.result.Missed++
+			f.source.missed++
 		}
 	}
-	err := w.sendSection(a, o)
+	err := f.sendSection(a, o)
 	if err != nil {
 		return fmt.Errorf("send %s/%s: %w", o.in, o.name, err)
 	}
-	if err := w.s.wire.sendEmpty(w.ctx, kindSection); err != nil {
+	if err := f.wire.sendEmpty(f.ctx, kindSection); err != nil {
 		return err
 	}
 	if a.offset+a.length < size {
 		return nil
 	}
-	if err := w.sendSelect(a.id); err != nil {
+	if err := f.out.sendSelect(a.id); err != nil {
 		return err
 	}
-	if err := w.finish(o.fd, o.in.Dir, o.name, o.st, size); err != nil {
+	st, err := f.source.changed(o.fd, o.in.Dir, o.name, o.st)
+	if err == nil {
+		err = f.out.sendRest(o.fd, o.in.Dir, o.name, st, size)
+	}
+	if err != nil {
 		return changedAt(o.in.Dir, o.name, err)
 	}
-	w.drop(a.id, o)
+	f.drop(a.id, o)
 	return nil
 }
 
-func (w *walk) sendSection(a answer, o *offer) error {
+func (f *offers) sendSection(a answer, o *offer) error {
 	end := a.offset + a.length
 	switch a.kind {
 	case kindWantHole:
-		return w.sendRange(o.fd, a.offset, end, false)
+		return f.out.sendRange(o.fd, a.offset, end, false)
 	case kindWantBase:
-		return eachDifference(w.ctx, o.base, o.fd, func(r diff.Range) error {
+		return eachDifference(f.ctx, o.base, o.fd, func(r diff.Range) error {
 			at := r.Offset
 			if r.Offset+r.Bytes > end { // it was cut off, perhaps so that its last granule is a hole now
 				at = min(at, (end-1)/granule*granule)
 			}
-			return w.sendChanged(o.fd, at, min(r.Offset+r.Bytes, end), end)
+			return f.out.sendChanged(o.fd, at, min(r.Offset+r.Bytes, end), end)
 		})
 	}
-	r := newReader(o.fd, a.offset, end, w.s.block)
+	r := newReader(o.fd, a.offset, end, f.block)
 	for i, theirs := range a.digests {
 		at := a.offset + int64(i)*blockBytes
 		ours, err := r.block(at)
@@ -134,10 +193,10 @@ func (w *walk) sendSection(a answer, o *offer) error {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}
 		if ours.sum != theirs {
-			err = w.sendRange(o.fd, at, min(at+blockBytes, end), true)
+			err = f.out.sendRange(o.fd, at, min(at+blockBytes, end), true)
 		}
 		if err == nil {
-			err = w.ctx.Err()
+			err = f.ctx.Err()
 		}
 		if err != nil {
 			return err

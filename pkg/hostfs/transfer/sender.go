@@ -19,14 +19,10 @@ import (
 type Sender struct {
 	wire     *wire
 	progress func(Progress)
-	answers  chan answer
-	// failed is why there are no more answers, once their channel is closed.
-	failed  error
-	broken  error // why the connection is of no use
-	greeted bool
+	answers  *answers // nil before the peer said who it is
+	broken   error    // why the connection is of no use
 
-	nextID uint64
-	clock  *clone.Clock
+	clock *clone.Clock
 	// names say of what entries the target was made by the last pass. See clone.Names.
 	names clone.Names
 	attrs *attributer
@@ -38,86 +34,6 @@ type Sender struct {
 func NewSender(conn io.ReadWriter, o Options) *Sender {
 	return &Sender{wire: newWire(conn, o), progress: o.Progress, attrs: newAttributer(), block: newBlockBuffer(), data: make([]byte, dataBytes)}
 }
-
-// An answer is a frame of the receiver.
-type answer struct {
-	kind           kind
-	id             uint64
-	offset, length int64
-	digests        []digest
-	flags          byte
-	count, bytes   int64
-	messages       []string
-}
-
-// maxAnswers the sender has not dealt with: more of them a receiver does not send.
-const maxAnswers = window*(sections+1) + 16
-
-// listen reads all answers.
-func (s *Sender) listen() {
-	for {
-		a, err := s.readAnswer()
-		if err == nil {
-			select {
-			case s.answers <- a:
-				continue
-			default:
-				err = fmt.Errorf("%w: too many answers", ErrProtocol)
-			}
-		}
-		s.failed = err
-		close(s.answers)
-		s.wire.interrupt() // who is sending
-		return
-	}
-}
-
-func (s *Sender) readAnswer() (answer, error) {
-	k, p, err := s.wire.read()
-	if err != nil {
-		return answer{}, err
-	}
-	a := answer{kind: k}
-	switch k {
-	case kindReady:
-		a.flags = p.u8()
-	case kindHave, kindSkip:
-		a.id = uint64(p.i64())
-	case kindWantHole, kindWantBase:
-		a.id = uint64(p.i64())
-		a.offset, a.length = p.extent()
-	case kindWant:
-		a.id = uint64(p.i64())
-		a.offset, a.length = p.extent()
-		if !p.failed && len(p.rest)%len(digest{}) == 0 && len(p.rest) <= sectionBlocks*len(digest{}) {
-			for len(p.rest) > 0 {
-				a.digests = append(a.digests, digest(p.bytes(len(digest{}))))
-			}
-		}
-		p.failed = p.failed || a.offset%blockBytes != 0 || blocks(a.length) != int64(len(a.digests))
-	case kindRound:
-		a.count = p.i64()
-		a.messages = []string{p.text(maxMessage)}
-	case kindDifferences:
-		a.count, a.bytes = p.i64(), p.i64()
-		for range min(p.u32(), maxFirst) {
-			a.messages = append(a.messages, p.text(maxMessage))
-		}
-	case kindFinished:
-	case kindFailure:
-		message := p.text(maxMessage)
-		if err := p.end(); err != nil {
-			return answer{}, err
-		}
-		return answer{}, fmt.Errorf("%w: %q", ErrPeer, message)
-	default:
-		return answer{}, fmt.Errorf("%w: a frame of kind %d", ErrProtocol, k)
-	}
-	return a, p.end()
-}
-
-// blocks is how many a part of a file has that begins with one.
-func blocks(length int64) int64 { return length/blockBytes + min(length%blockBytes, 1) }
 
 // Pass makes the target equal to from, as far as that keeps still.
 func (s *Sender) Pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error) {
@@ -134,7 +50,7 @@ func (s *Sender) Finish(ctx context.Context) error {
 		if err := s.wire.sendEmpty(ctx, kindFinish); err != nil {
 			return struct{}{}, err
 		}
-		_, err := s.await(kindFinished)
+		_, err := s.answers.await(kindFinished)
 		return struct{}{}, err
 	})
 	if err != nil {
@@ -156,7 +72,7 @@ func use[T any](ctx context.Context, s *Sender, call func(context.Context) (T, e
 		return result, err
 	}
 	defer release()
-	if !s.greeted {
+	if s.answers == nil {
 		err = s.greet(ctx)
 	}
 	if err == nil {
@@ -183,9 +99,9 @@ func (s *Sender) explain(ctx context.Context, err error) error {
 	defer patience.Stop()
 	for {
 		select {
-		case _, more := <-s.answers:
+		case _, more := <-s.answers.all:
 			if !more {
-				return s.failed
+				return s.answers.failed
 			}
 		case <-patience.C:
 			return err
@@ -217,35 +133,9 @@ func (s *Sender) greet(ctx context.Context) error {
 		return err
 	}
 	runtime.AddCleanup(s, func(c *clone.Clock) { _ = c.Close() }, s.clock)
-	s.greeted = true
-	s.answers = make(chan answer, maxAnswers)
-	go s.listen()
+	s.answers = newAnswers(s.wire)
+	go s.answers.listen()
 	return nil
-}
-
-// receive waits for an answer.
-func (s *Sender) receive() (answer, error) {
-	if err := s.wire.w.Flush(); err != nil {
-		return answer{}, err
-	}
-	a, more := <-s.answers
-	if !more {
-		return answer{}, s.failed
-	}
-	return a, nil
-}
-
-// await waits for an answer of that kind. Others are to what an earlier round asked.
-func (s *Sender) await(k kind) (answer, error) {
-	for {
-		a, err := s.receive()
-		if err != nil || a.kind == k {
-			return a, err
-		}
-		if a.id == 0 || a.id > s.nextID {
-			return answer{}, fmt.Errorf("%w: an answer of kind %d to no question", ErrProtocol, a.kind)
-		}
-	}
 }
 
 // Now is a moment by the clock of a filesystem: what changes in it later has not an earlier ctime. It makes a file without a
@@ -304,9 +194,10 @@ func (s *Sender) pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error
 		return result, err
 	}
 	if p.Verify != VerifyNone {
-		c := &comparison{s: s, ctx: ctx, from: from, all: p.Verify == VerifyAll, began: began.UnixNano(), track: track{since: since, before: before, base: beginBase(p.Base)}}
+		c := s.comparison(ctx, from, p, began)
+		c.track = track{since: since, before: before, base: beginBase(p.Base)}
 		err := c.run(&result)
-		c.base.close()
+		c.track.base.close()
 		if err != nil {
 			return result, err
 		}
@@ -320,13 +211,13 @@ func (s *Sender) rounds(ctx context.Context, from *dir.Dir, p Pass, result *Resu
 	began := result.Began
 	var noRoom int64 // entries in the round before
 	for round := 1; ; round++ {
-		w := &walk{s: s, ctx: ctx, from: from, still: p.Still, began: began.UnixNano(), names: clone.NewNames(), track: track{since: since, before: before, base: beginBase(p.Base)}}
+		w := s.walk(ctx, from, stillness{p.Still, began.UnixNano()}, track{since: since, before: before, base: beginBase(p.Base)})
 		err := w.round()
-		w.base.close()
+		w.track.base.close()
 		p.Base = nil // the target is another by now
-		result.add(&w.result)
+		w.addTo(result)
 		if err == nil {
-			if w.leased {
+			if w.source.leased {
 				result.Began = p.Since
 			}
 			return w.names, before, nil
@@ -344,10 +235,21 @@ func (s *Sender) rounds(ctx context.Context, from *dir.Dir, p Pass, result *Resu
 	}
 }
 
-func (r *Result) add(round *Result) {
-	r.Entries, r.Files, r.Missed = round.Entries, round.Files, round.Missed
-	r.Sent += round.Sent
-	r.Bytes += round.Bytes
+func (s *Sender) walk(ctx context.Context, from *dir.Dir, is stillness, on track) *walk {
+	m := &meter{call: s.progress}
+	source := &source{stillness: is, flushed: !on.since.IsZero()}
+	out := &output{ctx: ctx, wire: s.wire, attrs: s.attrs, meter: m, data: s.data}
+	return &walk{
+		ctx: ctx, wire: s.wire, from: from, source: source, out: out, answers: s.answers, meter: m, track: on, names: clone.NewNames(),
+		offers: offers{ctx: ctx, wire: s.wire, answers: s.answers, source: source, out: out, block: s.block, pending: make(map[uint64]*offer)},
+	}
+}
+
+func (s *Sender) comparison(ctx context.Context, from *dir.Dir, p Pass, began time.Time) *comparison {
+	return &comparison{
+		ctx: ctx, wire: s.wire, answers: s.answers, attrs: s.attrs, block: s.block, meter: meter{call: s.progress},
+		from: from, all: p.Verify == VerifyAll, still: stillness{true, began.UnixNano()},
+	}
 }
 
 // beginPass decides what need not be read. The ctime of what was changed after a clock was set back may be older than a pass before.

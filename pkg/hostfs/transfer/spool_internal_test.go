@@ -62,14 +62,14 @@ func TestLinksAreComparedInParts(t *testing.T) {
 		"names of others are exchanged": {[2]uint64{7, 1008}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := &compared{pairs: newSpool(d)}
-			defer c.pairs.close()
+			c := &compared{pairs: pairs{newSpool(d)}}
+			defer c.pairs.all.close()
 			for i := range uint64(many) {
-				must.Succeed(t, c.pairs.push(i, i+1000))
+				must.Succeed(t, c.pairs.add(i, i+1000))
 			}
-			must.Succeed(t, c.pairs.push(test.last[:]...), c.compareLinks(0), c.compareLinks(1))
-			if c.count != test.want {
-				t.Errorf("found %d differences, want %d", c.count, test.want)
+			must.Succeed(t, c.pairs.add(test.last[0], test.last[1]), c.links())
+			if c.found.count != test.want {
+				t.Errorf("found %d differences, want %d", c.found.count, test.want)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 // A track says, on the way through the source, what is as it was in the pass before.
@@ -52,6 +53,13 @@ func (t *track) up() {
 	t.base.leave()
 }
 
+// close leaves all directories.
+func (t *track) close() {
+	for len(t.levels) > 0 {
+		t.up()
+	}
+}
+
 func (t *track) current() *level { return &t.levels[len(t.levels)-1] }
 
 // hasChanged says whether an entry may be another than in the pass before, as far as its ctime tells. A store through a mapping or
@@ -76,4 +84,33 @@ func (t *track) isSame(name string, st *unix.Stat_t) bool {
 
 func (t *track) isSettled(name string, st *unix.Stat_t) bool {
 	return t.isSame(name, st) && !t.hasChanged(st)
+}
+
+// A handle keeps a directory open for the files in it that are pending.
+type handle struct {
+	*dir.Dir
+	users int
+}
+
+func (h *handle) release() {
+	if h == nil {
+		return
+	}
+	if h.users--; h.users == 0 {
+		_ = h.Close() // opened for reading
+	}
+}
+
+// hold keeps the current directory open for a file in it.
+func (t *track) hold(in *dir.Dir) (*handle, error) {
+	at := t.current()
+	if at.handle == nil {
+		d, err := in.Reopen()
+		if err != nil {
+			return nil, err
+		}
+		at.handle = &handle{Dir: d, users: 1}
+	}
+	at.handle.users++
+	return at.handle, nil
 }

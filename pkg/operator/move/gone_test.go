@@ -173,7 +173,7 @@ func TestNoCopyIsRemovedWithoutSource(t *testing.T) {
 // What a move has made in the driver's namespace may be deleted by hand at any time, or all the time.
 func TestOwnObjectsDeletedAtAnyStep(t *testing.T) {
 	remove := func(w *world) {
-		meta := moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")
+		meta := madeFor("m").meta("")
 		for _, object := range []client.Object{&corev1.Secret{ObjectMeta: meta}, &networkingv1.NetworkPolicy{ObjectMeta: meta}} {
 			must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), object)))
 		}
@@ -192,7 +192,7 @@ func TestSecretRemovedByForce(t *testing.T) {
 		volume := volumeOf("pv")
 		switch there := w.has(volume); {
 		case !there && !removed:
-			secret := &corev1.Secret{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")}
+			secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
 			w.has(secret)
 			secret.Finalizers = nil
 			w.update(secret)

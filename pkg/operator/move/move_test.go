@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -176,6 +177,7 @@ func TestGrowthAtAnyStep(t *testing.T) {
 	grow := func(w *world) {
 		if volume := volumeOf("pv"); w.has(volume) {
 			volume.Spec.Capacity[corev1.ResourceStorage] = size
+			metav1.SetMetaDataAnnotation(&volume.ObjectMeta, preResize, "10Gi")
 			w.update(volume)
 			w.keeps = false
 		}

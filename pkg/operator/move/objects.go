@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -11,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
@@ -24,80 +24,90 @@ const (
 	port      = 8444
 )
 
+// Objects are what is made for one move in the driver's namespace.
+type objects struct {
+	move      *v1alpha1.VolumeMove
+	api       apiServer
+	namespace string
+	now       func() time.Time
+}
+
 // meta is that of an object of the move.
-func (m moving) meta(suffix string) metav1.ObjectMeta {
+func (o objects) meta(suffix string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace: m.DriverNamespace, Name: "volumemove-" + string(m.UID) + suffix,
-		Labels: map[string]string{moveLabel: string(m.UID), "app.kubernetes.io/name": "volume-mover", "app.kubernetes.io/managed-by": "hostpath-provisioner-operator"},
+		Namespace: o.namespace, Name: "volumemove-" + string(o.move.UID) + suffix,
+		Labels: map[string]string{moveLabel: string(o.move.UID), "app.kubernetes.io/name": "volume-mover", "app.kubernetes.io/managed-by": "hostpath-provisioner-operator"},
 		Annotations: map[string]string{
-			"hostpathprovisioner.kubevirt.io/move-of": m.Namespace + "/" + m.Name,
+			"hostpathprovisioner.kubevirt.io/move-of": o.move.Namespace + "/" + o.move.Name,
 		},
 	}
 }
 
 // ensure makes an object, or reads the one that is there.
-func (m moving) ensure(ctx context.Context, want client.Object) error {
+func (o objects) ensure(ctx context.Context, want client.Object) error {
 	key := client.ObjectKeyFromObject(want)
-	err := m.Client.Create(ctx, want)
+	err := o.api.writer.Create(ctx, want)
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	if err := m.APIReader.Get(ctx, key, want); err != nil {
+	if err := o.api.reader.Get(ctx, key, want); err != nil {
 		return err
 	}
-	if !m.has(want) {
+	if !o.has(want) {
 		return fmt.Errorf("%s in the namespace %s is not of this move", key.Name, key.Namespace)
 	}
 	return nil
 }
 
 // has says whether an object is of the move.
-func (m moving) has(object client.Object) bool { return object.GetLabels()[moveLabel] == string(m.UID) }
+func (o objects) has(object client.Object) bool {
+	return object.GetLabels()[moveLabel] == string(o.move.UID)
+}
 
 // secret has the certificates, and later the PersistentVolume that replaces the one before.
-func (m moving) secret(ctx context.Context) (*corev1.Secret, error) {
-	secret := &corev1.Secret{ObjectMeta: m.meta("")}
-	err := m.APIReader.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+func (o objects) secret(ctx context.Context) (*corev1.Secret, error) {
+	secret := &corev1.Secret{ObjectMeta: o.meta("")}
+	err := o.api.reader.Get(ctx, client.ObjectKeyFromObject(secret), secret)
 	if apierrors.IsNotFound(err) {
-		secret = &corev1.Secret{ObjectMeta: m.meta("")}
-		if secret.Data, err = issue(m.now()); err == nil {
-			err = m.ensure(ctx, secret)
+		secret = &corev1.Secret{ObjectMeta: o.meta("")}
+		if secret.Data, err = issue(o.now()); err == nil {
+			err = o.ensure(ctx, secret)
 		}
 	}
-	if err == nil && !m.has(secret) {
+	if err == nil && !o.has(secret) {
 		err = fmt.Errorf("secret %s is not of this move", secret.Name)
 	}
 	return secret, err
 }
 
-// policy has the two movers talk to each other, and to nothing else.
-func (m moving) policy(ctx context.Context) error {
-	policy := &networkingv1.NetworkPolicy{ObjectMeta: m.meta("")}
-	err := m.APIReader.Get(ctx, client.ObjectKeyFromObject(policy), policy)
+// networkPolicy has the two movers talk to each other, and to nothing else.
+func (o objects) networkPolicy(ctx context.Context) error {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: o.meta("")}
+	err := o.api.reader.Get(ctx, client.ObjectKeyFromObject(policy), policy)
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	movers := metav1.LabelSelector{MatchLabels: map[string]string{moveLabel: string(m.UID)}}
+	movers := metav1.LabelSelector{MatchLabels: map[string]string{moveLabel: string(o.move.UID)}}
 	ports := []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(port))}}
 	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &movers}}
-	policy = &networkingv1.NetworkPolicy{ObjectMeta: m.meta(""), Spec: networkingv1.NetworkPolicySpec{
+	policy = &networkingv1.NetworkPolicy{ObjectMeta: o.meta(""), Spec: networkingv1.NetworkPolicySpec{
 		PodSelector: movers, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
 		Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: ports, From: peers}},
 		Egress:  []networkingv1.NetworkPolicyEgressRule{{Ports: ports, To: peers}},
 	}}
-	return m.ensure(ctx, policy)
+	return o.ensure(ctx, policy)
 }
 
 // pods are those of the move.
-func (m moving) pods(ctx context.Context) ([]corev1.Pod, error) {
+func (o objects) pods(ctx context.Context) ([]corev1.Pod, error) {
 	list := &corev1.PodList{}
-	err := m.APIReader.List(ctx, list, client.InNamespace(m.DriverNamespace), client.MatchingLabels{moveLabel: string(m.UID)})
+	err := o.api.reader.List(ctx, list, client.InNamespace(o.namespace), client.MatchingLabels{moveLabel: string(o.move.UID)})
 	return list.Items, err
 }
 
 // removePods removes the pods of some roles, or all. It returns those that are there still.
-func (m moving) removePods(ctx context.Context, of ...role) (left []string, err error) {
-	pods, err := m.pods(ctx)
+func (o objects) removePods(ctx context.Context, of ...role) (left []string, err error) {
+	pods, err := o.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +118,7 @@ func (m moving) removePods(ctx context.Context, of ...role) (left []string, err 
 		}
 		left = append(left, fmt.Sprintf("pod %s on node %s", pod.Name, pod.Spec.NodeName))
 		if pod.DeletionTimestamp == nil {
-			if err := m.delete(ctx, pod); err != nil {
+			if err := o.api.delete(ctx, pod); err != nil {
 				return nil, err
 			}
 		}
@@ -116,35 +126,20 @@ func (m moving) removePods(ctx context.Context, of ...role) (left []string, err 
 	return left, nil
 }
 
-// delete deletes an object that was read.
-func (m moving) delete(ctx context.Context, object client.Object) error {
-	return client.IgnoreNotFound(m.Client.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID())}))
-}
-
-// cleanUp removes all that is of the move. It returns the pods that are there still.
-func (m moving) cleanUp(ctx context.Context) ([]string, error) {
-	left, err := m.removePods(ctx)
+// remove removes all that is of the move. It returns the pods that are there still.
+func (o objects) remove(ctx context.Context) ([]string, error) {
+	left, err := o.removePods(ctx)
 	if err != nil || len(left) > 0 {
 		return left, err
 	}
 	for _, object := range []client.Object{&corev1.Secret{}, &networkingv1.NetworkPolicy{}} {
-		err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.DriverNamespace, Name: m.meta("").Name}, object)
-		if err == nil && m.has(object) {
-			err = m.drop(ctx, object)
+		err := o.api.reader.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: o.meta("").Name}, object)
+		if err == nil && o.has(object) {
+			err = o.api.drop(ctx, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}
 	}
 	return nil, nil
-}
-
-// drop deletes an object that was read, and that nothing keeps any more.
-func (m moving) drop(ctx context.Context, object client.Object) error {
-	if controllerutil.RemoveFinalizer(object, v1alpha1.Finalizer) {
-		if err := m.Client.Update(ctx, object); err != nil {
-			return client.IgnoreNotFound(err)
-		}
-	}
-	return m.delete(ctx, object)
 }

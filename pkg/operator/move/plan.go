@@ -29,59 +29,66 @@ type plan struct {
 	source, target string
 }
 
+// A planner finds out whether the volume of a claim can move, and where to.
+type planner struct {
+	move   *v1alpha1.VolumeMove
+	api    apiServer
+	driver driver
+}
+
 // plan finds what is to move, or says what keeps it from moving for now.
-func (m moving) plan(ctx context.Context) (p plan, waits string, err error) {
-	if waits, err = m.otherMove(ctx); err != nil || waits != "" {
+func (pl planner) plan(ctx context.Context) (p plan, waits string, err error) {
+	if waits, err = pl.otherMove(ctx); err != nil || waits != "" {
 		return p, waits, err
 	}
-	if waits, err = m.driverGoes(ctx); err != nil || waits != "" {
+	if waits, err = pl.driverGoes(ctx); err != nil || waits != "" {
 		return p, waits, err
 	}
 	p.claim = &corev1.PersistentVolumeClaim{}
-	err = m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, p.claim)
+	err = pl.api.reader.Get(ctx, client.ObjectKey{Namespace: pl.move.Namespace, Name: pl.move.Spec.ClaimName}, p.claim)
 	if apierrors.IsNotFound(err) {
-		return p, fmt.Sprintf("there is no claim %s", m.Spec.ClaimName), nil
+		return p, fmt.Sprintf("there is no claim %s", pl.move.Spec.ClaimName), nil
 	}
 	if err != nil {
 		return p, "", err
 	}
 	if p.claim.DeletionTimestamp != nil || p.claim.Status.Phase != corev1.ClaimBound || p.claim.Spec.VolumeName == "" {
-		return p, fmt.Sprintf("the claim %s is not bound, or is being deleted", m.Spec.ClaimName), nil
+		return p, fmt.Sprintf("the claim %s is not bound, or is being deleted", pl.move.Spec.ClaimName), nil
 	}
 	if owner := metav1.GetControllerOf(p.claim); owner != nil && owner.Kind == "Pod" {
-		return p, fmt.Sprintf("the claim %s is deleted with the pod %s, which would be evicted", m.Spec.ClaimName, owner.Name), nil
+		return p, fmt.Sprintf("the claim %s is deleted with the pod %s, which would be evicted", pl.move.Spec.ClaimName, owner.Name), nil
 	}
 	p.volume = &corev1.PersistentVolume{}
-	if err := m.APIReader.Get(ctx, client.ObjectKey{Name: p.claim.Spec.VolumeName}, p.volume); err != nil {
+	if err := pl.api.reader.Get(ctx, client.ObjectKey{Name: p.claim.Spec.VolumeName}, p.volume); err != nil {
 		return p, "", err
 	}
 	if waits = movable(p.volume, p.claim); waits != "" {
 		return p, waits, nil
 	}
 	p.source = place.NodeOfVolume(p.volume)
-	if waits, err = m.snapshots(ctx, p.volume); err != nil || waits != "" {
+	if waits, err = pl.snapshots(ctx, p.volume, pl.move.Spec.Snapshots); err != nil || waits != "" {
 		return p, waits, err
 	}
-	with, waits, err := m.company(ctx, p.source)
+	with, waits, err := pl.colocation(ctx, p.source)
 	if err != nil || waits != "" {
 		return p, waits, err
 	}
-	p.target, waits, err = m.target(ctx, p, with)
+	p.target, waits, err = pl.target(ctx, p, with)
 	return p, waits, err
 }
 
 // otherMove says which move of the claim goes first: one that has begun, or the oldest.
-func (m moving) otherMove(ctx context.Context) (string, error) {
+func (pl planner) otherMove(ctx context.Context) (string, error) {
 	all := &v1alpha1.VolumeMoveList{}
-	if err := m.APIReader.List(ctx, all, client.InNamespace(m.Namespace)); err != nil {
+	if err := pl.api.reader.List(ctx, all, client.InNamespace(pl.move.Namespace)); err != nil {
 		return "", err
 	}
 	for i := range all.Items {
 		other := &all.Items[i]
-		if other.UID == m.UID || other.Spec.ClaimName != m.Spec.ClaimName || other.Ended() {
+		if other.UID == pl.move.UID || other.Spec.ClaimName != pl.move.Spec.ClaimName || other.Ended() {
 			continue
 		}
-		older := other.CreationTimestamp.Before(&m.CreationTimestamp) || other.CreationTimestamp.Equal(&m.CreationTimestamp) && other.Name < m.Name
+		older := other.CreationTimestamp.Before(&pl.move.CreationTimestamp) || other.CreationTimestamp.Equal(&pl.move.CreationTimestamp) && other.Name < pl.move.Name
 		if other.Underway() || older && other.DeletionTimestamp == nil {
 			return fmt.Sprintf("the VolumeMove %s of the same claim goes first", other.Name), nil
 		}
@@ -90,9 +97,9 @@ func (m moving) otherMove(ctx context.Context) (string, error) {
 }
 
 // driverGoes says that the driver is being removed, without which a move that has begun could neither go on nor be undone.
-func (m moving) driverGoes(ctx context.Context) (string, error) {
+func (pl planner) driverGoes(ctx context.Context) (string, error) {
 	all := &v1beta1.HostPathProvisionerList{}
-	if err := m.APIReader.List(ctx, all); err != nil {
+	if err := pl.api.reader.List(ctx, all); err != nil {
 		return "", err
 	}
 	for i := range all.Items {
@@ -123,14 +130,14 @@ func movable(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) st
 }
 
 // snapshots says which keep a volume from moving.
-func (m moving) snapshots(ctx context.Context, v *corev1.PersistentVolume) (string, error) {
-	if m.Spec.Snapshots == v1alpha1.LeaveSnapshots {
+func (pl planner) snapshots(ctx context.Context, v *corev1.PersistentVolume, policy v1alpha1.SnapshotsPolicy) (string, error) {
+	if policy == v1alpha1.LeaveSnapshots {
 		return "", nil
 	}
 	for next := ""; ; {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(place.SnapshotContent.GroupVersion().WithKind(place.SnapshotContent.Kind + "List"))
-		if err := m.APIReader.List(ctx, list, client.Limit(500), client.Continue(next)); meta.IsNoMatchError(err) {
+		if err := pl.api.reader.List(ctx, list, client.Limit(500), client.Continue(next)); meta.IsNoMatchError(err) {
 			return "", nil
 		} else if err != nil {
 			return "", err
@@ -150,12 +157,15 @@ func (m moving) snapshots(ctx context.Context, v *corev1.PersistentVolume) (stri
 }
 
 // target is the node that the volume goes to: the one that was asked for, or the one with the most room.
-func (m moving) target(ctx context.Context, p plan, with *company) (target, waits string, err error) {
-	c, err := m.candidates(ctx, p, with)
+func (pl planner) target(ctx context.Context, p plan, with *colocation) (target, waits string, err error) {
+	c, err := pl.candidates(ctx, p, with)
 	if err != nil {
 		return "", "", err
 	}
-	if to := m.Spec.TargetNode; to != "" {
+	if earlier := c.driver[p.source]; earlier != "" {
+		return "", earlier, nil
+	}
+	if to := pl.move.Spec.TargetNode; to != "" {
 		return to, c.refuses(to), nil
 	}
 	var best *resource.Quantity
@@ -177,34 +187,34 @@ func (m moving) target(ctx context.Context, p plan, with *company) (target, wait
 // Candidates are the nodes, and what is known of them.
 type candidates struct {
 	plan
-	*company
+	*colocation
 	nodes  []corev1.Node
-	driver map[string]bool
+	driver map[string]string                       // see readyNodes
 	room   map[string]map[string]resource.Quantity // by StorageClass and node
 	class  *storagev1.StorageClass                 // may be nil
 }
 
-func (m moving) candidates(ctx context.Context, p plan, with *company) (*candidates, error) {
-	c := &candidates{plan: p, company: with, room: map[string]map[string]resource.Quantity{}}
+func (pl planner) candidates(ctx context.Context, p plan, with *colocation) (*candidates, error) {
+	c := &candidates{plan: p, colocation: with, room: map[string]map[string]resource.Quantity{}}
 	nodes := &corev1.NodeList{}
-	if err := m.APIReader.List(ctx, nodes); err != nil {
+	if err := pl.api.reader.List(ctx, nodes); err != nil {
 		return nil, err
 	}
 	c.nodes = nodes.Items
 	var err error
-	if c.driver, err = m.driverNodes(ctx); err != nil {
+	if c.driver, err = pl.driver.readyNodes(ctx); err != nil {
 		return nil, err
 	}
 	if name := p.volume.Spec.StorageClassName; name != "" {
 		class := &storagev1.StorageClass{}
-		if err := m.APIReader.Get(ctx, client.ObjectKey{Name: name}, class); err == nil {
+		if err := pl.api.reader.Get(ctx, client.ObjectKey{Name: name}, class); err == nil {
 			c.class = class
 		} else if !apierrors.IsNotFound(err) {
 			return nil, err
 		}
 	}
 	capacities := &storagev1.CSIStorageCapacityList{}
-	if err := m.APIReader.List(ctx, capacities, client.InNamespace(m.DriverNamespace)); err != nil {
+	if err := pl.api.reader.List(ctx, capacities, client.InNamespace(pl.driver.namespace)); err != nil {
 		return nil, err
 	}
 	for _, capacity := range capacities.Items {
@@ -234,13 +244,16 @@ func ptrOr(all ...*resource.Quantity) *resource.Quantity {
 // refuses says why a node cannot take the volume.
 func (c *candidates) refuses(name string) string {
 	i := slices.IndexFunc(c.nodes, func(n corev1.Node) bool { return n.Name == name })
+	earlier, ready := c.driver[name]
 	switch {
 	case name == c.source:
 		return fmt.Sprintf("node %s has the volume", name)
 	case i < 0:
 		return fmt.Sprintf("there is no node %s", name)
-	case !c.driver[name]:
+	case !ready:
 		return fmt.Sprintf("the driver is not ready on node %s", name)
+	case earlier != "":
+		return earlier
 	case c.to != "" && c.to != name:
 		return c.by
 	}
@@ -254,7 +267,8 @@ func (c *candidates) refuses(name string) string {
 // target decides.
 func (c *candidates) hasNoRoom(name string) string {
 	needed := maps.Clone(c.follow)
-	needed[c.volume.Spec.StorageClassName] += c.volume.Spec.Capacity.Storage().Value()
+	own := v1alpha1.Size(c.claim, c.volume)
+	needed[c.volume.Spec.StorageClassName] += own.Value()
 	for _, class := range slices.Sorted(maps.Keys(needed)) {
 		size, room := resource.NewQuantity(needed[class], resource.BinarySI), c.room[class][name]
 		if len(c.room[class]) > 0 && room.Cmp(*size) < 0 {

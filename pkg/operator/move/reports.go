@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strings"
@@ -45,6 +46,8 @@ type event struct {
 	Last  bool   `json:"last"`
 	Bytes int64  `json:"bytes"`
 	Fence string `json:"fence"`
+
+	PromisedBytes int64 `json:"promisedBytes"`
 }
 
 // A progress is what the events of a source say together.
@@ -55,6 +58,7 @@ type progress struct {
 	difference     *int64 // bytes of the last pass
 	fenced, unused bool
 	fence          string // of a source that is handed over
+	promised       int64  // bytes, of the same; 0 for a mover of an earlier version
 	at             string // when the last event was, by the clock of the node
 }
 
@@ -77,13 +81,23 @@ func parseReport(text string) (p progress) {
 		case eventUnused:
 			p.unused = true
 		case eventHandedOver:
-			p.fence = e.Fence
+			p.fence, p.promised = e.Fence, e.PromisedBytes
 		}
 	}
 	if p.passing != nil {
 		p.sent += *p.passing
 	}
 	return p
+}
+
+// hasReported says whether a text has an event: a mover reports at least that it has failed.
+func hasReported(text string) bool {
+	for line := range strings.Lines(text) {
+		if json.Unmarshal([]byte(line), &event{}) == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // show has the status show a progress. A mover that was started anew reports from the beginning.
@@ -95,5 +109,6 @@ func (p progress) show(s *v1alpha1.VolumeMoveStatus) {
 	}
 	if p.fence != "" {
 		s.BytesToGo = ptr.To[int64](0)
+		s.PromisedBytes = cmp.Or(p.promised, s.PromisedBytes)
 	}
 }

@@ -34,7 +34,7 @@ func TestRunbooks(t *testing.T) {
 	}
 
 	selectors := regexp.MustCompile(`get pods -n hostpath-provisioner -l (\S+)`).FindAllStringSubmatch(text, -1)
-	m := moving{&Reconciler{}, moveOf("m")}
+	m := madeFor("m")
 	for _, s := range selectors {
 		if selector := must.Value(labels.Parse(s[1]))(t); !selector.Matches(labels.Set(m.meta("-out").Labels)) {
 			t.Errorf("%s selects no mover", selector)

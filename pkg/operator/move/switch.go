@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -25,14 +26,23 @@ const (
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
 	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
 	reclaimPolicy = "hostpathprovisioner.kubevirt.io/reclaim-policy"
+	// preResize is on a PersistentVolume whose size csi-resizer has written, and that kubelet has not made so large yet.
+	preResize = "volume.alpha.kubernetes.io/pre-resize-capacity"
 )
 
 // ownFinalizers keep a PersistentVolume while it is bound, and until its directory is removed. Both are for what is not to happen here:
 // the object is replaced.
 var ownFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
 
+// A claimedVolume is the PersistentVolume of the claim of a move, which is replaced by one on another node.
+type claimedVolume struct {
+	move    *v1alpha1.VolumeMove
+	api     apiServer
+	objects objects
+}
+
 // replacement is the PersistentVolume on a node that takes the place of another. It is what kubectl takes, too: see docs/operator.md.
-func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume, node string) *corev1.PersistentVolume {
+func (v claimedVolume) replacement(of *corev1.PersistentVolume, saved *corev1.PersistentVolume, node string) *corev1.PersistentVolume {
 	to := &corev1.PersistentVolume{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"}, ObjectMeta: metav1.ObjectMeta{
 		Name: of.Name, Labels: of.Labels, Annotations: map[string]string{}, Finalizers: slices.Clone(of.Finalizers),
 	}, Spec: *of.Spec.DeepCopy()}
@@ -40,12 +50,16 @@ func (m moving) replacement(of *corev1.PersistentVolume, saved *corev1.Persisten
 		to.Annotations[key] = value
 	}
 	to.Annotations[reclaimPolicy] = string(policyOf(of))
-	to.Annotations[movedBy] = string(m.UID)
+	to.Annotations[movedBy] = string(v.move.UID)
 	to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	if to.Spec.ClaimRef != nil {
 		to.Spec.ClaimRef.ResourceVersion = ""
 	}
 	to.Spec.NodeAffinity = onNode(node)
+	// The size of the disk, if the upstream driver has written that, becomes the promise. One that csi-resizer has written is kubelet's to keep.
+	if of.Annotations[preResize] == "" && node == v.move.Status.TargetNode && v.move.Status.PromisedBytes > 0 {
+		to.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(v.move.Status.PromisedBytes, resource.BinarySI)
+	}
 	// Other controllers may have taken their finalizers off one that is deleted.
 	if saved != nil {
 		for _, finalizer := range saved.Finalizers {
@@ -70,8 +84,8 @@ func onNode(name string) *corev1.VolumeNodeAffinity {
 }
 
 // save keeps what replaces a PersistentVolume, so that nothing is lost between the two: a Secret that is deleted by hand stays.
-func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume, node string) error {
-	secret, err := m.secret(ctx)
+func (v claimedVolume) save(ctx context.Context, volume *corev1.PersistentVolume, node string) error {
+	secret, err := v.objects.secret(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,7 +93,7 @@ func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume, node 
 	if err != nil {
 		return err
 	}
-	to := m.replacement(volume, before, node)
+	to := v.replacement(volume, before, node)
 	if before != nil && equality.Semantic.DeepEqual(before, to) {
 		return nil
 	}
@@ -91,7 +105,7 @@ func (m moving) save(ctx context.Context, volume *corev1.PersistentVolume, node 
 	if secret.DeletionTimestamp == nil {
 		controllerutil.AddFinalizer(secret, v1alpha1.Finalizer)
 	}
-	return m.Client.Update(ctx, secret)
+	return v.api.writer.Update(ctx, secret)
 }
 
 // savedIn is what was saved, or nil.
@@ -107,77 +121,119 @@ func savedIn(secret *corev1.Secret) (*corev1.PersistentVolume, error) {
 	return volume, nil
 }
 
+// stillBound is the volume, or why the move cannot go on.
+func (v claimedVolume) stillBound(ctx context.Context) (*corev1.PersistentVolume, string, error) {
+	if v.move.DeletionTimestamp != nil {
+		return nil, "the VolumeMove was deleted", nil
+	}
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	if there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim); err != nil {
+		return nil, "", err
+	} else if !there || claim.UID != v.move.Status.ClaimUID || claim.DeletionTimestamp != nil {
+		return nil, "the claim was deleted", nil
+	}
+	if there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, volume); err != nil {
+		return nil, "", err
+	} else if !there || volume.UID != v.move.Status.VolumeUID || claim.Spec.VolumeName != volume.Name || !v.owns(volume) {
+		return nil, "the PersistentVolume was replaced", nil
+	}
+	return volume, "", nil
+}
+
+// owner is what keeps the last copy: see wanted.
+const owner = "the claim, and with the policy Retain the PersistentVolume"
+
+// wanted says whether the claim is there, or the PersistentVolume of a claim whose volume outlives it. Until then, the last copy of the
+// volume is not removed.
+func (v claimedVolume) wanted(ctx context.Context) (bool, error) {
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
+	if err != nil || there && claim.UID == v.move.Status.ClaimUID && claim.DeletionTimestamp == nil {
+		return err == nil, err
+	}
+	there, err = v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, volume)
+	return there && policyOf(volume) == corev1.PersistentVolumeReclaimRetain &&
+		place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle, err
+}
+
+// untouched says whether the PersistentVolume is the one before, so that no pod has used the copy, whether that is confirmed or not.
+func (v claimedVolume) untouched(ctx context.Context) (bool, error) {
+	volume := &corev1.PersistentVolume{}
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, volume)
+	return there && volume.UID == v.move.Status.VolumeUID && volume.DeletionTimestamp == nil, err
+}
+
 // replaced says whether the PersistentVolume has taken the place of the one before: pods may use the volume on the target.
-func (m moving) replaced(ctx context.Context) (bool, error) {
+func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	now := &corev1.PersistentVolume{}
-	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
-	return there && now.Annotations[movedBy] == string(m.UID), err
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
+	return there && now.Annotations[movedBy] == string(v.move.UID), err
 }
 
 // owns says whether a PersistentVolume is the one of the claim and of the volume that moves, whatever the status says.
-func (m moving) owns(volume *corev1.PersistentVolume) bool {
+func (v claimedVolume) owns(volume *corev1.PersistentVolume) bool {
 	ref := volume.Spec.ClaimRef
-	return place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == m.Status.VolumeHandle &&
-		ref != nil && ref.Namespace == m.Namespace && ref.Name == m.Spec.ClaimName && ref.UID == m.Status.ClaimUID
+	return place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle &&
+		ref != nil && ref.Namespace == v.move.Namespace && ref.Name == v.move.Spec.ClaimName && ref.UID == v.move.Status.ClaimUID
 }
 
-// putBack undoes what replaceVolume has begun, if it has.
-func (m moving) putBack(ctx context.Context) (done bool, said string, err error) {
-	secret := &corev1.Secret{ObjectMeta: m.meta("")}
-	if there, err := m.find(ctx, client.ObjectKeyFromObject(secret), secret); err != nil || !there || !m.has(secret) || secret.Data[volumeFile] == nil {
+// putBack undoes what moveTo has begun, if it has.
+func (v claimedVolume) putBack(ctx context.Context) (done bool, said string, err error) {
+	secret := &corev1.Secret{ObjectMeta: v.objects.meta("")}
+	if there, err := v.api.find(ctx, client.ObjectKeyFromObject(secret), secret); err != nil || !there || !v.objects.has(secret) || secret.Data[volumeFile] == nil {
 		return err == nil, "", err
 	}
 	now := &corev1.PersistentVolume{}
-	there, err := m.find(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
 	// Of a volume with the policy Retain only the deletion shows that it was to be replaced.
-	untouched := now.UID == m.Status.VolumeUID && now.Annotations[reclaimPolicy] == "" && now.DeletionTimestamp == nil
-	others := now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID
+	untouched := now.UID == v.move.Status.VolumeUID && now.Annotations[reclaimPolicy] == "" && now.DeletionTimestamp == nil
+	others := now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID
 	if err != nil || there && (untouched || others) {
 		return err == nil, "", err
 	}
-	return m.replaceVolume(ctx, m.Status.SourceNode)
+	return v.moveTo(ctx, v.move.Status.SourceNode)
 }
 
-// replaceVolume does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
+// moveTo does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
 // its claim is bound again, or is gone.
-func (m moving) replaceVolume(ctx context.Context, node string) (done bool, said string, err error) {
+func (v claimedVolume) moveTo(ctx context.Context, node string) (done bool, said string, err error) {
 	now := &corev1.PersistentVolume{}
-	err = m.APIReader.Get(ctx, client.ObjectKey{Name: m.Status.Volume}, now)
+	err = v.api.reader.Get(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
 	switch at := place.NodeOfVolume(now); {
 	case apierrors.IsNotFound(err):
-		return m.recreate(ctx, node)
+		return v.recreate(ctx, node)
 	case err != nil:
 		return false, "", err
-	case now.Annotations[movedBy] != string(m.UID) && now.UID != m.Status.VolumeUID || !m.owns(now):
+	case now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID || !v.owns(now):
 		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
-	case at == node && (now.UID != m.Status.VolumeUID || now.DeletionTimestamp == nil):
-		return m.bind(ctx, now)
+	case at == node && (now.UID != v.move.Status.VolumeUID || now.DeletionTimestamp == nil):
+		return v.bind(ctx, now)
 	}
 	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)
-	if err := m.save(ctx, now, node); err != nil {
+	if err := v.save(ctx, now, node); err != nil {
 		return false, "", err
 	}
 	if now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		return false, said, m.patch(ctx, now, func(v *corev1.PersistentVolume) {
-			metav1.SetMetaDataAnnotation(&v.ObjectMeta, reclaimPolicy, string(v.Spec.PersistentVolumeReclaimPolicy))
-			v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		return false, said, v.patch(ctx, now, func(to *corev1.PersistentVolume) {
+			metav1.SetMetaDataAnnotation(&to.ObjectMeta, reclaimPolicy, string(to.Spec.PersistentVolumeReclaimPolicy))
+			to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		})
 	}
 	if now.DeletionTimestamp == nil {
-		return false, said, client.IgnoreNotFound(m.Client.Delete(ctx, now, client.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}))
+		return false, said, client.IgnoreNotFound(v.api.writer.Delete(ctx, now, client.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}))
 	}
 	if i := slices.IndexFunc(now.Finalizers, func(f string) bool { return !slices.Contains(ownFinalizers, f) }); i >= 0 {
 		return false, fmt.Sprintf("the PersistentVolume %s has the finalizer %s, which another controller has to remove", now.Name, now.Finalizers[i]), nil
 	}
 	// What is saved is what goes: a change since then is a conflict.
-	return false, said, m.patch(ctx, now, func(v *corev1.PersistentVolume) { v.Finalizers = nil })
+	return false, said, v.patch(ctx, now, func(to *corev1.PersistentVolume) { to.Finalizers = nil })
 }
 
 // patch changes a PersistentVolume as it was read.
-func (m moving) patch(ctx context.Context, volume *corev1.PersistentVolume, change func(*corev1.PersistentVolume)) error {
+func (v claimedVolume) patch(ctx context.Context, volume *corev1.PersistentVolume, change func(*corev1.PersistentVolume)) error {
 	changed := volume.DeepCopy()
 	change(changed)
-	err := m.Client.Patch(ctx, changed, client.MergeFromWithOptions(volume, client.MergeFromWithOptimisticLock{}))
+	err := v.api.writer.Patch(ctx, changed, client.MergeFromWithOptions(volume, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
 		return nil // it is read again
 	}
@@ -185,8 +241,8 @@ func (m moving) patch(ctx context.Context, volume *corev1.PersistentVolume, chan
 }
 
 // recreate makes the PersistentVolume on a node of what was saved.
-func (m moving) recreate(ctx context.Context, node string) (bool, string, error) {
-	secret, err := m.secret(ctx)
+func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string, error) {
+	secret, err := v.objects.secret(ctx)
 	if err != nil {
 		return false, "", err
 	}
@@ -196,31 +252,43 @@ func (m moving) recreate(ctx context.Context, node string) (bool, string, error)
 	}
 	if saved == nil {
 		return false, fmt.Sprintf("the secret %s was removed by force, and with it the PersistentVolume %s of the volume %s on node %s: make it with the annotation %s: %s",
-			secret.Name, m.Status.Volume, m.Status.VolumeHandle, node, movedBy, m.UID), nil
+			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
-	if err := m.Client.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
+	if ready, err := v.readyFor(ctx, saved); err != nil || !ready {
+		return false, fmt.Sprintf("wait for the claim %s to be seen without its volume", v.move.Spec.ClaimName), err
+	}
+	if err := v.api.writer.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
 		return false, "", err
 	}
-	return false, fmt.Sprintf("the PersistentVolume %s is replaced", m.Status.Volume), nil
+	return false, fmt.Sprintf("the PersistentVolume %s is replaced", v.move.Status.Volume), nil
+}
+
+// readyFor says whether the claim will show the size of a volume that is made now: it does when it becomes Bound, and not if the controller
+// of volumes has not seen it without one. A claim that showed more could not grow.
+func (v claimedVolume) readyFor(ctx context.Context, volume *corev1.PersistentVolume) (bool, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
+	return !there || claim.UID != v.move.Status.ClaimUID || claim.Status.Phase == corev1.ClaimLost ||
+		claim.Status.Capacity.Storage().Cmp(*volume.Spec.Capacity.Storage()) <= 0, err
 }
 
 // bind waits until the claim is bound again, and gives the volume its policy back.
-func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool, string, error) {
+func (v claimedVolume) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool, string, error) {
 	policy := corev1.PersistentVolumeReclaimPolicy(volume.Annotations[reclaimPolicy])
-	if policy == "" && volume.UID == m.Status.VolumeUID {
+	if policy == "" && volume.UID == v.move.Status.VolumeUID {
 		return true, "", nil
 	}
 	claim := &corev1.PersistentVolumeClaim{}
-	err := m.APIReader.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: m.Spec.ClaimName}, claim)
+	err := v.api.reader.Get(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
 	if client.IgnoreNotFound(err) != nil {
 		return false, "", err
 	}
-	if gone := err != nil || claim.UID != m.Status.ClaimUID; !gone {
+	if gone := err != nil || claim.UID != v.move.Status.ClaimUID; !gone {
 		if claim.Annotations[movedBy] != string(volume.UID) {
 			// Until it is touched, the claim is Lost for up to 15 s.
 			metav1.SetMetaDataAnnotation(&claim.ObjectMeta, movedBy, string(volume.UID))
-			err := m.Client.Update(ctx, claim)
+			err := v.api.writer.Update(ctx, claim)
 			if apierrors.IsConflict(err) {
 				err = nil
 			}
@@ -233,8 +301,8 @@ func (m moving) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool
 	if policy == "" {
 		return true, "", nil
 	}
-	return false, "", m.patch(ctx, volume, func(v *corev1.PersistentVolume) {
-		v.Spec.PersistentVolumeReclaimPolicy = policy
-		delete(v.Annotations, reclaimPolicy)
+	return false, "", v.patch(ctx, volume, func(to *corev1.PersistentVolume) {
+		to.Spec.PersistentVolumeReclaimPolicy = policy
+		delete(to.Annotations, reclaimPolicy)
 	})
 }

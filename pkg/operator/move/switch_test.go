@@ -248,7 +248,7 @@ func TestSavedVolumeCanBeApplied(t *testing.T) {
 				w.goes(nodeB)
 			} else if !there {
 				looked++
-				secret := &corev1.Secret{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("")}
+				secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
 				w.has(secret)
 				saved := &corev1.PersistentVolume{}
 				must.Succeed(t, json.Unmarshal(secret.Data[volumeFile], saved))

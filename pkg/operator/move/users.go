@@ -16,17 +16,23 @@ import (
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
 
-// users are the pods that use the claim and have not ended.
-func (m moving) users(ctx context.Context) (users []corev1.Pod, err error) {
-	all, err := m.podsWithClaims(ctx)
-	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, m.Spec.ClaimName) }), err
+// Users are the pods that use the claim of a move.
+type users struct {
+	move *v1alpha1.VolumeMove
+	api  apiServer
 }
 
-// podsWithClaims are the pods of the namespace that use any claim and have not ended.
-func (m moving) podsWithClaims(ctx context.Context) (found []corev1.Pod, err error) {
+// pods are those that have not ended.
+func (u users) pods(ctx context.Context) ([]corev1.Pod, error) {
+	all, err := u.api.podsWithClaims(ctx, u.move.Namespace)
+	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, u.move.Spec.ClaimName) }), err
+}
+
+// podsWithClaims are the pods of a namespace that use any claim and have not ended.
+func (a apiServer) podsWithClaims(ctx context.Context, namespace string) (found []corev1.Pod, err error) {
 	for next := ""; ; {
 		pods := &corev1.PodList{}
-		if err := m.APIReader.List(ctx, pods, client.InNamespace(m.Namespace), client.Limit(500), client.Continue(next)); err != nil {
+		if err := a.reader.List(ctx, pods, client.InNamespace(namespace), client.Limit(500), client.Continue(next)); err != nil {
 			return nil, err
 		}
 		for _, pod := range pods.Items {
@@ -52,20 +58,20 @@ func uses(pod *corev1.Pod, claim string) bool {
 	return false
 }
 
-// stop has the pods on the source give the volume up, or says which have to.
-func (m moving) stop(ctx context.Context) (string, error) {
-	pods, err := m.users(ctx)
+// release has the pods on the source give the volume up, or says which have to.
+func (u users) release(ctx context.Context) (string, error) {
+	pods, err := u.pods(ctx)
 	if err != nil {
 		return "", err
 	}
 	var waits []string
 	for i := range pods {
-		if pods[i].Spec.NodeName != m.Status.SourceNode || m.cameToFence(&pods[i]) {
+		if pods[i].Spec.NodeName != u.move.Status.SourceNode || u.cameToFence(&pods[i]) {
 			continue
 		}
 		said := "pod " + pods[i].Name
-		if m.Spec.When == v1alpha1.WhenEvict {
-			if said, err = m.evict(ctx, &pods[i]); err != nil {
+		if u.move.Spec.When == v1alpha1.WhenEvict {
+			if said, err = u.evict(ctx, &pods[i]); err != nil {
 				return "", err
 			}
 		}
@@ -79,8 +85,8 @@ func (m moving) stop(ctx context.Context) (string, error) {
 
 // cameToFence says that a pod was made when the source published the volume no more, so that it does not have it. One that is evicted would
 // be made again at once, and again.
-func (m moving) cameToFence(pod *corev1.Pod) bool {
-	return m.Status.FencedTime != nil && pod.CreationTimestamp.After(m.Status.FencedTime.Time) && pod.Status.Phase == corev1.PodPending &&
+func (u users) cameToFence(pod *corev1.Pod) bool {
+	return u.move.Status.FencedTime != nil && pod.CreationTimestamp.After(u.move.Status.FencedTime.Time) && pod.Status.Phase == corev1.PodPending &&
 		!slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
 			return c.State.Waiting == nil || c.LastTerminationState.Terminated != nil
 		})
@@ -91,24 +97,24 @@ const schedulers = time.Minute
 
 // cameAfterSwitch says that a pod was made when the scheduler knew that the volume is on the target: it is bound to the source by name, and
 // one that takes its place would be, too.
-func (m moving) cameAfterSwitch(pod *corev1.Pod) bool {
-	s := m.Status.Standstill
+func (u users) cameAfterSwitch(pod *corev1.Pod) bool {
+	s := u.move.Status.Standstill
 	return s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
 }
 
 // evict evicts a pod, if anything makes it again, or if that was asked for.
-func (m moving) evict(ctx context.Context, pod *corev1.Pod) (string, error) {
+func (u users) evict(ctx context.Context, pod *corev1.Pod) (string, error) {
 	switch {
 	case pod.DeletionTimestamp != nil:
 		return fmt.Sprintf("pod %s, which is ending", pod.Name), nil
-	case metav1.GetControllerOf(pod) == nil && !m.Spec.Force:
+	case metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force:
 		return fmt.Sprintf("pod %s, which nothing makes again: delete it, or set force", pod.Name), nil
 	}
 	eviction := &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(pod.UID)}},
 	}
-	err := m.Client.SubResource("eviction").Create(ctx, pod, eviction)
+	err := u.api.writer.SubResource("eviction").Create(ctx, pod, eviction)
 	switch {
 	case apierrors.IsTooManyRequests(err):
 		return fmt.Sprintf("pod %s, which its disruption budget keeps", pod.Name), nil
@@ -120,21 +126,21 @@ func (m moving) evict(ctx context.Context, pod *corev1.Pod) (string, error) {
 
 // freeStuck evicts pods that were scheduled to the source while the volume could not be used there: they can start on the target
 // only, and kubelet does not give them back. It returns which of them are left, and those that nothing would make again.
-func (m moving) freeStuck(ctx context.Context) (ending, stuck []string, err error) {
-	pods, err := m.users(ctx)
+func (u users) freeStuck(ctx context.Context) (ending, stuck []string, err error) {
+	pods, err := u.pods(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	for i := range pods {
 		pod := &pods[i]
-		if pod.Spec.NodeName != m.Status.SourceNode {
+		if pod.Spec.NodeName != u.move.Status.SourceNode {
 			continue
 		}
-		if pod.DeletionTimestamp == nil && (m.cameAfterSwitch(pod) || metav1.GetControllerOf(pod) == nil && !m.Spec.Force) {
+		if pod.DeletionTimestamp == nil && (u.cameAfterSwitch(pod) || metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force) {
 			stuck = append(stuck, "pod "+pod.Name)
 			continue
 		}
-		said, err := m.evict(ctx, pod)
+		said, err := u.evict(ctx, pod)
 		if err != nil {
 			return nil, nil, err
 		}

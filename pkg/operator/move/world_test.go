@@ -75,6 +75,8 @@ type world struct {
 	ahead    time.Duration // of the clock of pods that are made, and of the API server
 	clock    func() time.Time
 	hangs    string          // the node whose driver does not answer
+	promised int64           // what the mover of the source reports that the volume is promised; 0 for one that reports nothing
+	late     int             // how many looks the controller of volumes may miss
 	wasGone  map[string]bool // nodes whose objects were deleted once
 }
 
@@ -226,7 +228,7 @@ func driverPod(on string) *corev1.Pod {
 
 func node(name string) *corev1.Node {
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name), Labels: map[string]string{"kubernetes.io/hostname": name}},
 		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
 	}
 }
@@ -251,6 +253,9 @@ func moveOf(name string, change ...func(*v1alpha1.VolumeMove)) *v1alpha1.VolumeM
 	}
 	return m
 }
+
+// madeFor is what is made for a move.
+func madeFor(name string) objects { return objects{move: moveOf(name), namespace: storage} }
 
 // appPod uses the claim. That of the StatefulSet has a controller.
 func appPod(name string, bare bool) *corev1.Pod {
@@ -387,10 +392,18 @@ func (w *world) bindClaim() {
 		return
 	}
 	there := w.has(volume)
+	if !there && w.late > 0 {
+		w.late--
+		return
+	}
+	was := claim.Status.Phase
 	claim.Status.Phase = corev1.ClaimLost
 	if there && volume.Spec.ClaimRef.UID == claim.UID {
 		claim.Status.Phase = corev1.ClaimBound
 		volume.Status.Phase = corev1.VolumeBound
+		if was != claim.Status.Phase {
+			claim.Status.Capacity = volume.Spec.Capacity
+		}
 		w.update(volume)
 	}
 	w.update(claim)
@@ -515,7 +528,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	}
 	report := func(text string) { w.logs[pod.Name] += text + "\n" }
 	end := func() {
-		report(fmt.Sprintf(`{"event":"handed-over","fence":%q}`, own.fence))
+		report(fmt.Sprintf(`{"event":"handed-over","fence":%q,"promisedBytes":%d}`, own.fence, w.promised))
 		pod.Status.Phase = corev1.PodSucceeded
 		if at >= 0 {
 			all[at].Status.Phase = corev1.PodSucceeded

@@ -59,7 +59,7 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 // daemonSet is one of the manifests with names, labels and placement changed.
 func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
 	set := from.DeepCopy()
-	set.ObjectMeta = r.meta(name, set.Labels)
+	set.ObjectMeta = r.config.meta(name, set.Labels)
 	template := &set.Spec.Template
 	maps.Copy(template.Labels, r.config.labels())
 	maps.Copy(template.Labels, set.Spec.Selector.MatchLabels)
@@ -74,7 +74,7 @@ func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints 
 
 func (r *Renderer) container(c *corev1.Container) error {
 	var err error
-	if c.Image, err = r.image(c.Image); err != nil {
+	if c.Image, err = r.manifests.image(r.config, c.Image); err != nil {
 		return err
 	}
 	c.ImagePullPolicy = r.object.Spec.ImagePullPolicy

@@ -42,10 +42,9 @@ type Image struct {
 
 // Images are all images of what the operator deploys, by their names.
 func (m *Manifests) Images(config Config) ([]Image, error) {
-	r := &Renderer{manifests: m, config: config}
 	var all []Image
 	for _, name := range sortedKeys(imageVariables) {
-		image, err := r.image(name)
+		image, err := m.image(config, name)
 		if err != nil {
 			return nil, err
 		}
@@ -56,23 +55,23 @@ func (m *Manifests) Images(config Config) ([]Image, error) {
 
 // image is the one for a container whose image in the manifests is this: the one that a variable names, or else the one of
 // IMAGE_REGISTRY, or else the one where the operator's own is, or else that of the manifests.
-func (r *Renderer) image(name string) (string, error) {
-	if image := r.config.Images[name]; image != "" {
+func (m *Manifests) image(config Config, name string) (string, error) {
+	if image := config.Images[name]; image != "" {
 		return image, nil
 	}
-	tag := r.manifests.images[name]
+	tag := m.images[name]
 	if tag == "" {
 		return "", fmt.Errorf("the manifests have no tag for the image %s", name)
 	}
 	registry, base := path.Split(name)
 	if slices.Contains(releaseImages, name) {
-		if r.config.Release != (Release{}) {
-			registry = r.config.Release.registry
+		if config.Release != (Release{}) {
+			registry = config.Release.registry
 		}
-		tag = cmp.Or(r.config.Release.tag, r.config.Tag, tag)
+		tag = cmp.Or(config.Release.tag, config.Tag, tag)
 	}
-	if r.config.Registry != "" {
-		registry = strings.TrimSuffix(r.config.Registry, "/") + "/"
+	if config.Registry != "" {
+		registry = strings.TrimSuffix(config.Registry, "/") + "/"
 	}
 	return registry + base + ":" + tag, nil
 }

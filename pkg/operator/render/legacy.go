@@ -41,7 +41,7 @@ func (r *Renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 	objects := append(r.rights(legacyAccount, legacyRole, from.rules, r.useOf(from.constraintsRules, legacyConstraints)), set)
 	if r.facts.Monitoring {
 		service := from.metricsService.DeepCopy()
-		service.ObjectMeta = r.meta(service.Name, service.Labels)
+		service.ObjectMeta = r.config.meta(service.Name, service.Labels)
 		objects = append(objects, service)
 	}
 	return objects, nil
@@ -49,7 +49,7 @@ func (r *Renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 
 func (r *Renderer) legacyConstraints() *unstructured.Unstructured {
 	constraints := r.manifests.legacy.constraints.DeepCopy()
-	setMeta(constraints, r.clusterMeta(legacyConstraints, nil))
+	setMeta(constraints, r.config.clusterMeta(legacyConstraints, nil))
 	return constraints
 }
 

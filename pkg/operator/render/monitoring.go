@@ -9,22 +9,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// monitoringObjects are how Prometheus gets at the metrics of the driver and of the operator. They have metricsLabel, by which users of the
+// Monitoring is what Prometheus needs.
+type monitoring struct {
+	manifests *Manifests
+	config    Config
+}
+
+// objects are how Prometheus gets at the metrics of the driver and of the operator. They have metricsLabel, by which users of the
 // upstream operator select them.
-func (r *Renderer) monitoringObjects() []client.Object {
-	service := r.manifests.metricsService.DeepCopy()
-	service.ObjectMeta = r.meta(MetricsService, service.Labels)
+func (m monitoring) objects() []client.Object {
+	service := m.manifests.metricsService.DeepCopy()
+	service.ObjectMeta = m.config.meta(MetricsService, service.Labels)
 	service.Labels[metricsLabel] = "true"
 	labels := map[string]string{metricsLabel: "true"}
 	service.Spec.Selector = map[string]string{metricsLabel: "true"}
-	own := r.manifests.operatorService.DeepCopy()
-	own.ObjectMeta = r.meta(own.Name, own.Labels)
+	own := m.manifests.operatorService.DeepCopy()
+	own.ObjectMeta = m.config.meta(own.Name, own.Labels)
 	own.Labels[metricsLabel] = "true"
 	return []client.Object{
 		service,
 		own,
 		&rbacv1.Role{
-			ObjectMeta: r.meta(monitoringRole, labels),
+			ObjectMeta: m.config.meta(monitoringRole, labels),
 			Rules: []rbacv1.PolicyRule{{
 				APIGroups: []string{""}, Resources: []string{"services", "endpoints", "pods"}, Verbs: []string{"get", "list", "watch"},
 			}, {
@@ -32,19 +38,19 @@ func (r *Renderer) monitoringObjects() []client.Object {
 			}},
 		},
 		&rbacv1.RoleBinding{
-			ObjectMeta: r.meta(monitoringRole, labels),
+			ObjectMeta: m.config.meta(monitoringRole, labels),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: monitoringRole},
 			Subjects: []rbacv1.Subject{{
-				Kind: rbacv1.ServiceAccountKind, Name: "prometheus-k8s", Namespace: r.config.MonitoringNamespace,
+				Kind: rbacv1.ServiceAccountKind, Name: "prometheus-k8s", Namespace: m.config.MonitoringNamespace,
 			}},
 		},
 	}
 }
 
 // serviceMonitor has the Prometheus operator collect the metrics of the driver, or of the operator.
-func (r *Renderer) serviceMonitor(from *unstructured.Unstructured, name string) *unstructured.Unstructured {
+func (m monitoring) serviceMonitor(from *unstructured.Unstructured, name string) *unstructured.Unstructured {
 	monitor := from.DeepCopy()
-	meta := r.meta(name, monitor.GetLabels())
+	meta := m.config.meta(name, monitor.GetLabels())
 	meta.Labels["openshift.io/cluster-monitoring"] = ""
 	meta.Labels[metricsLabel] = "true"
 	setMeta(monitor, meta)
@@ -52,9 +58,9 @@ func (r *Renderer) serviceMonitor(from *unstructured.Unstructured, name string) 
 }
 
 // prometheusRule has the rules of the driver and those of the operator, for the operator's namespace.
-func (r *Renderer) prometheusRule() (*unstructured.Unstructured, error) {
-	rule := r.manifests.operatorRule.DeepCopy()
-	meta := r.meta(prometheusRule, rule.GetLabels())
+func (m monitoring) prometheusRule() (*unstructured.Unstructured, error) {
+	rule := m.manifests.operatorRule.DeepCopy()
+	meta := m.config.meta(prometheusRule, rule.GetLabels())
 	meta.Labels[metricsLabel] = "true"
 	setMeta(rule, meta)
 	groups, err := ruleGroups(rule)
@@ -63,10 +69,10 @@ func (r *Renderer) prometheusRule() (*unstructured.Unstructured, error) {
 	}
 	for _, group := range groups {
 		for _, one := range rulesOf(group) {
-			r.adapt(one)
+			m.adapt(one)
 		}
 	}
-	of, err := ruleGroups(r.manifests.driverRule.DeepCopy())
+	of, err := ruleGroups(m.manifests.driverRule.DeepCopy())
 	if err != nil {
 		return nil, err
 	}
@@ -94,13 +100,13 @@ func rulesOf(group any) []map[string]any {
 }
 
 // adapt sets the namespace and the runbook of one rule of the operator's.
-func (r *Renderer) adapt(rule map[string]any) {
+func (m monitoring) adapt(rule map[string]any) {
 	if expression, ok := rule["expr"].(string); ok {
-		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+r.config.Namespace+"'")
+		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+m.config.Namespace+"'")
 	}
 	alert, isAlert := rule["alert"].(string)
 	annotations, ok := rule["annotations"].(map[string]any)
 	if isAlert && ok {
-		annotations["runbook_url"] = strings.Replace(r.config.RunbookURL, "%s", alert, 1)
+		annotations["runbook_url"] = strings.Replace(m.config.RunbookURL, "%s", alert, 1)
 	}
 }

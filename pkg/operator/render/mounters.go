@@ -64,7 +64,7 @@ func (r *Renderer) Claims() (claims []*corev1.PersistentVolumeClaim) {
 	found := map[string]*corev1.PersistentVolumeClaim{}
 	for _, at := range r.spots {
 		name := claimName(at.pool, at.node)
-		found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.meta(name, PoolLabels(at.pool.Name)), Spec: *at.pool.PVCTemplate.Spec()}
+		found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.config.meta(name, PoolLabels(at.pool.Name)), Spec: *at.pool.PVCTemplate.Spec()}
 	}
 	for _, name := range sortedKeys(found) {
 		claims = append(claims, found[name])
@@ -87,7 +87,7 @@ func (r *Renderer) mounters() (all []*appsv1.Deployment, err error) {
 func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deployment, error) {
 	name := MounterName(pool.Name, node)
 	d := r.manifests.mounter.DeepCopy()
-	d.ObjectMeta = r.meta(name, d.Labels)
+	d.ObjectMeta = r.config.meta(name, d.Labels)
 	maps.Copy(d.Labels, PoolLabels(pool.Name))
 	d.Annotations = map[string]string{nodeAnnotation: node, pathAnnotation: string(pool.Path)}
 	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{mounterLabel: name}}
@@ -255,7 +255,7 @@ func CleanUpName(mounter string) string {
 // CleanUpJob unmounts a pool on a node. It has the claim, which stays attached to the node until the pool is unmounted.
 func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	job := r.manifests.unmount.DeepCopy()
-	job.ObjectMeta = r.meta(CleanUpName(l.Mounter), job.Labels)
+	job.ObjectMeta = r.config.meta(CleanUpName(l.Mounter), job.Labels)
 	maps.Copy(job.Labels, PoolLabels(l.Pool))
 	job.Annotations = map[string]string{mounterLabel: l.Mounter, nodeAnnotation: l.Node, pathAnnotation: l.Path}
 	maps.Copy(job.Spec.Template.Labels, r.config.labels())

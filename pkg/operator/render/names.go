@@ -1,6 +1,11 @@
 package render
 
-import "slices"
+import (
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // What things are called in the clusters of today's users, who have them from the upstream operator.
 const (
@@ -94,4 +99,18 @@ func (c Config) labels() map[string]string {
 		labels["app.kubernetes.io/version"] = c.VersionLabel
 	}
 	return labels
+}
+
+// meta is that of an object in the operator's namespace, with labels of its own.
+func (c Config) meta(name string, labels map[string]string) metav1.ObjectMeta {
+	meta := c.clusterMeta(name, labels)
+	meta.Namespace = c.Namespace
+	return meta
+}
+
+// clusterMeta has no owner: a deletion in the foreground would take what has one from under the pods, before the operator is asked.
+func (c Config) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
+	all := c.labels()
+	maps.Copy(all, labels)
+	return metav1.ObjectMeta{Name: name, Labels: all}
 }

@@ -85,8 +85,9 @@ func (r *Renderer) Objects() ([]*unstructured.Unstructured, error) {
 	for _, mounter := range mounters {
 		objects = append(objects, mounter)
 	}
+	monitoring := monitoring{r.manifests, r.config}
 	if r.facts.Monitoring {
-		objects = append(objects, r.monitoringObjects()...)
+		objects = append(objects, monitoring.objects()...)
 	}
 	for _, o := range objects {
 		converted, err := Convert(o)
@@ -96,11 +97,11 @@ func (r *Renderer) Objects() ([]*unstructured.Unstructured, error) {
 		all = append(all, converted)
 	}
 	if r.facts.Monitoring {
-		rule, err := r.prometheusRule()
+		rule, err := monitoring.prometheusRule()
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, rule, r.serviceMonitor(r.manifests.serviceMonitor, serviceMonitor), r.serviceMonitor(r.manifests.operatorMonitor, operatorMonitor))
+		all = append(all, rule, monitoring.serviceMonitor(r.manifests.serviceMonitor, serviceMonitor), monitoring.serviceMonitor(r.manifests.operatorMonitor, operatorMonitor))
 	}
 	return all, nil
 }
@@ -147,20 +148,6 @@ func dropNulls(value any) {
 	}
 }
 
-// meta is that of an object in the operator's namespace, with labels of its own.
-func (r *Renderer) meta(name string, labels map[string]string) metav1.ObjectMeta {
-	meta := r.clusterMeta(name, labels)
-	meta.Namespace = r.config.Namespace
-	return meta
-}
-
-// clusterMeta has no owner: a deletion in the foreground would take what has one from under the pods, before the operator is asked.
-func (r *Renderer) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
-	all := r.config.labels()
-	maps.Copy(all, labels)
-	return metav1.ObjectMeta{Name: name, Labels: all}
-}
-
 func (r *Renderer) driverRights() []client.Object {
 	namespaced := slices.Concat(r.manifests.namespacedRules, r.useOf(r.manifests.constraintsRules, driverConstraints))
 	cluster := r.manifests.clusterRules
@@ -188,10 +175,10 @@ func (r *Renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.
 func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.PolicyRule) []client.Object {
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: r.config.Namespace}}
 	objects := []client.Object{
-		&corev1.ServiceAccount{ObjectMeta: r.meta(account, nil)},
-		&rbacv1.ClusterRole{ObjectMeta: r.clusterMeta(role, nil), Rules: cluster},
+		&corev1.ServiceAccount{ObjectMeta: r.config.meta(account, nil)},
+		&rbacv1.ClusterRole{ObjectMeta: r.config.clusterMeta(role, nil), Rules: cluster},
 		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: r.clusterMeta(role, nil),
+			ObjectMeta: r.config.clusterMeta(role, nil),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 			Subjects:   subjects,
 		},
@@ -200,9 +187,9 @@ func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.Pol
 		return objects
 	}
 	return append(objects,
-		&rbacv1.Role{ObjectMeta: r.meta(role, nil), Rules: namespaced},
+		&rbacv1.Role{ObjectMeta: r.config.meta(role, nil), Rules: namespaced},
 		&rbacv1.RoleBinding{
-			ObjectMeta: r.meta(role, nil),
+			ObjectMeta: r.config.meta(role, nil),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
 			Subjects:   subjects,
 		},
@@ -211,13 +198,13 @@ func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.Pol
 
 func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 	driver := r.manifests.csiDriver.DeepCopy()
-	driver.ObjectMeta = r.clusterMeta(driver.Name, driver.Labels)
+	driver.ObjectMeta = r.config.clusterMeta(driver.Name, driver.Labels)
 	return driver
 }
 
 func (r *Renderer) constraints() *unstructured.Unstructured {
 	constraints := r.manifests.constraints.DeepCopy()
-	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
+	setMeta(constraints, r.config.clusterMeta(driverConstraints, nil))
 	if len(r.facts.Mounters) > 0 || slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
 		volumes, _ := constraints.Object["volumes"].([]any)
 		constraints.Object["volumes"] = append(volumes, "persistentVolumeClaim")
@@ -229,7 +216,7 @@ func (r *Renderer) overlayClasses() []client.Object {
 	var classes []client.Object
 	for name, pool := range overlayPools(r.pools) {
 		classes = append(classes, &storagev1.StorageClass{
-			ObjectMeta:        r.clusterMeta(name, nil),
+			ObjectMeta:        r.config.clusterMeta(name, nil),
 			Provisioner:       DriverName,
 			Parameters:        map[string]string{PoolParameter: pool, "overlayCSI": "true"},
 			ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),

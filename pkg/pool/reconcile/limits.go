@@ -66,7 +66,7 @@ func (p *Repairs) Limit(id volume.ID, c ledger.Card) error {
 	if err != nil || !restored {
 		return err
 	}
-	p.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Keeper.Limit(c).Bytes)
+	p.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Keeper.Sizes.Limit(c).Bytes)
 	p.Ledger.Restored()
 	return nil
 }

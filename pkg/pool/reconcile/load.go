@@ -166,7 +166,7 @@ func (p *Pool) Claim(id volume.ID, e store.Entry) {
 	if err != nil {
 		in = p.Store.Root() // there are no snapshots, so no directory carries the id
 	}
-	if !p.Keeper.Claim(in, id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
+	if !p.Keeper.IDs.Claim(in, id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
 		p.Log.Error(errTwoRecords, "The size of one of them is not enforced", "volume", id.String(), "projectID", project)
 	}
 }

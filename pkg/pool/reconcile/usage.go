@@ -89,7 +89,7 @@ func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
 	if err != nil {
 		return quota.Usage{}, err
 	}
-	return p.Keeper.UsedBy(in, id.String(), c)
+	return p.Keeper.Accounting.UsedBy(in, id.String(), c)
 }
 
 // addToFamily keeps the largest use of each family, of those within the promises of its members.
@@ -136,9 +136,9 @@ func (p *Pool) usedByTrash(names []string, families map[string]int64) (sum int64
 func (p *Pool) measurePiece(name string) (bytes, shared int64) {
 	used := quota.Usage{Bytes: volume.Unknown}
 	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
-		id, err := p.Keeper.IDIn(in, entry)
+		id, err := p.Keeper.IDs.In(in, entry)
 		if err == nil && id != 0 {
-			used, err = p.Keeper.UsedIn(in, entry, id)
+			used, err = p.Keeper.Accounting.UsedIn(in, entry, id)
 		}
 		return err
 	})
@@ -161,7 +161,7 @@ func (p *Pool) MeasureTrash() {
 // HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
 // volume.Unknown.
 func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
-	if bytes := p.Keeper.UsedByID(p.Store.Root(), carried); bytes != volume.Unknown {
+	if bytes := p.Keeper.Accounting.UsedByID(p.Store.Root(), carried); bytes != volume.Unknown {
 		return bytes
 	}
 	return store.Measured(in, name)

@@ -106,7 +106,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	p.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
+	p.Ledger.SetInodes(v.Keeper.Sizes.NewInodes(), v.Keeper.Sizes.InodeBytes())
 	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
@@ -181,7 +181,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Keeper.Beside(v.Store.Root())
+	beside, err := v.Keeper.Accounting.Beside(v.Store.Root())
 	if err != nil {
 		return false
 	}

@@ -57,7 +57,7 @@ func (n *Node) OutOfUse(id volume.ID) error {
 	}
 	for _, p := range pools {
 		if p.May(id.String()) {
-			return fmt.Errorf("%s: %w: %s", id.Named(), volume.ErrPrecondition, p.Advice())
+			return fmt.Errorf("%s: %w: %s", id.Named(), volume.ErrPrecondition, n.Options.Served.Advice(p))
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -25,7 +26,8 @@ const (
 
 // A Memory is a directory of the node. A nil one remembers nothing.
 type Memory struct {
-	path string
+	path   string
+	byHand bool
 }
 
 // In keeps the memory below a directory that stays when the driver is restarted or replaced; an empty path stands for
@@ -35,6 +37,15 @@ func In(path string) *Memory {
 		return nil
 	}
 	return &Memory{path: path}
+}
+
+// ByHand is In for a program without a command that forgets a pool: an administrator removes its file.
+func ByHand(path string) *Memory {
+	m := In(path)
+	if m != nil {
+		m.byHand = true
+	}
+	return m
 }
 
 // A Pool is what is remembered of one.
@@ -56,10 +67,13 @@ func (p *Pool) May(id string) bool {
 }
 
 // Advice says what to do about a pool that is not in use any more and may have volumes.
-func (p *Pool) Advice() string {
+func (m *Memory) Advice(p Pool) string {
+	forget := fmt.Sprintf("with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node", p.Name)
+	if m.byHand {
+		forget = fmt.Sprintf("by removing the file %s on this node", path.Join(m.path, directory, p.UUID+suffix))
+	}
 	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more, not mounted, or below another mount: "+
-		"configure and mount it again to delete its volumes, or leave them on the disk, as they are, with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node",
-		p.Name, p.Path, p.Name)
+		"configure and mount it again to delete its volumes, or leave them on the disk, as they are, %s", p.Name, p.Path, forget)
 }
 
 // OutOfUse are the pools that may have volumes and are not in use any more.

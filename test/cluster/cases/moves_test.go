@@ -3,6 +3,8 @@ package cases_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
@@ -23,8 +26,9 @@ import (
 
 var volumeMoves = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevirt.io", Version: "v1alpha1", Resource: "volumemoves"}
 
-// The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node, and back when that is drained. The claim stays,
-// the pod starts where its volume is and goes on where it was, and nothing is left on the node before.
+// The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node, and back and there again when nodes are drained,
+// by kubectl too. Its claim grows meanwhile. The claim stays, the pod starts where its volume is and goes on where it was, and nothing
+// is left on the node before. With it go a volume of the provisioner from before CSI, and one of the upstream driver.
 func TestVolumeMoves(t *testing.T) {
 	const name, claim, pod = "moving", "data-writer-0", "writer-0"
 	s := begin(t)
@@ -35,16 +39,20 @@ func TestVolumeMoves(t *testing.T) {
 	t.Cleanup(func() { s.endProvisioner(name) })
 	s.condition(client, name, "Available", "True")
 
-	s.statefulSet("writer", 1, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
-		c := &set.Spec.Template.Spec.Containers[0]
-		c.Command = []string{"sh", "-c", counting}
-	})
-	s.allReady("writer")
+	s.writersOn(nodeA, nodeB, 1, counting)
 	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync")
 	first := s.claimNamed(claim)
 	for i, move := range []func(from string){
-		func(string) { s.moveVolume("there", claim) },
-		func(from string) { s.drain(from, func() {}, claim) },
+		func(from string) {
+			earlier := s.earlierVolumes(from)
+			s.moveAndGrow("there", claim, "96Mi")
+			s.wantEarlier(earlier, otherNode(from))
+		},
+		func(from string) {
+			s.kubectlDrain(from)
+			s.drain(from, func() {}, claim)
+		},
+		func(from string) { s.drainBoth(from, claim) },
 	} {
 		before := s.volume(claim)
 		directory := s.disk(before)
@@ -66,46 +74,261 @@ func TestVolumeMoves(t *testing.T) {
 		}
 		s.wantFile(filepath.Join(s.disk(after), "link"), "hello\n")
 		s.wantGone(directory)
+		s.wantClaimSize(claim, "96Mi")
+		s.wantPromised(s.nodeOf(after), map[string]int64{after.Spec.CSI.VolumeHandle: 96 * mib})
 		// The operator removes it when the move has ended.
 		s.until(fmt.Sprintf("nothing to be left of move %d", i), func(ctx context.Context) (string, error) {
 			return c.Kubectl(ctx, "get", "pods,secrets,networkpolicies", "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name")
 		})
+		s.kubectl("uncordon", s.nodeOf(before))
 	}
+	s.mustRun(pod, "dd if=/dev/zero of=/data/big bs=1M count=80 && rm /data/big")
 	s.removeSet("writer")
 	s.kubectl("delete", "pvc", "-n", s.namespace, claim)
 }
 
-// moveVolume moves the volume of a claim to a node that the operator chooses, and evicts its pods.
-func (s *scene) moveVolume(name, claim string) {
+// writersOn has pods of a StatefulSet write on one of two nodes.
+func (s *scene) writersOn(node, other string, pods int32, script string) {
+	s.Helper()
+	s.kubectl("cordon", other)
+	s.Cleanup(func() { s.kubectl("uncordon", other) })
+	s.statefulSet("writer", pods, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
+		set.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c", script}
+	})
+	s.allReady("writer")
+	s.kubectl("uncordon", other)
+}
+
+// moves are the VolumeMoves of the scene.
+func (s *scene) moves() dynamic.ResourceInterface {
 	s.Helper()
 	client, err := dynamic.NewForConfig(c.Config)
 	must.Succeed(s, err)
-	moves := client.Resource(volumeMoves).Namespace(s.namespace)
-	_, err = moves.Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
+	return client.Resource(volumeMoves).Namespace(s.namespace)
+}
+
+// move makes a VolumeMove, of the claim's volume to a node that the operator chooses.
+func (s *scene) move(name, claim, when string) {
+	s.Helper()
+	_, err := s.moves().Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": volumeMoves.GroupVersion().String(), "kind": "VolumeMove", "metadata": map[string]any{"name": name},
-		"spec": map[string]any{"claimName": claim, "when": "Evict", "verify": "All"},
+		"spec": map[string]any{"claimName": claim, "when": when, "verify": "All"},
 	}}, metav1.CreateOptions{})
 	must.Succeed(s, err)
-	s.condition(moves, name, "Complete", "True")
-	must.Succeed(s, moves.Delete(s.Context(), name, metav1.DeleteOptions{}))
+}
+
+// moved waits until a move has ended, and deletes it. It returns what it was at the end.
+func (s *scene) moved(name string) *unstructured.Unstructured {
+	s.Helper()
+	ended := s.condition(s.moves(), name, "Complete", "True")
+	must.Succeed(s, s.moves().Delete(s.Context(), name, metav1.DeleteOptions{}))
 	s.until("the VolumeMove to be gone", func(ctx context.Context) (string, error) {
-		_, err := moves.Get(ctx, name, metav1.GetOptions{})
+		_, err := s.moves().Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
 		return "it is there", err
 	})
+	return ended
+}
+
+// moveAndGrow moves the volume of a claim, which is to grow when no node may change it any more. Then its pods are evicted.
+func (s *scene) moveAndGrow(name, claim, size string) {
+	s.Helper()
+	s.move(name, claim, "Unpublished")
+	s.untilStatus(s.moves(), name, "the fence", "phase:Fenced")
+	s.resize(claim, size)
+	s.wantEvent("PersistentVolumeClaim", claim, "FileSystemResizeRequired")
+	s.kubectl("patch", "volumemove", name, "-n", s.namespace, "--type=merge", `--patch={"spec":{"when":"Evict"}}`)
+	s.moved(name)
+}
+
+// kubectlDrain has kubectl evict what runs on a node.
+func (s *scene) kubectlDrain(node string) {
+	s.Helper()
+	s.Cleanup(func() { s.kubectl("uncordon", node) })
+	s.kubectl(append([]string{"drain", node}, drainOptions...)...)
+}
+
+var drainOptions = []string{"--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s"}
+
+// drainBoth drains a node by kubectl while kubectl hostpath moves its volumes, and once more when they are moved.
+func (s *scene) drainBoth(node, claim string) {
+	s.Helper()
+	s.mustRun("writer-0", "dd if=/dev/urandom of=/data/random bs=1M count=6 && sync")
+	drained := make(chan error, 1)
+	go func() {
+		ctx := s.Context()
+		err := c.Log.Until(ctx, long, "a mover on "+node, cluster.Patient(func(ctx context.Context) (string, error) {
+			pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{
+				LabelSelector: "app.kubernetes.io/name=volume-mover", FieldSelector: "status.phase=Running,spec.nodeName=" + node})
+			if err != nil || len(pods.Items) > 0 {
+				return "", err
+			}
+			return "there is none", nil
+		}))
+		if err == nil {
+			_, err = c.Kubectl(ctx, append([]string{"drain", node}, drainOptions...)...)
+		}
+		drained <- err
+	}()
+	s.drainWith(node, func() {}, []string{claim}, "--bytes-per-second=1048576")
+	must.Succeed(s, <-drained)
+	s.kubectlDrain(node)
+}
+
+// An earlier is a claim whose volume this driver has not made.
+type earlier struct {
+	claim, handle, directory, content string
+	uid                               types.UID
+	bytes                             int64 // that it is to be promised
+}
+
+// earlierVolumes makes a volume of the provisioner from before CSI, which migrates, and one of the upstream driver, whose PersistentVolume
+// says that it has the size of the disk.
+func (s *scene) earlierVolumes(node string) []earlier {
+	s.Helper()
+	of := old{claim: "upstream", node: node, class: operatorClass, pool: "local", handle: "pvc-16fd2706-8baf-433b-82eb-8c7fada847db", request: "32Mi"}
+	of.make(s)
+	s.bound("upstream")
+	if got := s.migrated(node, "migrated"); got != "before\n" {
+		s.Errorf("the pod reads %q", got)
+	}
+	all := []earlier{{claim: "upstream", content: "from before\n", bytes: 32 * mib}, {claim: "migrated", content: "before\n", bytes: 10 * mib}}
+	for i := range all {
+		e := &all[i]
+		volume := s.volume(e.claim)
+		e.handle, e.directory, e.uid = volume.Spec.CSI.VolumeHandle, s.disk(volume), s.claimNamed(e.claim).UID
+		s.move(e.claim, e.claim, "Unpublished")
+	}
+	return all
+}
+
+// migrated is a claim whose volume the provisioner from before CSI has made, and that was migrated. It returns what a pod wrote before.
+func (s *scene) migrated(node, claim string) string {
+	s.Helper()
+	const from, name = "/var/hpvolumes/.earlier", "pvc-44444444-2222-3333-4444-555555555555"
+	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(c.Nodes[node].Disk(from))) })
+	s.oldVolume(node, "kubevirt.io/hostpath-provisioner", "hostPath", from+"/"+name, claim)
+	wrote := s.wrote(claim, "before")
+	r := s.victim(node, []string{
+		"NODE_NAME=" + node, "TO_CLASS=" + operatorClass, "FROM_DIR=" + from, `DATADIR=[{"name":"local","path":"` + operatorPool + `"}]`,
+	}, "migrate", "--claim="+s.namespace+"/"+claim, "--apply", "--save-dir="+s.TempDir(),
+		"--socket=/var/lib/kubelet/plugins/kubevirt.io.hostpath-provisioner/csi.sock").start()
+	if <-r.ended; r.err != nil {
+		s.Fatalf("migrate: %v\n%s", r.err, r.output)
+	}
+	s.bound(claim)
+	return wrote
+}
+
+// wantEarlier waits until the volumes are moved, and expects them whole on a node, with their promises. It removes them.
+func (s *scene) wantEarlier(all []earlier, node string) {
+	s.Helper()
+	for _, e := range all {
+		s.wantPromiseSaid(s.moved(e.claim), e)
+		s.pod(e.claim, with(e.claim, "/data"))
+	}
+	promised := map[string]int64{}
+	for _, e := range all {
+		if at := s.ready(e.claim).Spec.NodeName; at != node {
+			s.Errorf("the pod with the volume %s is on %s", e.claim, at)
+		}
+		if got := s.mustRun(e.claim, "cat /data/file"); got != e.content {
+			s.Errorf("the pod reads %q of %s", got, e.claim)
+		}
+		s.wantNoSpace(e.claim, "dd if=/dev/zero of=/data/big bs=1M count=40")
+		s.mustRun(e.claim, "rm /data/big; sync")
+		s.wantGone(e.directory)
+		if now := s.claimNamed(e.claim); now.UID != e.uid || now.Status.Capacity.Storage().Value() != e.bytes {
+			s.Errorf("the claim is %+v, want %d bytes", now, e.bytes)
+		}
+		promised[e.handle] = e.bytes
+	}
+	data := s.volume("data-writer-0")
+	promised[data.Spec.CSI.VolumeHandle] = 96 * mib
+	s.wantPromised(node, promised)
+	for _, e := range all {
+		s.remove(e.claim)
+		s.removeClaim(e.claim)
+	}
+}
+
+// wantPromiseSaid expects a move that has ended, and the PersistentVolume, to say what the volume is promised.
+func (s *scene) wantPromiseSaid(move *unstructured.Unstructured, e earlier) {
+	s.Helper()
+	if got, _, err := unstructured.NestedInt64(move.Object, "status", "promisedBytes"); got != e.bytes || err != nil {
+		s.Errorf("the VolumeMove %s says that %d bytes are promised, want %d (%v)", e.claim, got, e.bytes, err)
+	}
+	if got := s.volume(e.claim).Spec.Capacity.Storage(); got.Value() != e.bytes {
+		s.Errorf("the PersistentVolume of %s has %s, want %d bytes", e.claim, got, e.bytes)
+	}
+}
+
+// wantPromised waits until a node has just these volumes, by their ids, each with a promise that the kernel keeps, and the other has nothing.
+func (s *scene) wantPromised(node string, want map[string]int64) {
+	s.Helper()
+	s.until("the promises on "+node, func(context.Context) (string, error) {
+		var all []string
+		for _, on := range []string{nodeA, nodeB} {
+			var report struct{ Pools []promises }
+			s.plugin(&report, "inspect", on)
+			left := map[string]int64{}
+			if on == node {
+				left = maps.Clone(want)
+			}
+			for _, p := range report.Pools {
+				all = append(all, p.problems(on, left)...)
+			}
+			for id := range left {
+				all = append(all, fmt.Sprintf("%s is not on %s", id, on))
+			}
+		}
+		return strings.Join(all, "; "), nil
+	})
+}
+
+// promises are the part of inspect's document on a pool that says what is promised.
+type promises struct {
+	PromisedBytes   int64
+	Creating, Trash []any
+	Volumes         []struct {
+		ID                        string
+		Abnormal                  bool
+		Move                      any
+		PromisedBytes, LimitBytes int64
+	}
+}
+
+// problems are what is otherwise than wanted. It takes from left what is there.
+func (p promises) problems(node string, left map[string]int64) (all []string) {
+	for _, v := range p.Volumes {
+		if bytes, ok := left[v.ID]; !ok || v.Abnormal || v.Move != nil || v.PromisedBytes != bytes || v.LimitBytes != bytes {
+			all = append(all, fmt.Sprintf("%s has %+v, want %d", node, v, bytes))
+		}
+		p.PromisedBytes -= v.PromisedBytes
+		delete(left, v.ID)
+	}
+	if p.PromisedBytes != 0 || len(p.Creating) > 0 || len(p.Trash) > 0 {
+		all = append(all, fmt.Sprintf("%s has promised %d bytes for nothing, and has %v and %v", node, p.PromisedBytes, p.Creating, p.Trash))
+	}
+	return all
 }
 
 // drain has kubectl hostpath move what the claims have from a node, once it says that it would. It does something every few seconds
 // meanwhile.
 func (s *scene) drain(node string, meanwhile func(), claims ...string) {
 	s.Helper()
+	s.drainWith(node, meanwhile, claims)
+}
+
+func (s *scene) drainWith(node string, meanwhile func(), claims []string, flags ...string) {
+	s.Helper()
 	type row struct{ Namespace, Claim, From, To, Phase, Problem string }
 	var plan, moved []row
 	s.plugin(&plan, "drain", node, "--dry-run")
 	s.Cleanup(func() { s.kubectl("uncordon", node) })
-	s.pluginWhile(&moved, meanwhile, "drain", node)
+	s.pluginWhile(&moved, meanwhile, append([]string{"drain", node}, flags...)...)
 	for _, claim := range claims {
 		want := row{Namespace: s.namespace, Claim: claim, From: node, To: otherNode(node)}
 		if !slices.Contains(plan, want) {
@@ -157,14 +380,8 @@ func TestDrainOfTwentyPods(t *testing.T) {
 	t.Cleanup(func() { s.endProvisioner(name) })
 	s.condition(client, name, "Available", "True")
 
-	s.kubectl("cordon", nodeB)
-	t.Cleanup(func() { s.kubectl("uncordon", nodeB) })
-	s.statefulSet("writer", pods, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
-		set.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c", checking}
-	})
+	s.writersOn(nodeA, nodeB, pods, checking)
 	s.kubectl("create", "poddisruptionbudget", "writer", "-n", s.namespace, "--selector=set=writer", "--max-unavailable=4")
-	s.allReady("writer")
-	s.kubectl("uncordon", nodeB)
 	var claims []string
 	for i := range pods {
 		claims = append(claims, fmt.Sprintf("data-writer-%d", i))

@@ -1,6 +1,7 @@
 package cases_test
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,12 +18,13 @@ import (
 // An old volume is one that the upstream driver has left.
 type old struct {
 	claim, node, class, pool, handle string
+	request                          string // of the claim; 1Gi if empty
 }
 
 // make makes a directory in the pool, and a PersistentVolume that carries its name.
 func (o old) make(s *scene) *corev1.PersistentVolume {
 	s.Helper()
-	dir := filepath.Join(c.Nodes[o.node].Disk(poolPaths[o.class]), o.handle)
+	dir := filepath.Join(c.Nodes[o.node].Disk(pathOf(o.class)), o.handle)
 	must.Succeed(s, os.Mkdir(dir, 0o777))
 	s.Cleanup(func() { os.RemoveAll(dir) })
 	// Not what the umask leaves of it.
@@ -59,7 +61,7 @@ func (o old) make(s *scene) *corev1.PersistentVolume {
 		},
 	}, metav1.CreateOptions{})
 	must.Succeed(s, err)
-	s.claim(o.claim, "1Gi", ofClass(o.class), func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume.Name })
+	s.claim(o.claim, cmp.Or(o.request, "1Gi"), ofClass(o.class), func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume.Name })
 	return volume
 }
 

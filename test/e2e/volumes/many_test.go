@@ -19,7 +19,7 @@ func manyVolumes(b *bench) {
 	case testing.Short() && testenv.Guest():
 		count = 100
 	case testing.Short():
-		count = 2000
+		count = 1200
 	}
 	before := b.capacity()
 	promise := before * 3 / 4 / int64(count) / (64 << 10) * (64 << 10)

@@ -44,9 +44,10 @@ func TestMoverPod(t *testing.T) {
 	object := moveOf("m", func(m *v1alpha1.VolumeMove) {
 		m.Spec.BytesPerSecond, m.Spec.Snapshots = 1<<20, v1alpha1.LeaveSnapshots
 		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
+		m.Status.PromisedBytes = 10 * gib
 	})
-	m := moving{&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}, object}
-	pod, err := m.mover(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
+	m := (&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}).reconciliation(object).movers
+	pod, err := m.newPod(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
 	must.Succeed(t, err)
 	c := pod.Spec.Containers[0]
 	var mounts []string
@@ -65,6 +66,10 @@ func TestMoverPod(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Error(diff)
+	}
+	// kubectl drain refuses a node with pods that no controller makes again.
+	if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "Node" || owner.Name != nodeA || owner.UID != "uid of node-a" {
+		t.Errorf("the pod is of %+v", owner)
 	}
 	for _, item := range pod.Spec.Volumes[2].Secret.Items {
 		if strings.HasPrefix(item.Key, targetFile) {
@@ -164,7 +169,7 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 func TestKubeletThatRefusesMovers(t *testing.T) {
 	for _, of := range []role{roleIn, roleOut} {
 		w := newWorld(t, moveOf("m"), appPod("data-0", false))
-		pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+		pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
 		refused, said := 0, 0
 		w.run("m", func(int) {
 			if refused > 0 && strings.Contains(w.says("m"), "OutOfpods too many pods") {
@@ -188,13 +193,35 @@ func TestKubeletThatRefusesMovers(t *testing.T) {
 	}
 }
 
+// An image from before there were movers refuses their flags, which says little to a user.
+func TestImageThatKnowsNoMovers(t *testing.T) {
+	const old = "hostpath-csi-driver: invalid configuration:\nunexpected argument \"move-in\"\n--nodeid: invalid: the node id is empty\n"
+	for _, tt := range []struct {
+		message string
+		exit    int32
+		named   bool
+	}{
+		{old, 1, true},
+		{"{\"event\":\"failed\"}\nhostpath-csi-driver move-in: no room\n", 1, false},
+		{"", 137, false},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: nodeB, Containers: []corev1.Container{{Image: "driver:v0"}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: tt.exit, Message: tt.message},
+		}}}
+		if said := trouble(pod); strings.Contains(said, "driver:v0") != tt.named {
+			t.Errorf("of a mover that ends with %q it says %q", tt.message, said)
+		}
+	}
+}
+
 // Movers that have failed once, and go on, have pods stop as others do.
 func TestMoversThatHadFailed(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))
 	failed := 0
 	w.run("m", func(int) {
 		for _, of := range []role{roleIn, roleOut} {
-			pod := &corev1.Pod{ObjectMeta: moving{&Reconciler{DriverNamespace: storage}, moveOf("m")}.meta("-" + string(of))}
+			pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
 			if !w.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
 				continue
 			}

@@ -13,9 +13,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
-// A company is the volumes that pods use together with the one that moves, and together with those. The scheduler starts a pod only where
+// A colocation is the volumes that pods use together with the one that moves, and together with those. The scheduler starts a pod only where
 // all of its volumes are, so all of them go to one node.
-type company struct {
+type colocation struct {
 	pods []corev1.Pod // that use any of them
 	// to is the node where one of them is already, or goes, and by whom what says that; empty for none.
 	to, by string
@@ -25,24 +25,24 @@ type company struct {
 	bound []*corev1.PersistentVolume
 }
 
-// company finds them, or says why the volume waits for others.
-func (m moving) company(ctx context.Context, source string) (c *company, waits string, err error) {
-	c = &company{follow: map[string]int64{}}
-	all, err := m.podsWithClaims(ctx)
+// colocation finds them, or says why the volume waits for others.
+func (pl planner) colocation(ctx context.Context, source string) (c *colocation, waits string, err error) {
+	c = &colocation{follow: map[string]int64{}}
+	all, err := pl.api.podsWithClaims(ctx, pl.move.Namespace)
 	if err != nil {
 		return nil, "", err
 	}
 	var claims []string
-	c.pods, claims = together(all, m.Spec.ClaimName)
+	c.pods, claims = together(all, pl.move.Spec.ClaimName)
 	if len(claims) == 1 {
 		return c, "", nil
 	}
 	moves := &v1alpha1.VolumeMoveList{}
-	if err := m.APIReader.List(ctx, moves, client.InNamespace(m.Namespace)); err != nil {
+	if err := pl.api.reader.List(ctx, moves, client.InNamespace(pl.move.Namespace)); err != nil {
 		return nil, "", err
 	}
 	for _, name := range claims[1:] {
-		if waits, err = m.accept(ctx, c, name, source, moves.Items); err != nil || waits != "" {
+		if waits, err = pl.accept(ctx, c, name, source, moves.Items); err != nil || waits != "" {
 			return nil, waits, err
 		}
 	}
@@ -72,12 +72,12 @@ func together(pods []corev1.Pod, claim string) (users []corev1.Pod, claims []str
 }
 
 // accept takes the volume of another claim into account.
-func (m moving) accept(ctx context.Context, c *company, name, source string, moves []v1alpha1.VolumeMove) (waits string, err error) {
+func (pl planner) accept(ctx context.Context, c *colocation, name, source string, moves []v1alpha1.VolumeMove) (waits string, err error) {
 	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
-	if there, err := m.find(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name}, claim); err != nil || !there || claim.Spec.VolumeName == "" {
+	if there, err := pl.api.find(ctx, client.ObjectKey{Namespace: pl.move.Namespace, Name: name}, claim); err != nil || !there || claim.Spec.VolumeName == "" {
 		return "", err // no pod starts until it is bound
 	}
-	if there, err := m.find(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil || !there {
+	if there, err := pl.api.find(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil || !there {
 		return "", err
 	}
 	on := place.NodeOfVolume(volume)
@@ -94,11 +94,11 @@ func (m moving) accept(ctx context.Context, c *company, name, source string, mov
 	if i < 0 {
 		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or end the pods", name, source), nil
 	}
-	return m.follows(ctx, c, claim, volume, moving{m.Reconciler, &moves[i]})
+	return pl.follows(ctx, c, claim, volume, &moves[i])
 }
 
 // follows takes a volume into account that moves too.
-func (m moving) follows(ctx context.Context, c *company, claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, other moving) (waits string, err error) {
+func (pl planner) follows(ctx context.Context, c *colocation, claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, other *v1alpha1.VolumeMove) (waits string, err error) {
 	to := other.Spec.TargetNode
 	switch {
 	case other.Status.Phase == v1alpha1.Undoing:
@@ -107,12 +107,13 @@ func (m moving) follows(ctx context.Context, c *company, claim *corev1.Persisten
 		to = other.Status.TargetNode // which has promised its room
 	default:
 		if waits = movable(v, claim); waits == "" {
-			waits, err = other.snapshots(ctx, v)
+			waits, err = pl.snapshots(ctx, v, other.Spec.Snapshots)
 		}
 		if err != nil || waits != "" {
 			return fmt.Sprintf("pods use the claim %s too, which cannot move: %s", claim.Name, waits), err
 		}
-		c.follow[v.Spec.StorageClassName] += v.Spec.Capacity.Storage().Value()
+		size := v1alpha1.Size(claim, v)
+		c.follow[v.Spec.StorageClassName] += size.Value()
 	}
 	if to == "" {
 		return "", nil
@@ -121,7 +122,7 @@ func (m moving) follows(ctx context.Context, c *company, claim *corev1.Persisten
 }
 
 // goesTo says that one of the volumes is on a node, or goes there.
-func (c *company) goesTo(node, by string) (waits string) {
+func (c *colocation) goesTo(node, by string) (waits string) {
 	if c.to != "" && c.to != node {
 		return fmt.Sprintf("%s, and %s", c.by, by)
 	}

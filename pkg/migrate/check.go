@@ -1,0 +1,175 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A checker finds what would stop a migration, before anything is changed.
+type checker struct {
+	Config
+	client kubernetes.Interface
+	driver Driver
+	host   *dir.Dir
+	target target
+}
+
+// check finds all that would stop a migration that has not begun, and completes what is to be saved.
+func (c checker) check(ctx context.Context, s *saved) error {
+	if s.missing != nil {
+		return fmt.Errorf("the claim of the PersistentVolume is gone: %w", s.missing)
+	}
+	problems := append(s.checkObjects(), c.checkOwner(s), c.checkOthers(ctx, s), c.checkServed(ctx, s))
+	h := s.handover(csi)
+	err := errors.Join(h.Check(), c.checkHandle(ctx, s))
+	problems = append(problems, err)
+	if err != nil {
+		return errors.Join(problems...)
+	}
+	where, err := h.Find()
+	if err != nil {
+		return errors.Join(append(problems, err)...)
+	}
+	request := s.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	promised, err := h.Promise(request.Value())
+	s.Recorded, s.Bytes = where.From.Recorded, max(where.From.Bytes, promised)
+	if err := errors.Join(append(problems, err)...); err != nil {
+		return err
+	}
+	return c.tryCreate(ctx, s)
+}
+
+// checkHandle refuses a name that the driver has a volume of, in any pool, unless that is the directory itself: it would take the
+// record of one that was lost, or serve neither of two.
+func (c checker) checkHandle(ctx context.Context, s *saved) error {
+	id, err := volume.ParseID(s.To.Name)
+	if err != nil {
+		return err
+	}
+	has, err := c.driver.Volume(ctx, id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("ask the driver whether it has a volume %s: %w", id, err)
+	}
+	in, err := poolOf(c.Pools, has.Context["storagePool"])
+	if err != nil || in.Path != s.From.Directory {
+		return fmt.Errorf("the driver has a volume %s already, in its pool %s: see what inspect says of it there", id, has.Context["storagePool"])
+	}
+	return nil
+}
+
+// tryCreate asks the API server, which then creates nothing, whether it would take the new objects: a quota, a webhook or a
+// right that is missing would otherwise be met after the old ones are deleted. Their names are still taken.
+func (c checker) tryCreate(ctx context.Context, s *saved) error {
+	const prefix = "migrate-check-"
+	try := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	pv, claim := s.volume(csi, client.Volume{}), s.claim(csi)
+	pv.Name, pv.GenerateName, claim.Name, claim.GenerateName = "", prefix, "", prefix
+	_, volumeErr := c.client.CoreV1().PersistentVolumes().Create(ctx, pv, try)
+	_, claimErr := c.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Create(ctx, claim, try)
+	if volumeErr != nil {
+		volumeErr = fmt.Errorf("the API server would refuse the new PersistentVolume: %w", volumeErr)
+	}
+	if claimErr != nil {
+		claimErr = fmt.Errorf("the API server would refuse the new claim, beside the old one: %w", claimErr)
+	}
+	return errors.Join(volumeErr, claimErr)
+}
+
+// checkOwner refuses what no known provisioner made, and paths that the administrator has not said may be moved.
+func (c checker) checkOwner(s *saved) error {
+	by := s.Volume.Annotations[origin.ProvisionedBy]
+	if !slices.Contains(provisioners, by) {
+		return fmt.Errorf("it was made by %q, and can be migrated only if it is of one of %s", by, strings.Join(provisioners, ", "))
+	}
+	path := origin.Path(s.Volume)
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return fmt.Errorf("path %q of the PersistentVolume has empty parts, . or ..: make a PersistentVolume by hand that names %s", path, filepath.Clean(path))
+	}
+	if s.From.Directory != s.To.Directory && !slices.Contains(c.From, s.From.Directory) {
+		return fmt.Errorf("path %s is not a directory in the pool %s, nor in one that --from-dir names", path, s.To.Directory)
+	}
+	return nil
+}
+
+// checkObjects finds in the objects what would stop the migration, or would not be the same after it.
+func (s *saved) checkObjects() (problems []error) {
+	refuse := func(is bool, format string, args ...any) {
+		if is {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	pv, claim := s.Volume, s.Claim
+	refuse(pv.Status.Phase != corev1.VolumeBound || claim.Status.Phase != corev1.ClaimBound || pv.Spec.ClaimRef.UID != claim.UID || claim.Spec.VolumeName != pv.Name,
+		"the claim and the PersistentVolume are not bound to each other (%s, %s): only data that a claim has can be migrated", claim.Status.Phase, pv.Status.Phase)
+	refuse(pv.DeletionTimestamp != nil || claim.DeletionTimestamp != nil, "it is being deleted")
+	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume, which cannot be migrated: copy its content")
+	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which have no effect on a hostPath volume and would have one on a CSI volume", pv.Spec.MountOptions)
+	for _, finalizer := range slices.Concat(pv.Finalizers, claim.Finalizers) {
+		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner has to remove it first", finalizer)
+	}
+	return problems
+}
+
+// checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on any node: each would
+// clean up what the other makes.
+func (c checker) checkServed(ctx context.Context, s *saved) error {
+	var on metav1.ListOptions
+	if !c.target.pool.Shared {
+		on.FieldSelector = "spec.nodeName=" + c.Node
+	}
+	pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
+	if err != nil {
+		return err
+	}
+	var problems []error
+	isPool := func(path string) bool {
+		is, err := c.isDirectory(path, s.To.Directory)
+		problems = append(problems, err)
+		return is
+	}
+	for _, pod := range pods.Items {
+		if (c.target.pool.Shared || pod.Spec.NodeName == c.Node) && serves(&pod, isPool) {
+			return fmt.Errorf("pod %s/%s is a provisioner with PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// serves reports whether a pod is a provisioner from before CSI whose directory is the pool. Where its configuration is not in
+// the pod, it is one that mounts the directory.
+func serves(pod *corev1.Pod, isPool func(path string) bool) bool {
+	mounts := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && isPool(v.HostPath.Path)
+	})
+	is := func(path string) bool {
+		return isPool(path) || strings.Contains(path, "$(") && mounts
+	}
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		words := append(slices.Clone(c.Command), c.Args...)
+		byFlag := slices.ContainsFunc(words, func(word string) bool {
+			path, found := strings.CutPrefix(strings.TrimPrefix(word, "-"), "-pv-dir=")
+			return found && is(path)
+		})
+		at := slices.IndexFunc(words, func(word string) bool { return word == "--pv-dir" || word == "-pv-dir" })
+		byEnv := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+			return e.Name == "PV_DIR" && (is(e.Value) || e.ValueFrom != nil && mounts)
+		})
+		return byFlag || byEnv || 0 <= at && at+1 < len(words) && is(words[at+1])
+	})
+}

@@ -1,0 +1,128 @@
+package move
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+)
+
+// answering is how long a kubelet may take for a log: other moves wait meanwhile.
+const answering = 5 * time.Second
+
+// A copying is the two movers that copy, until the source has handed the volume over.
+type copying struct {
+	move    *v1alpha1.VolumeMove
+	api     apiServer
+	objects objects
+	movers  movers
+	users   users
+	reports Reports
+	times   timeline
+}
+
+// run keeps the two movers running, shows what they report, and has pods stop at the fence. It says what is waited for, and nothing
+// when the volume is handed over.
+func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outcome, error) {
+	fresh, err := c.renewed(ctx)
+	if err != nil || !fresh {
+		return wait("Copying", "renew the certificates of the movers"), err
+	}
+	if err := c.objects.networkPolicy(ctx); err != nil {
+		return outcome{}, err
+	}
+	target, ended, err := c.movers.pod(ctx, roleIn, c.movers.args(roleIn, volume))
+	if err != nil || target == nil {
+		return wait("Copying", "start the mover on node %s: %s", c.move.Status.TargetNode, ended), err
+	}
+	address, waits := c.address(target)
+	if address == "" {
+		return waits, nil
+	}
+	source, ended, err := c.movers.pod(ctx, roleOut, append(c.movers.args(roleOut, volume), "--address="+address))
+	if err != nil || source == nil {
+		return wait("Copying", "start the mover on node %s: %s", c.move.Status.SourceNode, ended), err
+	}
+	report, err := c.read(ctx, source)
+	if err != nil {
+		return wait("Copying", "read what the mover on node %s reports: %v", c.move.Status.SourceNode, err), nil
+	}
+	report.show(&c.move.Status)
+	c.times.fenced(report)
+	c.times.heard(report, source, target)
+	if source.Status.Phase == corev1.PodSucceeded {
+		if report.fence == "" { // the log is lost: it hands the volume over again
+			return wait("Copying", "ask the mover on node %s again", c.move.Status.SourceNode), c.api.delete(ctx, source)
+		}
+		c.move.Status.Fence = report.fence
+		c.times.unused(report)
+		return outcome{}, nil
+	}
+	return c.progress(ctx, source, target, report)
+}
+
+// address is where the target listens, or what it waits for.
+func (c copying) address(target *corev1.Pod) (string, outcome) {
+	switch {
+	case target.Status.PodIP != "":
+		return net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)), outcome{}
+	case target.Status.Phase == corev1.PodSucceeded:
+		// The source has ended too, or has only to repeat what it said.
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), outcome{}
+	case trouble(target) != "":
+		return "", wait("Retrying", "%s", trouble(target))
+	}
+	return "", wait("Copying", "start the mover on node %s: %s", c.move.Status.TargetNode, state(target))
+}
+
+// read is what a mover has reported.
+func (c copying) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
+	if pod.Status.Phase != corev1.PodRunning && pod.Status.Phase != corev1.PodSucceeded {
+		return progress{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answering)
+	defer cancel()
+	text, err := c.reports.Lines(ctx, pod.Namespace, pod.Name)
+	return parseReport(text), err
+}
+
+// renewed says whether the certificates are good for as long as a mover runs. Otherwise the movers end, and get others.
+func (c copying) renewed(ctx context.Context) (bool, error) {
+	secret, err := c.objects.secret(ctx)
+	if err != nil || c.times.now().Sub(secret.CreationTimestamp.Time) < lifetime-deadline || secret.CreationTimestamp.IsZero() {
+		return err == nil, err
+	}
+	left, err := c.objects.removePods(ctx, roleOut, roleIn)
+	if err != nil || len(left) > 0 {
+		return false, err
+	}
+	return false, c.api.drop(ctx, secret)
+}
+
+// progress says how far the movers are, and stops pods.
+func (c copying) progress(ctx context.Context, source, target *corev1.Pod, report progress) (outcome, error) {
+	if report.fenced {
+		c.move.Status.Phase = v1alpha1.Fenced
+	}
+	c.times.unused(report)
+	switch of := cmp.Or(trouble(source), trouble(target)); {
+	case of != "":
+		return wait("Retrying", "%s", of), nil
+	case report.unused:
+		return wait("Copying", "no pod uses the volume any more: copy what has changed, and compare"), nil
+	case report.fenced:
+		waits, err := c.users.release(ctx)
+		return wait("WaitingForPods", "the volume can start on no node until it is given up on node %s: %s", c.move.Status.SourceNode, waits), err
+	}
+	return wait("Copying", "copy the volume while pods go on: pass %d, %s sent", report.passes+1, quantity(c.move.Status.BytesSent)), nil
+}
+
+func quantity(bytes int64) string {
+	return fmt.Sprintf("%d MiB", bytes>>20)
+}
