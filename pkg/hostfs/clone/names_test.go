@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // Of a tree with more names than are remembered little is copied while pods stand still, too: what has changed, and on XFS the files
@@ -60,7 +61,9 @@ func TestMoreNamesThanAreRemembered(t *testing.T) {
 
 // None who write are stopped in vain: comparing all entries is the least that is done meanwhile.
 func TestNothingIsHeldThatCannotBeComparedInTime(t *testing.T) {
-	src, dst := t.TempDir(), t.TempDir()
+	root := testenv.Tmpfs(t, 16*mib)
+	src, dst, again := filepath.Join(root, "src"), filepath.Join(root, "dst"), filepath.Join(root, "again")
+	must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.Mkdir(again, 0o755))
 	write(t, filepath.Join(src, "1"), "")
 	write(t, filepath.Join(src, "2"), "")
 	o := clone.Options{
@@ -81,7 +84,7 @@ func TestNothingIsHeldThatCannotBeComparedInTime(t *testing.T) {
 		held = true
 		return ctx, func() error { return nil }, nil
 	}
-	if tree(t, src, t.TempDir(), o); !held {
+	if tree(t, src, again, o); !held {
 		t.Error("it was not stopped")
 	}
 }
