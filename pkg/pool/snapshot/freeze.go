@@ -24,7 +24,7 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 	if len(pods) == 0 {
 		return ctx, func() error { return nil }, nil
 	}
-	limit := s.frozenAtMost()
+	limit := s.way.frozenAtMost()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
 	still, thawed, err := s.pool.Freezer.Freeze(limited, pods)
 	if err != nil {
@@ -42,9 +42,9 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 }
 
 // frozenAtMost is for how long pods may be frozen.
-func (s *Source) frozenAtMost() time.Duration {
-	if s.way.MaxStall > 0 {
-		return min(freezer.Limit, s.way.MaxStall)
+func (w Way) frozenAtMost() time.Duration {
+	if w.MaxStall > 0 {
+		return min(freezer.Limit, w.MaxStall)
 	}
 	return freezer.Limit
 }

@@ -410,7 +410,7 @@ func (s *Source) options() clone.Options {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil
 	case volume.Freeze:
-		o.Rounds, o.Hold, o.HoldAtMost = 1, s.freeze, s.frozenAtMost()
+		o.Rounds, o.Hold, o.HoldAtMost = 1, s.freeze, s.way.frozenAtMost()
 	}
 	return o
 }
