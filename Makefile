@@ -44,7 +44,7 @@ API_CLIENTS := /api/ /cmd/hostpath-provisioner$$ /cmd/hostpath-provisioner-opera
 # Suites that ask the driver for one thing after another. Those with callers at once, and the packages of the driver, have the race
 # detector in make test, all others in make test-hard.
 ONE_AFTER_ANOTHER := /e2e/blocks$$ /e2e/health$$ /e2e/inspect$$ /e2e/runbooks$$
-WITHOUT_RACE := $(API_CLIENTS) $(ONE_AFTER_ANOTHER) /e2e/crash$$ /e2e/mounter /e2e/moves$$ /e2e/privilege$$ /e2e/snapshots$$ /e2e/volumes$$
+WITHOUT_RACE := $(API_CLIENTS) $(ONE_AFTER_ANOTHER) /e2e/crash$$ /e2e/mounter /e2e/moves /e2e/privilege$$ /e2e/snapshots$$ /e2e/volumes$$
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
@@ -187,7 +187,7 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 .PHONY: test-crash
 test-crash: ## Kill the driver at every step of each call and of its start, movers, the pool mounter and the cleaning of devices, and take the power away, in full
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/moves ./test/e2e/mounter ./pkg/devices
+	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/moves/... ./test/e2e/mounter ./pkg/devices
 
 .PHONY: test-volumes
 test-volumes: ## Try what is promised of sizes, with ten thousand volumes

@@ -227,6 +227,9 @@ func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, r
 	case stepAbort:
 		return in.Abort(ctx, m.evenConfirmed)
 	}
+	if err := in.Ready(ctx); err != nil {
+		return err
+	}
 	listener, err := mover.Listen(ctx, m.address, m.identity, m.silence)
 	if err != nil {
 		return err

@@ -118,26 +118,10 @@ type Facts struct {
 	FilesystemErrors int64
 	// ReadOnly: the pool's filesystem takes no writes.
 	ReadOnly bool
-	// FreeBytes is what the volume may still take; negative if that does not matter.
-	FreeBytes int64
-	// SizeBytes is what it may take in all.
-	SizeBytes int64
-	// InodesCounted reports whether FreeInodes means anything.
-	InodesCounted bool
-	FreeInodes    int64
+	Room
 	// Short: the file of a block volume is smaller than what was promised.
 	Short bool
-	// LimitDiffers: the limit that the kernel enforces is not what was promised.
-	LimitDiffers bool
-	// Outside is how many subvolumes its users made in it that are not in its limit.
-	Outside int
-	// Strays are what its users took out of its limit, and Unsearched is why not all of it was
-	// searched for that; nil if it was.
-	Strays     quota.Strays
-	Unsearched error
-	// LimitOff is what kept the size when the volume was made and does so no more;
-	// empty if that is not so.
-	LimitOff string
+	Limit
 	// InlineUnpublished: the volume lives as long as its publication, and has none, although it
 	// was made long ago.
 	InlineUnpublished bool
@@ -151,6 +135,32 @@ type Facts struct {
 	Unpromised bool
 }
 
+// Room is what a volume may still take.
+type Room struct {
+	// FreeBytes is negative if it does not matter.
+	FreeBytes int64
+	// SizeBytes is what the volume may take in all.
+	SizeBytes int64
+	// InodesCounted reports whether FreeInodes means anything.
+	InodesCounted bool
+	FreeInodes    int64
+}
+
+// A Limit is what the kernel keeps a volume within.
+type Limit struct {
+	// LimitDiffers: it is not what was promised.
+	LimitDiffers bool
+	// LimitOff is what kept the size when the volume was made and does so no more;
+	// empty if that is not so.
+	LimitOff string
+	// Outside is how many subvolumes its users made in the volume that are not in its limit.
+	Outside int
+	// Strays are what its users took out of its limit, and Unsearched is why not all of it was
+	// searched for that; nil if it was.
+	Strays     quota.Strays
+	Unsearched error
+}
+
 // OfPool are the facts of a pool as a whole: why it does not serve, or nil, the space of its
 // filesystem, and how many errors that has counted, or volume.Unknown.
 func OfPool(err error, space dir.Space, errors int64) Facts {
@@ -158,10 +168,7 @@ func OfPool(err error, space dir.Space, errors int64) Facts {
 		Pool:             err,
 		FilesystemErrors: max(0, errors),
 		ReadOnly:         space.ReadOnly,
-		FreeBytes:        space.FreeBytes,
-		SizeBytes:        space.SizeBytes,
-		InodesCounted:    space.Inodes > 0,
-		FreeInodes:       space.InodesFree,
+		Room:             Room{FreeBytes: space.FreeBytes, SizeBytes: space.SizeBytes, InodesCounted: space.Inodes > 0, FreeInodes: space.InodesFree},
 	}
 }
 
@@ -295,8 +302,8 @@ func (f Facts) OfSnapshot() Condition {
 
 // full describes a volume that refuses writes. What is left can be less than a filesystem
 // needs for the next one, up to its largest block: btrfs leaves 16 KiB.
-func (f Facts) full() bool {
-	return f.FreeBytes == 0 || f.FreeBytes > 0 && f.FreeBytes < min(largestBlock, f.SizeBytes/16)
+func (r Room) full() bool {
+	return r.FreeBytes == 0 || r.FreeBytes > 0 && r.FreeBytes < min(largestBlock, r.SizeBytes/16)
 }
 
 // largestBlock is that of XFS and btrfs, in bytes.

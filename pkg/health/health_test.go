@@ -18,7 +18,7 @@ import (
 func TestCondition(t *testing.T) {
 	broken := errors.New("cause")
 	// healthy is what a volume with space and inodes looks like.
-	healthy := health.Facts{FreeBytes: 1, InodesCounted: true, FreeInodes: 1}
+	healthy := health.Facts{Room: health.Room{FreeBytes: 1, InodesCounted: true, FreeInodes: 1}}
 	with := func(change func(*health.Facts)) health.Facts {
 		f := healthy
 		change(&f)
@@ -59,8 +59,8 @@ func TestCondition(t *testing.T) {
 		"a volume with a large block left":              {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 64<<10, 1<<30 }), "", "in order"},
 		"a volume without inodes":                       {with(func(f *health.Facts) { f.FreeInodes = 0 }), health.NoInodes, "inodes"},
 		"an inline volume without its pod":              {with(func(f *health.Facts) { f.InlineUnpublished = true }), health.InlineUnpublished, "remove-inline"},
-		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, "", "in order"},
-		"space that was not asked for is not a finding": {health.Facts{FreeBytes: -1}, "", "in order"},
+		"no inodes where they are not counted is fine":  {health.Facts{Room: health.Room{FreeBytes: 1}}, "", "in order"},
+		"space that was not asked for is not a finding": {health.Facts{Room: health.Room{FreeBytes: -1}}, "", "in order"},
 		"a promise that is not kept is reported":        {with(func(f *health.Facts) { f.Unenforced = true }), "", "not enforced"},
 		"the pool outweighs the volume":                 {health.Facts{Pool: broken, Missing: true}, health.PoolNotServing, "pool"},
 	} {
@@ -85,15 +85,18 @@ func TestConditions(t *testing.T) {
 		facts health.Facts
 		want  []health.Reason
 	}{
-		"nothing": {health.Facts{FreeBytes: 1}, nil},
+		"nothing": {health.Facts{Room: health.Room{FreeBytes: 1}}, nil},
 		"all that the pool and the volume have": {
-			health.Facts{Damaged: broken, ReadOnly: true, Short: true, LimitDiffers: true, LimitOff: "xfs", Outside: 1, InodesCounted: true, InlineUnpublished: true, FilesystemErrors: 1},
+			health.Facts{
+				Damaged: broken, ReadOnly: true, Short: true, Limit: health.Limit{LimitDiffers: true, LimitOff: "xfs", Outside: 1},
+				Room: health.Room{InodesCounted: true}, InlineUnpublished: true, FilesystemErrors: 1,
+			},
 			[]health.Reason{
 				health.RecordUnreadable, health.FileShort, health.ReadOnly, health.InlineUnpublished, health.LimitDiffers, health.LimitOff,
 				health.OutsideLimit, health.NoSpace, health.NoInodes, health.FilesystemErrors,
 			},
 		},
-		"of two ways out of the limit one":              {health.Facts{FreeBytes: 1, Outside: 1, Strays: quota.Strays{Outside: 1}}, []health.Reason{health.OutsideLimit}},
+		"of two ways out of the limit one":              {health.Facts{Room: health.Room{FreeBytes: 1}, Limit: health.Limit{Outside: 1, Strays: quota.Strays{Outside: 1}}}, []health.Reason{health.OutsideLimit}},
 		"of a pool that does not serve what memory has": {health.Facts{Pool: broken, Missing: true}, []health.Reason{health.PoolNotServing, health.DirectoryMissing}},
 		"of what is lost no space":                      {health.Facts{Missing: true, FilesystemErrors: 1}, []health.Reason{health.DirectoryMissing, health.FilesystemErrors}},
 		"of a quota that cannot be read no space":       {health.Facts{Uncounted: broken, ReadOnly: true}, []health.Reason{health.ReadFailed, health.ReadOnly}},

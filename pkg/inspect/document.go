@@ -62,6 +62,13 @@ type Pool struct {
 	Quota      string `json:"quota"`
 	Unenforced string `json:"unenforced,omitempty"`
 
+	// Space and Contents are fields of the pool's object in the document.
+	Space
+	Contents
+}
+
+// Space is that of a pool.
+type Space struct {
 	SizeBytes      *int64 `json:"sizeBytes"`
 	FreeBytes      *int64 `json:"freeBytes"`
 	PromisedBytes  *int64 `json:"promisedBytes"`
@@ -72,7 +79,10 @@ type Pool struct {
 	TrashHeldBytes *int64 `json:"trashHeldBytes"`
 	Inodes         *int64 `json:"inodes"`
 	InodesFree     *int64 `json:"inodesFree"`
+}
 
+// Contents are what a pool has, and what of it could not be read.
+type Contents struct {
 	Volumes   []Volume   `json:"volumes"`
 	Snapshots []Snapshot `json:"snapshots"`
 	Creating  []Leftover `json:"creating"`
@@ -109,10 +119,21 @@ type Volume struct {
 	// Move is that of a volume which moves between nodes.
 	Move *Move `json:"move,omitempty"`
 
-	Created       *time.Time `json:"created"`
-	PromisedBytes *int64     `json:"promisedBytes"`
-	LimitBytes    *int64     `json:"limitBytes"`
-	UsedBytes     *int64     `json:"usedBytes"`
+	Created *time.Time `json:"created"`
+	// Sizes are fields of the volume's object in the document.
+	Sizes
+
+	// Published are its mounts on this node, and Nodes all nodes that have any.
+	Published []Place  `json:"published"`
+	Nodes     []string `json:"nodes"`
+	Devices   []Device `json:"devices"`
+}
+
+// Sizes are what a volume may take, and takes.
+type Sizes struct {
+	PromisedBytes *int64 `json:"promisedBytes"`
+	LimitBytes    *int64 `json:"limitBytes"`
+	UsedBytes     *int64 `json:"usedBytes"`
 	// QuotaID is what the directory is counted by, RecordQuotaID the project id that its
 	// record says; 0 for none.
 	QuotaID       uint64 `json:"quotaID"`
@@ -123,11 +144,6 @@ type Volume struct {
 	// Extents are those of the file: a snapshot that shares them has its writers wait for clone.PerExtent
 	// for each.
 	Extents *int `json:"extents"`
-
-	// Published are its mounts on this node, and Nodes all nodes that have any.
-	Published []Place  `json:"published"`
-	Nodes     []string `json:"nodes"`
-	Devices   []Device `json:"devices"`
 }
 
 // A Snapshot is one of a pool's snapshots.

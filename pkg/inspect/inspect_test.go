@@ -45,63 +45,71 @@ func aNode() inspect.Report {
 			{
 				Name: "local", Path: "/var/hpvolumes", Readable: true, Condition: "in order",
 				UUID: "kwinljr55icti4ji", Created: made, Quota: "xfs",
-				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), SetAsideBytes: number(714 * mib), TrashHeldBytes: number(13 * mib), AvailableBytes: number(55 * gib),
-				Inodes: number(52428800), InodesFree: number(52428000),
-				Volumes: []inspect.Volume{
-					{
-						ID: "disk-1", Mode: "block", Condition: "in order", Recorded: true, Enforced: true, Created: &made,
-						PromisedBytes: number(10 * gib), LimitBytes: number(10*gib + 641*mib), UsedBytes: number(10*gib + 4*kib),
-						QuotaID: 1213202432, RecordQuotaID: 1213202432, FileBytes: number(10 * gib), AllocatedBytes: number(10 * gib), Extents: new(25_000),
-						Published: []inspect.Place{{Path: "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/disk-1/6f1c"}},
-						Nodes:     []string{"node-a"},
-						Devices:   []inspect.Device{{Name: "loop0", SizeBytes: 10 * gib}, {Name: "loop1", SizeBytes: 10 * gib, ReadOnly: true, Foreign: true}},
-					},
-					{
-						ID: "old", Mode: "mount", Condition: "in order; the volume has no record", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
-					},
-					{
-						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "DirectoryMissing",
-						Recorded: true, Lost: true, Created: &made, PromisedBytes: number(20 * gib), RecordQuotaID: 1213202433,
-						Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
-					},
-					{
-						ID: "pvc-2", Mode: "mount", Condition: "in order", Recorded: true, Enforced: true, Inline: true, Created: &made,
-						PromisedBytes: number(gib), LimitBytes: number(gib), UsedBytes: number(1000), QuotaID: 1213202434, RecordQuotaID: 1213202434,
-						Published: []inspect.Place{{Path: kubelet}, {Path: "/var/lib/kubelet/evil\x1b[2Jname", Inside: "sub\npath"}},
-						Nodes:     []string{"node-a"}, Devices: []inspect.Device{},
-					},
+				Space: inspect.Space{
+					SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), SetAsideBytes: number(714 * mib), TrashHeldBytes: number(13 * mib), AvailableBytes: number(55 * gib),
+					Inodes: number(52428800), InodesFree: number(52428000),
 				},
-				Snapshots: []inspect.Snapshot{
-					{
-						Name: "before-upgrade", Condition: "in order", Source: "pvc-2", Mode: "mount", SizeBytes: number(gib), HeldBytes: number(12 * mib),
-						Method: "reflink", Consistency: "point-in-time", Cut: &made, TookMillis: number(1250), StallMillis: number(0),
+				Contents: inspect.Contents{
+					Volumes: []inspect.Volume{
+						{
+							ID: "disk-1", Mode: "block", Condition: "in order", Recorded: true, Enforced: true, Created: &made,
+							Sizes: inspect.Sizes{
+								PromisedBytes: number(10 * gib), LimitBytes: number(10*gib + 641*mib), UsedBytes: number(10*gib + 4*kib),
+								QuotaID: 1213202432, RecordQuotaID: 1213202432, FileBytes: number(10 * gib), AllocatedBytes: number(10 * gib), Extents: new(25_000),
+							},
+							Published: []inspect.Place{{Path: "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/disk-1/6f1c"}},
+							Nodes:     []string{"node-a"},
+							Devices:   []inspect.Device{{Name: "loop0", SizeBytes: 10 * gib}, {Name: "loop1", SizeBytes: 10 * gib, ReadOnly: true, Foreign: true}},
+						},
+						{
+							ID: "old", Mode: "mount", Condition: "in order; the volume has no record", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
+						},
+						{
+							ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "DirectoryMissing",
+							Recorded: true, Lost: true, Created: &made, Sizes: inspect.Sizes{PromisedBytes: number(20 * gib), RecordQuotaID: 1213202433},
+							Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
+						},
+						{
+							ID: "pvc-2", Mode: "mount", Condition: "in order", Recorded: true, Enforced: true, Inline: true, Created: &made,
+							Sizes:     inspect.Sizes{PromisedBytes: number(gib), LimitBytes: number(gib), UsedBytes: number(1000), QuotaID: 1213202434, RecordQuotaID: 1213202434},
+							Published: []inspect.Place{{Path: kubelet}, {Path: "/var/lib/kubelet/evil\x1b[2Jname", Inside: "sub\npath"}},
+							Nodes:     []string{"node-a"}, Devices: []inspect.Device{},
+						},
 					},
-					{
-						Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "DirectoryMissing", Source: "pvc-1", Mode: "mount",
-						SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made, TookMillis: number(90_000), StallMillis: number(340),
+					Snapshots: []inspect.Snapshot{
+						{
+							Name: "before-upgrade", Condition: "in order", Source: "pvc-2", Mode: "mount", SizeBytes: number(gib), HeldBytes: number(12 * mib),
+							Method: "reflink", Consistency: "point-in-time", Cut: &made, TookMillis: number(1250), StallMillis: number(0),
+						},
+						{
+							Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "DirectoryMissing", Source: "pvc-1", Mode: "mount",
+							SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made, TookMillis: number(90_000), StallMillis: number(340),
+						},
+						{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "RecordUnreadable"},
 					},
-					{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "RecordUnreadable"},
-				},
-				Creating: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
-				Trash: []inspect.Leftover{
-					{Node: "node-a", Name: "pvc-8.abcdefgh+10485760", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), HeldBytes: number(10 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
-					{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), HeldBytes: number(3 * mib), Condition: "being erased"},
+					Creating: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
+					Trash: []inspect.Leftover{
+						{Node: "node-a", Name: "pvc-8.abcdefgh+10485760", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), HeldBytes: number(10 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
+						{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), HeldBytes: number(3 * mib), Condition: "being erased"},
+					},
 				},
 			},
 			{
 				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "ReadOnly",
 				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, SharesWith: []string{"home", "local"}, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
-				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), SetAsideBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0),
-				Volumes: []inspect.Volume{{
-					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
-					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
-				}},
-				Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
-				DevicesError: "the node's loop devices: no answer for 5s",
+				Space: inspect.Space{SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), SetAsideBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0)},
+				Contents: inspect.Contents{
+					Volumes: []inspect.Volume{{
+						ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
+						Sizes: inspect.Sizes{PromisedBytes: number(0)}, Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
+					}},
+					Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+					DevicesError: "the node's loop devices: no answer for 5s",
+				},
 			},
 			{
 				Name: "away", Path: "/mnt/away", Abnormal: true, Condition: "the pool does not serve: no answer for 5s: its filesystem hangs",
-				Volumes: []inspect.Volume{}, Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				Contents: inspect.Contents{Volumes: []inspect.Volume{}, Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{}},
 			},
 		},
 	}
@@ -141,7 +149,7 @@ func wantGolden(t *testing.T, name string, got []byte) {
 }
 
 func TestTableWithTrashOfUnknownSize(t *testing.T) {
-	report := inspect.Report{Pools: []inspect.Pool{{Name: "local", Readable: true, Trash: []inspect.Leftover{{Name: "pvc-1.abcdefgh", Condition: "being erased"}}}}}
+	report := inspect.Report{Pools: []inspect.Pool{{Name: "local", Readable: true, Contents: inspect.Contents{Trash: []inspect.Leftover{{Name: "pvc-1.abcdefgh", Condition: "being erased"}}}}}}
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteTable(&written, noon))
 	if want := "all used space held for trash of unknown size"; !strings.Contains(written.String(), want) {

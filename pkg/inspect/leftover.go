@@ -95,15 +95,15 @@ func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, n
 		}
 	}
 	left := Leftover{Name: name, Changed: changed.UTC()}
-	id, err := r.Keeper.IDIn(in, name)
+	id, err := r.Keeper.IDs.In(in, name)
 	if err != nil {
 		return Leftover{}, err
 	}
-	left.UsedBytes = known(r.Keeper.UsedByID(r.Store.Root(), id))
+	left.UsedBytes = known(r.Keeper.Accounting.UsedByID(r.Store.Root(), id))
 	if place == store.InTrash {
 		held := store.ParseThrown(name).Promised
 		if held == volume.Unknown {
-			held = r.HeldBy(in, name, id)
+			held = r.Usage().HeldBy(in, name, id)
 		}
 		left.HeldBytes = known(held)
 	}

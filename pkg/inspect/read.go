@@ -43,7 +43,7 @@ type reader struct {
 	held    int64
 	counted bool
 	taken   int64 // on the filesystem, while that was counted
-	beside  int64 // limit.Keeper.Beside
+	beside  int64 // limit.Accounting.Beside
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -177,7 +177,7 @@ func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) 
 func (r *reader) blank() Pool {
 	return Pool{
 		Name: r.Config.Name.String(), Path: r.Config.Path, Shared: r.Config.Shared,
-		Volumes: []Volume{}, Snapshots: []Snapshot{}, Creating: []Leftover{}, Trash: []Leftover{},
+		Contents: Contents{Volumes: []Volume{}, Snapshots: []Snapshot{}, Creating: []Leftover{}, Trash: []Leftover{}},
 	}
 }
 
@@ -219,7 +219,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.Errors > 0 {
 		r.Store.ProbeWritable() // what made an ext4 read-only was counted
 	}
-	if err := r.Load(); err != nil {
+	if err := r.Index().Load(); err != nil {
 		return Pool{}, err
 	}
 	p := r.blank()
@@ -295,16 +295,16 @@ func (r *reader) join() error {
 	if r.trees, err = r.Keeper.Trees(r.Store.Root()); err != nil {
 		return err
 	}
-	r.Ledger.SetInodes(r.Keeper.NewInodes(), r.Keeper.InodeBytes())
+	r.Ledger.SetInodes(r.Keeper.Sizes.NewInodes(), r.Keeper.Sizes.InodeBytes())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
 		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
 	})
 	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
-		r.held, r.counted = r.Held(new(atomic.Int64), r.look)
+		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
-	r.beside, err = r.Keeper.Beside(r.Store.Root())
+	r.beside, err = r.Keeper.Accounting.Beside(r.Store.Root())
 	return err
 }
 
@@ -349,7 +349,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 		if known {
 			r.Ledger.SetForeign(ledger.Foreign(taken, held, r.beside), r.trees)
 		}
-		r.LearnForeign(r.space)
+		r.Usage().LearnForeign(r.space)
 	}
 	for r, p := range read {
 		now, available := r.Ledger.Summary(), int64(0)

@@ -77,7 +77,7 @@ func (r *reader) readAgain(ctx context.Context, l *reconcile.Listing, all *[]see
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.
 	r.forgetClaims()
-	if err := r.Load(); err != nil {
+	if err := r.Index().Load(); err != nil {
 		return false, err
 	}
 	last := (*all)[:0:0]
@@ -166,7 +166,7 @@ func (r *reader) mayBeGrowing(v *seen) bool {
 // count asks who counts the directory for its numbers. What cannot be read is not known:
 // whether that makes the volume abnormal is for Measure to say, as in a driver.
 func (r *reader) count(v *seen, d *dir.Dir) {
-	usage, id, ok := r.Keeper.Counted(d)
+	usage, id, ok := r.Keeper.Accounting.Counted(d)
 	v.carried = id
 	if !ok {
 		return
@@ -208,23 +208,25 @@ func (v *seen) uid() string {
 
 func (v *seen) describe() Volume {
 	d := Volume{
-		ID:             v.ID.String(),
-		Mode:           string(v.Mode),
-		Abnormal:       v.Condition.Abnormal,
-		Condition:      v.Condition.Message,
-		Reason:         string(v.Condition.Reason),
-		Recorded:       v.entry.Record != nil || v.entry.Damage != nil,
-		Lost:           v.Lost,
-		Enforced:       v.Enforced,
-		LimitBytes:     known(v.limitBytes),
-		UsedBytes:      known(v.usedBytes),
-		QuotaID:        uint64(v.carried),
-		FileBytes:      known(v.fileBytes),
-		AllocatedBytes: known(v.allocatedBytes),
-		Extents:        v.extents,
-		Published:      []Place{},
-		Nodes:          []string{},
-		Devices:        []Device{},
+		ID:        v.ID.String(),
+		Mode:      string(v.Mode),
+		Abnormal:  v.Condition.Abnormal,
+		Condition: v.Condition.Message,
+		Reason:    string(v.Condition.Reason),
+		Recorded:  v.entry.Record != nil || v.entry.Damage != nil,
+		Lost:      v.Lost,
+		Enforced:  v.Enforced,
+		Sizes: Sizes{
+			LimitBytes:     known(v.limitBytes),
+			UsedBytes:      known(v.usedBytes),
+			QuotaID:        uint64(v.carried),
+			FileBytes:      known(v.fileBytes),
+			AllocatedBytes: known(v.allocatedBytes),
+			Extents:        v.extents,
+		},
+		Published: []Place{},
+		Nodes:     []string{},
+		Devices:   []Device{},
 	}
 	if rec := v.entry.Record; rec != nil {
 		d.Thin, d.Inline, d.RecordQuotaID = rec.Thin, rec.Inline, rec.ProjectID

@@ -129,13 +129,17 @@ var (
 	local = pool.Status{
 		Name: poolName("local"), Enforced: true, Volumes: 3, Promised: 5 << 30,
 		Space: &dir.Space{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, InodesFree: 900}, Errors: 2,
-		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
-		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
+		Available: 3 << 30, Counted: pool.Counted{Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Upstream: 5},
+		Trash:      ledger.TrashSum{Pieces: 2, Stuck: 1, Bytes: 1 << 20, Since: time.Unix(1700000000, 5e8)},
+		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, Erased: pool.Erased{Files: 70, Volumes: 6}, LastError: time.Unix(1600000000, 0),
 		Abnormal:  map[health.Reason]int{"NoSpace": 1, "DirectoryMissing": 0},
-		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3}, Copying: 1, Upstream: 5,
-		Copies: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {Count: 6, Failed: 2, Took: 1500 * time.Millisecond, Stalled: 250 * time.Millisecond}},
+		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3},
+		Copies: pool.Copies{Running: 1, Done: map[volume.CopyMethod]pool.CopySum{
+			volume.ByReference: {Count: 6, Failed: 2, Took: 1500 * time.Millisecond, Stalled: 250 * time.Millisecond},
+		}},
 	}
-	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown, Upstream: volume.Unknown}
+	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Trash: ledger.TrashSum{Bytes: volume.Unknown},
+		Counted: pool.Counted{Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, Upstream: volume.Unknown}}
 )
 
 func TestPools(t *testing.T) {
@@ -143,7 +147,7 @@ func TestPools(t *testing.T) {
 	address := serve(t, metrics.New(metrics.Options{Pools: func() []pool.Status { return pools }}), metrics.TLS{})
 	// bare is on a filesystem that is read-only, and counts no inodes and no errors.
 	bare := pool.Status{
-		Name: poolName("bare"), SystemDisk: true, Used: volume.Unknown, Upstream: volume.Unknown,
+		Name: poolName("bare"), SystemDisk: true, Counted: pool.Counted{Used: volume.Unknown, Upstream: volume.Unknown},
 		Space: &dir.Space{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true}, Errors: volume.Unknown,
 	}
 	all := []string{
@@ -253,10 +257,10 @@ func zeroes(all []string, of string, missing []string, values map[string]string)
 func TestPoolsOnOneFilesystem(t *testing.T) {
 	pools := func() []pool.Status {
 		return []pool.Status{
-			{Name: poolName("a"), SharesWith: []volume.PoolName{poolName("b")}, Promised: 60, Unlimited: 1, Unused: 20},
-			{Name: poolName("b"), SharesWith: []volume.PoolName{poolName("a")}, Promised: 60, Unlimited: 2, Unused: 30},
+			{Name: poolName("a"), SharesWith: []volume.PoolName{poolName("b")}, Promised: 60, Counted: pool.Counted{Unlimited: 1, Unused: 20}},
+			{Name: poolName("b"), SharesWith: []volume.PoolName{poolName("a")}, Promised: 60, Counted: pool.Counted{Unlimited: 2, Unused: 30}},
 			{Name: poolName("c"), SharesWith: []volume.PoolName{poolName("d")}, Promised: 1},
-			{Name: poolName("d"), SharesWith: []volume.PoolName{poolName("c")}, Promised: 2, Unlimited: volume.Unknown, Unused: volume.Unknown},
+			{Name: poolName("d"), SharesWith: []volume.PoolName{poolName("c")}, Promised: 2, Counted: pool.Counted{Unlimited: volume.Unknown, Unused: volume.Unknown}},
 		}
 	}
 	address := serve(t, metrics.New(metrics.Options{Pools: pools}), metrics.TLS{})

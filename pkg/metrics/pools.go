@@ -54,7 +54,7 @@ func filesystemGauge(name, help string, value func(filesystemSum) int64) series[
 }
 
 func sumOf(p pool.Status, all []pool.Status) filesystemSum {
-	sum := filesystemSum{p.Promised, int64(p.Unlimited), p.Unused}
+	sum := filesystemSum{p.Promised, int64(p.Counted.Unlimited), p.Counted.Unused}
 	add := func(to *int64, of int64) {
 		if *to == volume.Unknown || of == volume.Unknown {
 			*to = volume.Unknown
@@ -65,8 +65,8 @@ func sumOf(p pool.Status, all []pool.Status) filesystemSum {
 	for _, other := range all {
 		if slices.Contains(p.SharesWith, other.Name) {
 			add(&sum.promised, other.Promised)
-			add(&sum.unlimited, int64(other.Unlimited))
-			add(&sum.unused, other.Unused)
+			add(&sum.unlimited, int64(other.Counted.Unlimited))
+			add(&sum.unused, other.Counted.Unused)
 		}
 	}
 	return sum
@@ -82,9 +82,9 @@ var perPool = []series[pool.Status]{
 	gauge("free_bytes", "Free space of the pool's filesystem for unprivileged users. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return float64(f.FreeBytes) })),
 	gauge("available_bytes", "Space that new volumes can be promised, as of the last health check. 0 while the pool does not serve.", func(p pool.Status) (float64, bool) { return float64(p.Available), true }),
 	gauge("promised_bytes", "Space promised to volumes and snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Promised), true }),
-	gauge("used_bytes", "Space that volumes use of their promises, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", known(func(p pool.Status) int64 { return p.Used })),
-	gauge("unlimited_volumes", "Volumes that can fill the filesystem, because their size is not enforced or not known. Counted about once a minute. Absent before that and while the pool does not serve.", known(func(p pool.Status) int64 { return int64(p.Unlimited) })),
-	gauge("promised_unused_bytes", "Space promised to the other volumes that they have not used yet. Fully allocated block volumes have none. Absent like hostpath_pool_unlimited_volumes.", known(func(p pool.Status) int64 { return p.Unused })),
+	gauge("used_bytes", "Space that volumes use of their promises, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", known(func(p pool.Status) int64 { return p.Counted.Used })),
+	gauge("unlimited_volumes", "Volumes that can fill the filesystem, because their size is not enforced or not known. Counted about once a minute. Absent before that and while the pool does not serve.", known(func(p pool.Status) int64 { return int64(p.Counted.Unlimited) })),
+	gauge("promised_unused_bytes", "Space promised to the other volumes that they have not used yet. Fully allocated block volumes have none. Absent like hostpath_pool_unlimited_volumes.", known(func(p pool.Status) int64 { return p.Counted.Unused })),
 	gauge("inodes", "Inodes of the pool's filesystem. Absent where they are not counted, and while the pool does not serve.", inodes(func(f dir.Space) int64 { return f.Inodes })),
 	gauge("free_inodes", "Free inodes of the pool's filesystem. Absent like hostpath_pool_inodes.", inodes(func(f dir.Space) int64 { return f.InodesFree })),
 	gauge("read_only", "1 if the pool's filesystem is read-only. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return number(f.ReadOnly) })),
@@ -92,15 +92,15 @@ var perPool = []series[pool.Status]{
 	gauge("volumes", "Volumes in the pool, including lost ones.", func(p pool.Status) (float64, bool) { return float64(p.Volumes), true }),
 	gauge("snapshot_promised_bytes", "The part of hostpath_pool_promised_bytes that is promised to snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Promised), true }),
 	gauge("lost_snapshots", "Snapshots that are damaged and cannot be restored. Counted once a minute.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
-	gauge("upstream_snapshots", "Snapshots of the upstream KubeVirt driver in a snapshotPath within the pool. Counted once a minute; absent without one, and while it cannot be read.", known(func(p pool.Status) int64 { return int64(p.Upstream) })),
-	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copying), true }),
+	gauge("upstream_snapshots", "Snapshots of the upstream KubeVirt driver in a snapshotPath within the pool. Counted once a minute; absent without one, and while it cannot be read.", known(func(p pool.Status) int64 { return int64(p.Counted.Upstream) })),
+	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copies.Running), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or wrong and were restored.", func(p pool.Status) (float64, bool) { return float64(p.Restored), true }),
-	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash), true }),
-	gauge("trash_stuck_entries", "Deleted volumes and remains of failed creations that could not be removed. The log has the reason.", func(p pool.Status) (float64, bool) { return float64(p.Stuck), true }),
-	gauge("trash_bytes", "Space that deleted volumes still use. Absent if unknown, such as without quotas.", known(func(p pool.Status) int64 { return p.TrashBytes })),
-	gauge("trash_oldest_timestamp_seconds", "Time at which the oldest volume in the trash that is not stuck was deleted, or found when the driver started. Absent if there is none.", func(p pool.Status) (float64, bool) { return at(p.TrashSince) }),
-	counter("reaper_removed_files_total", "Files and directories of deleted volumes that the reaper has processed.", func(p pool.Status) (float64, bool) { return float64(p.RemovedFiles), true }),
-	counter("reaper_removed_volumes_total", "Deleted volumes and remains of failed creations that the reaper has removed.", func(p pool.Status) (float64, bool) { return float64(p.RemovedVolumes), true }),
+	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash.Pieces), true }),
+	gauge("trash_stuck_entries", "Deleted volumes and remains of failed creations that could not be removed. The log has the reason.", func(p pool.Status) (float64, bool) { return float64(p.Trash.Stuck), true }),
+	gauge("trash_bytes", "Space that deleted volumes still use. Absent if unknown, such as without quotas.", known(func(p pool.Status) int64 { return p.Trash.Bytes })),
+	gauge("trash_oldest_timestamp_seconds", "Time at which the oldest volume in the trash that is not stuck was deleted, or found when the driver started. Absent if there is none.", func(p pool.Status) (float64, bool) { return at(p.Trash.Since) }),
+	counter("reaper_removed_files_total", "Files and directories of deleted volumes that the reaper has processed.", func(p pool.Status) (float64, bool) { return float64(p.Erased.Files), true }),
+	counter("reaper_removed_volumes_total", "Deleted volumes and remains of failed creations that the reaper has removed.", func(p pool.Status) (float64, bool) { return float64(p.Erased.Volumes), true }),
 }
 
 func poolSeries(kind prometheus.ValueType, name, help string, value func(pool.Status) (float64, bool)) series[pool.Status] {
@@ -195,7 +195,7 @@ func collectSnapshots(metrics chan<- prometheus.Metric, p pool.Status) {
 	}
 	// Also of a method that was not used yet: a rate begins with the first copy only if there was a zero before.
 	for _, method := range []volume.CopyMethod{volume.ByReference, volume.BySubvolume, volume.ByCopy} {
-		sum := p.Copies[method]
+		sum := p.Copies.Done[method]
 		metrics <- prometheus.MustNewConstSummary(copyDuration, sum.Count, sum.Took.Seconds(), nil, name, string(method))
 		metrics <- prometheus.MustNewConstSummary(copyStall, sum.Count, sum.Stalled.Seconds(), nil, name, string(method))
 		metrics <- prometheus.MustNewConstMetric(failedCopies, prometheus.CounterValue, float64(sum.Failed), name, string(method))

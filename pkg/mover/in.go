@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -25,6 +26,15 @@ type In struct {
 	// Volume is the volume id, Move the uid of the move, Peer the other node, and Pool that of the copy; empty where there is one.
 	Volume, Move, Peer, Pool string
 	Report                   func(Event)
+}
+
+// Ready returns an error if the driver cannot get a volume, since it is of another version.
+func (i *In) Ready(ctx context.Context) error {
+	_, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	if moves.IsUnknown(err) {
+		return err
+	}
+	return nil
 }
 
 // Serve has the source copy the volume, until it has handed it over. A session of the source ends the one before, whose connection
@@ -119,7 +129,9 @@ func (s *session) replace(ctx context.Context) (_ context.Context, done func()) 
 func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var says hello
-	if err := receive(conn, saying, &says); err != nil {
+	if err := receive(conn, saying, &says); errors.Is(err, io.EOF) {
+		return false, nil // it has asked whether the target is there
+	} else if err != nil {
 		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
 	}
 	into, reply, err := i.answer(ctx, says)

@@ -421,7 +421,7 @@ func TestCopyAbortedBeforeReceived(t *testing.T) {
 	r.listen()
 	dial, sessions := r.out.Dial, 0
 	r.out.Dial = func(ctx context.Context) (net.Conn, error) {
-		if sessions++; sessions == 3 { // after the passes and the last pass
+		if sessions++; sessions == 4 { // after the passes and the last pass
 			must.Succeed(t, r.in.Abort(ctx, false))
 			state, err := r.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
 			must.Succeed(t, err)
@@ -612,7 +612,7 @@ func TestTwoTargets(t *testing.T) {
 
 // A move-out that another one has replaced may still run, and fill the copy with what the volume had before it was fenced.
 func TestTwoSources(t *testing.T) {
-	for name, at := range map[string]int{"before the copy is whole": 3, "before the target ends": 4} {
+	for name, at := range map[string]int{"before the copy is whole": 4, "before the target ends": 5} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.listen()

@@ -199,7 +199,13 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !v.Recorded && o.Bytes > 0 {
 		v.Bytes = max(v.Bytes, o.Bytes)
 	}
-	err := o.copyReferences(ctx, v)
+	// A reference keeps space, and is not made for a target that is not there, or cannot move anything.
+	conn, err := o.dial(ctx)
+	if err != nil {
+		return err
+	}
+	_ = conn.Close() // nothing was said
+	err = o.copyReferences(ctx, v)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -371,11 +377,19 @@ func (o *Out) awaitUnused(ctx context.Context) error {
 	}
 }
 
-// session connects to the target, has it agree, and does something over the connection.
-func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
+func (o *Out) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := o.Dial(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to the target: %w", err)
+		err = fmt.Errorf("connect to the target: %w", err)
+	}
+	return conn, err
+}
+
+// session connects to the target, has it agree, and does something over the connection.
+func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
+	conn, err := o.dial(ctx)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = conn.Close() }() // what matters was answered
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

@@ -94,8 +94,9 @@ func (c *cleaner) cleanUpOne(ctx context.Context, l *leftover, users sets.Set[st
 	switch {
 	case err != nil:
 		return "", err
-	case !node.there, node.lost && len(users) == 0 && c.rendered.Deleting():
-		// No pod can unmount there, and a deletion does not wait for a node that may never be ready.
+	case len(users) == 0 && (!node.there || node.lost && c.rendered.Deleting()):
+		// No pod can unmount there, and a deletion does not wait for a node that may never be ready. One whose object was deleted may register
+		// again with its pods: Kubernetes removes them when it does not.
 		return "", c.forget(ctx, l)
 	case len(users) > 0:
 		return l.waits("it is used by " + status.Some(sets.List(users))), c.keep(ctx, l)

@@ -24,7 +24,7 @@ import (
 const poll = 10 * time.Second
 
 // delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
-// for a node that is gone.
+// for a node that is gone, but for its pods that use a pool: Kubernetes removes these soon.
 func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
 	if err := r.remember(ctx, object); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

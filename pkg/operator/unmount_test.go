@@ -79,19 +79,24 @@ func TestMounterStaysUnderPods(t *testing.T) {
 		object *hppv1.HostPathProvisioner
 		ready  corev1.ConditionStatus
 	}{
-		"the pool is removed":                  {stored("hpp", 1, false), corev1.ConditionTrue},
-		"the node leaves":                      {onClaims(), corev1.ConditionTrue},
-		"the object is deleted":                {stored("hpp", 1, true), corev1.ConditionTrue},
-		"it is deleted, and the node is down":  {stored("hpp", 1, true), corev1.ConditionUnknown},
-		"it is removed, and the node is down":  {stored("hpp", 1, false), corev1.ConditionUnknown},
+		"the pool is removed":                 {stored("hpp", 1, false), corev1.ConditionTrue},
+		"the node leaves":                     {onClaims(), corev1.ConditionTrue},
+		"the object is deleted":               {stored("hpp", 1, true), corev1.ConditionTrue},
+		"it is deleted, and the node is down": {stored("hpp", 1, true), corev1.ConditionUnknown},
+		"it is removed, and the node is down": {stored("hpp", 1, false), corev1.ConditionUnknown},
+		// One that registers again has its pods, as long as the API server has them.
+		"it is removed, and the node deleted":  {stored("hpp", 1, false), ""},
 		"the clean-up has begun, and the user": {stored("hpp", 1, false), corev1.ConditionTrue},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mounter := mounterOf("local", "there")
 			user := podWith("user", "there", claimed("data"))
 			claim := claimFor(mounter, corev1.ReadWriteOnce)
-			objects := []client.Object{tt.object, nodeThat("there", tt.ready), nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter,
+			objects := []client.Object{tt.object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter,
 				claim, mounterPod(mounter, "there", true), volumeOn("data", "there", inPool("local"))}
+			if tt.ready != "" {
+				objects = append(objects, nodeThat("there", tt.ready))
+			}
 			begun := strings.HasPrefix(name, "the clean-up")
 			if !begun {
 				objects = append(objects, user)

@@ -39,7 +39,7 @@ func TestStuckDeepTrashIsRetried(t *testing.T) {
 		b.delete("pvc-1")
 		b.settled()
 		b.later(2 * time.Hour)
-		if status := b.Status()[0]; status.Trash != 1 || status.Stuck != 1 {
+		if status := b.Status()[0]; status.Trash.Pieces != 1 || status.Trash.Stuck != 1 {
 			t.Errorf("status %+v, want one piece of stuck trash", status)
 		}
 		unmountBelow(t, b.Own("trash", "node-1"))

@@ -227,8 +227,8 @@ func (b *bench) wantClean() {
 		}
 	}
 	status := b.Status()[0]
-	if status.Trash != 0 {
-		b.t.Errorf("%d pieces of trash are counted, want none", status.Trash)
+	if status.Trash.Pieces != 0 {
+		b.t.Errorf("%d pieces of trash are counted, want none", status.Trash.Pieces)
 	}
 	if sum := b.recorded(); status.Promised != sum {
 		b.t.Errorf("the ledger has %d bytes promised, the records %d", status.Promised, sum)

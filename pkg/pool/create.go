@@ -127,7 +127,7 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := v.Scan().LoadShared(); err != nil {
+	if err := v.Scan().Index().LoadShared(); err != nil {
 		return Volume{}, err
 	}
 	space, err := v.Store.Space()
@@ -274,7 +274,7 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	if r.Mode == volume.ModeBlock {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.Keeper.RecordedInodes()
+		rec.BytesPerInode = v.Keeper.Sizes.RecordedInodes()
 	}
 	if r.target != nil {
 		rec.Move = r.target.Move

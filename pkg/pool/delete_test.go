@@ -83,7 +83,7 @@ func TestUnremovableTrashIsReported(t *testing.T) {
 		b.delete("pvc-1")
 		b.settled()
 		status := b.Status()[0]
-		if status.Trash != 1 || status.Stuck != 1 || status.Volumes != 0 || status.Promised != 0 {
+		if status.Trash.Pieces != 1 || status.Trash.Stuck != 1 || status.Volumes != 0 || status.Promised != 0 {
 			t.Errorf("status %+v, want one piece of stuck trash and nothing promised", status)
 		}
 		trash := names(t, b.Own("trash", "node-1"))
@@ -108,11 +108,11 @@ func TestReaperPausesBetweenSmallVolumes(t *testing.T) {
 			b.delete("pvc-" + strconv.Itoa(i))
 		}
 		b.later(volumes * 12 * time.Millisecond)
-		if left := b.Status()[0].Trash; left == 0 || left == volumes {
+		if left := b.Status()[0].Trash.Pieces; left == 0 || left == volumes {
 			t.Errorf("%d pieces of trash are left after the time that all take without a rest, want some", left)
 		}
 		b.later(volumes * 48 * time.Millisecond)
-		if left := b.Status()[0].Trash; left != 0 {
+		if left := b.Status()[0].Trash.Pieces; left != 0 {
 			t.Errorf("%d pieces of trash are left after four times as long, want none", left)
 		}
 		b.wantClean()

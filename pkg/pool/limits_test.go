@@ -316,7 +316,7 @@ func TestProjectIDReleaseIsRetried(t *testing.T) {
 		f.failEnd.Store(true)
 		b.delete("pvc-1")
 		b.settled()
-		if status := b.Status()[0]; status.Stuck != 1 {
+		if status := b.Status()[0]; status.Trash.Stuck != 1 {
 			t.Errorf("status %+v, want one piece stuck", status)
 		}
 		f.failEnd.Store(false)

@@ -27,8 +27,13 @@ type Devices = content.Devices
 // A Status is what is shown of a pool to people and monitoring.
 type Status = serve.Status
 
-// A CopySum is how many copies were made by a method, and how long that took.
-type CopySum = serve.CopySum
+// Parts of a Status.
+type (
+	Copies  = serve.Copies
+	CopySum = serve.CopySum
+	Counted = serve.Counted
+	Erased  = serve.Erased
+)
 
 // A Volume is what is reported of one.
 type Volume = reconcile.Volume

@@ -37,8 +37,8 @@ func TestStatusFilesystem(t *testing.T) {
 		if got := b.capacity(); status.Available != got {
 			t.Errorf("available are %d bytes, and the capacity is %d", status.Available, got)
 		}
-		if status.Used != volume.Unknown {
-			t.Errorf("%d bytes in use, where they are not counted", status.Used)
+		if status.Counted.Used != volume.Unknown {
+			t.Errorf("%d bytes in use, where they are not counted", status.Counted.Used)
 		}
 	})
 }
@@ -61,11 +61,11 @@ func TestStatusOfSnapshots(t *testing.T) {
 			t.Errorf("%d volumes and the snapshots %+v, want one and two", status.Volumes, s)
 		}
 		var copies uint64
-		for _, sum := range status.Copies {
+		for _, sum := range status.Copies.Done {
 			copies += sum.Count
 		}
-		if copies != 2 || status.Copying != 0 {
-			t.Errorf("%d copies were made and %d go on, want 2 and none", copies, status.Copying)
+		if copies != 2 || status.Copies.Running != 0 {
+			t.Errorf("%d copies were made and %d go on, want 2 and none", copies, status.Copies.Running)
 		}
 		must.Succeed(t, os.Rename(b.Own("snapshots", "~daily"), b.Path("aside")))
 		must.Succeed(t, os.WriteFile(b.Own("volumes", "~weekly.json"), []byte("{"), 0o600))
@@ -96,8 +96,8 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 			t.Helper()
 			b.later(2 * time.Minute)
 			for i, status := range b.Status() {
-				if status.Upstream != want[i] {
-					t.Errorf("%s pool %s has %d snapshots of the upstream driver, want %d", when, status.Name, status.Upstream, want[i])
+				if status.Counted.Upstream != want[i] {
+					t.Errorf("%s pool %s has %d snapshots of the upstream driver, want %d", when, status.Name, status.Counted.Upstream, want[i])
 				}
 			}
 		}
@@ -119,7 +119,7 @@ func TestStatusOfMissingPool(t *testing.T) {
 		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 		b.later(10 * time.Second)
 		status := b.Status()[0]
-		if status.Space != nil || status.Available != 0 || status.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
+		if status.Space != nil || status.Available != 0 || status.Counted.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
 			t.Errorf("status %+v, want no numbers and an error just now", status)
 		}
 		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolMissing: 1}), status.Abnormal); diff != "" {
@@ -146,7 +146,7 @@ func TestStatusWithQuotas(t *testing.T) {
 		b.create("pvc-2", 10*mib)
 		must.Succeed(t, b.write("pvc-1", 4*mib))
 		b.later(time.Minute)
-		if used := b.Status()[0].Used; used < 4*mib || used > 5*mib {
+		if used := b.Status()[0].Counted.Used; used < 4*mib || used > 5*mib {
 			t.Errorf("%d bytes are in use, want about 4 MiB", used)
 		}
 	})
@@ -158,8 +158,8 @@ func (b *bench) wantTakable(when string, unlimited int, untaken int64) {
 	b.t.Helper()
 	b.later(2 * time.Minute) // until what was made by hand is known, and checked
 	status := b.Status()[0]
-	if status.Unlimited != unlimited || status.Unused > untaken || status.Unused < untaken-mib/2 {
-		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Unlimited, status.Unused, unlimited, untaken)
+	if status.Counted.Unlimited != unlimited || status.Counted.Unused > untaken || status.Counted.Unused < untaken-mib/2 {
+		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Counted.Unlimited, status.Counted.Unused, unlimited, untaken)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestStatusUnlimitedAndUnused(t *testing.T) {
 		b.wantTakable("with one that cannot be read", 3, 0)
 		must.Succeed(t, os.Rename(b.Own(), b.Path("away")))
 		b.later(time.Minute)
-		if status := b.Status()[0]; status.Unlimited != volume.Unknown || status.Unused != volume.Unknown {
+		if status := b.Status()[0]; status.Counted.Unlimited != volume.Unknown || status.Counted.Unused != volume.Unknown {
 			t.Errorf("status %+v of a pool that is away", status)
 		}
 		must.Succeed(t, os.Rename(b.Path("away"), b.Own()))
@@ -218,7 +218,7 @@ func TestStatusTrash(t *testing.T) {
 					b.Quota = &quotatest.Fake{As: quota.XFS}
 				}
 				b.start(local)
-				if status := b.Status()[0]; status.TrashBytes != 0 || !status.TrashSince.IsZero() {
+				if status := b.Status()[0]; status.Trash.Bytes != 0 || !status.Trash.Since.IsZero() {
 					t.Errorf("status %+v, want no trash, and to know it", status)
 				}
 				b.create("pvc-1", 10*mib)
@@ -233,25 +233,25 @@ func TestStatusTrash(t *testing.T) {
 				b.delete("pvc-2") // is erased at once
 				b.settled()
 				status := b.Status()[0]
-				if status.Trash != 1 || status.Stuck != 1 || !status.TrashSince.IsZero() {
+				if status.Trash.Pieces != 1 || status.Trash.Stuck != 1 || !status.Trash.Since.IsZero() {
 					t.Errorf("status %+v, want one piece of trash, which is stuck", status)
 				}
-				if known := status.TrashBytes != volume.Unknown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
-					t.Errorf("the trash holds %d bytes, want 4 MiB where that is counted: %v", status.TrashBytes, counted)
+				if known := status.Trash.Bytes != volume.Unknown; known != counted || known && (status.Trash.Bytes < 4*mib || status.Trash.Bytes > 5*mib) {
+					t.Errorf("the trash holds %d bytes, want 4 MiB where that is counted: %v", status.Trash.Bytes, counted)
 				}
-				if status.RemovedVolumes != 1 || status.RemovedFiles == 0 || status.LastError.IsZero() {
+				if status.Erased.Volumes != 1 || status.Erased.Files == 0 || status.LastError.IsZero() {
 					t.Errorf("status %+v, want one volume erased, and an error of the other", status)
 				}
 
 				// After a restart it is known for what it holds, and not for how long.
 				b.later(time.Minute)
 				b.restart(local)
-				if status := b.Status()[0]; status.Trash != 1 || (status.TrashBytes == volume.Unknown) == counted {
+				if status := b.Status()[0]; status.Trash.Pieces != 1 || (status.Trash.Bytes == volume.Unknown) == counted {
 					t.Errorf("status %+v after a restart", status)
 				}
 				must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", names(t, b.Own("trash", "node-1"))[0], "mounted"), 0))
 				b.later(time.Hour)
-				if status := b.Status()[0]; status.TrashBytes != 0 || status.Stuck != 0 || !status.TrashSince.IsZero() || status.RemovedVolumes != 1 {
+				if status := b.Status()[0]; status.Trash.Bytes != 0 || status.Trash.Stuck != 0 || !status.Trash.Since.IsZero() || status.Erased.Volumes != 1 {
 					t.Errorf("status %+v after the trash was erased", status)
 				}
 			})
@@ -278,7 +278,7 @@ func TestStatusWithUncountableTrash(t *testing.T) {
 		reported := b.Status()[0].LastError
 		b.later(30 * time.Minute)
 		status := b.Status()[0]
-		if status.Stuck != 2 || status.TrashBytes < 8*mib || status.TrashBytes > 9*mib {
+		if status.Trash.Stuck != 2 || status.Trash.Bytes < 8*mib || status.Trash.Bytes > 9*mib {
 			t.Errorf("status %+v, want two pieces of stuck trash of some 4 MiB each", status)
 		}
 		if n := said.count("Failed to count"); n != 1 || !status.LastError.Equal(reported) {
@@ -298,11 +298,11 @@ func TestStatusOldestTrash(t *testing.T) {
 		thrown := time.Now()
 		b.delete("pvc-1")
 		synctest.Wait() // until it is being erased
-		if status := b.Status()[0]; status.Trash != 1 || !status.TrashSince.Equal(thrown) {
+		if status := b.Status()[0]; status.Trash.Pieces != 1 || !status.Trash.Since.Equal(thrown) {
 			t.Errorf("status %+v, want a piece of trash since %v", status, thrown)
 		}
 		b.later(time.Minute)
-		if status := b.Status()[0]; status.Trash != 0 || !status.TrashSince.IsZero() {
+		if status := b.Status()[0]; status.Trash.Pieces != 0 || !status.Trash.Since.IsZero() {
 			t.Errorf("status %+v, want no trash", status)
 		}
 	})

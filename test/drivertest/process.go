@@ -60,8 +60,9 @@ type Config struct {
 	// Version is what the driver reports as its own.
 	Version string
 	Pools   []PoolConfig
-	// Flags are added to those that follow from the fields above.
+	// Flags are added to those that follow from the fields above, and Env to the environment.
 	Flags []string
+	Env   []string
 	// Log, if set, gets the driver's standard error as it comes.
 	Log io.Writer
 }
@@ -126,7 +127,7 @@ func (p *Process) command() (*exec.Cmd, error) {
 		"--metrics-address=",
 	}, p.config.Flags...)...)
 	// The race detector has a program linger for a second when it ends.
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), p.config.Env...)
 	cmd.Stderr = &p.log
 	return cmd, nil
 }

@@ -6,9 +6,11 @@ package moves
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -179,6 +181,18 @@ func (c *Client) Close() error { return c.connection.Close() }
 // IsNotFound reports whether the driver has answered that it has no such volume.
 func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 
+// IsUnknown reports whether the driver does not know a call.
+func IsUnknown(err error) bool { return status.Code(err) == codes.Unimplemented }
+
+// unknown says of a driver that does not know a call which one it is.
+func (c *Client) unknown(ctx context.Context, err error) error {
+	is, infoErr := csi.NewIdentityClient(c.connection).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if infoErr != nil {
+		return errors.Join(err, infoErr)
+	}
+	return fmt.Errorf("the driver of this node has version %s, which cannot move volumes this way: update it: %w", is.GetVendorVersion(), err)
+}
+
 // again is how long Repeat waits before it makes a call again.
 const again = 200 * time.Millisecond
 
@@ -209,7 +223,9 @@ func (c *Client) Call(ctx context.Context, name string, r Request) (Volume, erro
 	}
 	var v Volume
 	answer := new(structpb.Struct)
-	if err := c.connection.Invoke(ctx, path(name), message, answer); err != nil {
+	if err := c.connection.Invoke(ctx, path(name), message, answer); IsUnknown(err) {
+		return Volume{}, c.unknown(ctx, err)
+	} else if err != nil {
 		return Volume{}, err
 	}
 	return v, decode(answer, &v)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -75,6 +77,32 @@ func TestErrorKeepsItsCode(t *testing.T) {
 	if status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the error is %v", err)
 	}
+}
+
+// An earlier driver, which knows no moves, is named by its version.
+func TestEarlierDriver(t *testing.T) {
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	listener, err := net.Listen("unix", socket)
+	must.Succeed(t, err)
+	server := grpc.NewServer()
+	csi.RegisterIdentityServer(server, &earlier{})
+	go func() { _ = server.Serve(listener) }() // until it is stopped
+	defer server.Stop()
+	client, err := moves.Dial(socket)
+	must.Succeed(t, err)
+	defer client.Close()
+	_, err = client.Repeat(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	if !moves.IsUnknown(err) || !strings.Contains(err.Error(), "version v0.1.0") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+type earlier struct {
+	csi.UnimplementedIdentityServer
+}
+
+func (*earlier) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{VendorVersion: "v0.1.0"}, nil
 }
 
 func TestRepeat(t *testing.T) {

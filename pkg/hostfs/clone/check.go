@@ -1,6 +1,7 @@
 package clone
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,22 +21,54 @@ type moment struct {
 	before, after time.Time
 }
 
+// Clocks are that of a filesystem and that of this machine.
+type clocks struct {
+	in      *dir.Dir // where a file can be made
+	machine *Clock   // nil if nothing is checked
+	wasSet  bool     // since it was opened
+}
+
 // now asks the clock of the filesystem: it makes a file.
-func (c *copier) now() (moment, error) {
+func (c *clocks) now() (moment, error) {
 	const name = "clock"
 	before := time.Now()
-	f, err := c.links.MakeFile(name)
+	f, err := c.in.MakeFile(name)
 	if err != nil {
 		return moment{}, err
 	}
 	if err := f.Close(); err != nil {
 		return moment{}, err
 	}
-	st, err := stat(c.links, name)
+	st, err := stat(c.in, name)
 	if err != nil {
 		return moment{}, err
 	}
-	return moment{set: true, changed: st.Ctim, before: before, after: time.Now()}, c.links.Remove(name)
+	return moment{set: true, changed: st.Ctim, before: before, after: time.Now()}, c.in.Remove(name)
+}
+
+// later is the first moment after all that has happened so far.
+func (c *clocks) later(ctx context.Context) (moment, error) {
+	first, err := c.now()
+	for now := first; err == nil; now, err = c.now() {
+		if first.changed != now.changed {
+			return now, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return moment{}, err
+		}
+	}
+	return moment{}, err
+}
+
+// wereSetBack says that that of this machine was set since it was opened, or that that of the filesystem was set back since a moment.
+func (c *clocks) wereSetBack(since moment) (bool, error) {
+	now, err := c.now()
+	if err != nil {
+		return false, err
+	}
+	set, err := c.machine.WasSet()
+	c.wasSet = c.wasSet || set
+	return c.wasSet || since.setBack(now), err
 }
 
 // follows says that an entry was last changed before the moment. Clocks of filesystems are
@@ -73,22 +106,22 @@ func (m moment) isAhead(st *unix.Stat_t) bool {
 
 // refuseFuture returns ErrFuture for a source with entries of the future, unless no process can write to it. One file that shares
 // its blocks may always change.
-func (c *copier) refuseFuture() error {
-	if c.askAlone == nil {
+func (c *copier) refuseFuture(ctx context.Context, start moment) error {
+	if c.options.Alone == nil {
 		return nil
 	}
 	root, err := statSelf(c.src)
 	if err != nil {
 		return err
 	}
-	f := &future{copier: c}
+	f := &future{ctx: ctx, start: start, shared: c.options.Method == Share}
 	if err = f.refuse(root, c.src.String()); err == nil {
 		err = dir.Visit(c.src, f)
 	}
 	if !errors.Is(err, ErrFuture) {
 		return err
 	}
-	alone, askErr := c.askAlone()
+	alone, askErr := c.options.Alone()
 	if askErr != nil {
 		return askErr
 	}
@@ -100,19 +133,21 @@ func (c *copier) refuseFuture() error {
 
 // A future is a visitor that ends with ErrFuture at the first entry of the future that may not change.
 type future struct {
-	copier *copier
+	ctx    context.Context
+	start  moment
+	shared bool // files share their blocks
 	may    bool // one file may, and was seen
 }
 
 func (f *future) refuse(st *unix.Stat_t, path string) error {
 	switch {
-	case !f.copier.start.isAhead(st):
-	case !f.may && f.copier.method == Share && st.Mode&unix.S_IFMT == unix.S_IFREG:
+	case !f.start.isAhead(st):
+	case !f.may && f.shared && st.Mode&unix.S_IFMT == unix.S_IFREG:
 		f.may = true
 	default:
 		return fmt.Errorf("%s: %w, %s", path, ErrFuture, time.Unix(st.Ctim.Unix()).UTC().Format(time.RFC3339))
 	}
-	return f.copier.ctx.Err()
+	return f.ctx.Err()
 }
 
 // File looks at an entry. One that is gone is found out later.
@@ -151,7 +186,7 @@ func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 
 // check counts what changed in the source. If the clock of this machine was set since the first pass began, everything counts, and
 // so it does if that of a network filesystem's server was set back since the last one began.
-func (c *copier) check(since moment) (changes, error) {
+func (c *copier) check(ctx context.Context, since moment) (changes, error) {
 	found := &changes{since: since, alone: c.alone}
 	root, err := statSelf(c.src)
 	if err != nil {
@@ -161,19 +196,14 @@ func (c *copier) check(since moment) (changes, error) {
 	if err := dir.Visit(c.src, found); err != nil {
 		return changes{}, err
 	}
-	now, err := c.now()
+	back, err := c.clocks.wereSetBack(since)
 	if err != nil {
 		return changes{}, err
 	}
-	set, err := c.clock.WasSet()
-	if err != nil {
-		return changes{}, err
-	}
-	c.wasSet = c.wasSet || set
-	if c.wasSet || since.setBack(now) {
+	if back {
 		found.entries, found.files = max(found.entries, 1), 0
 	}
-	return *found, c.ctx.Err()
+	return *found, ctx.Err()
 }
 
 func (c *changes) count(st *unix.Stat_t) {

@@ -62,8 +62,8 @@ func TestRegularFileTakesNameOfAnother(t *testing.T) {
 			must.Succeed(t, err)
 			other := filepath.Join(src, "other")
 			must.Succeed(t, os.WriteFile(other, nil, 0o600), unix.Setxattr(other, "user.of", []byte("a regular file"), 0), os.Rename(other, name))
-			c := &copier{ctx: t.Context(), start: moment{set: true}}
-			must.ErrorIs(t, c.makeNode(source{in, "name", st}, to, "name"), ErrGone)
+			e := &entryCopier{ctx: t.Context(), start: moment{set: true}}
+			must.ErrorIs(t, e.makeNode(source{in, "name", st}, to, "name"), ErrGone)
 			if left, err := os.ReadDir(dst); err != nil || len(left) > 0 {
 				t.Errorf("the copy has %v, %v", left, err)
 			}

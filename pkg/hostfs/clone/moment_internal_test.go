@@ -25,17 +25,18 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			must.Succeed(t, err, f.Close())
 			defer func() { must.Succeed(t, unix.Munmap(page)) }()
-			c := &copier{ctx: t.Context(), src: open(t, src), links: open(t, links)}
+			var o Options
+			if kind == "ext4" {
+				o.Method = Copy
+			}
+			c := newCopier(open(t, src), open(t, links), o)
 			c.dst, err = dir.NewDescent(open(t, dst), false)
 			must.Succeed(t, err)
-			if kind == "ext4" {
-				c.method = Copy
-			}
 			page[0]++
-			first, err := c.begin(true)
+			first, err := c.begin(t.Context(), true)
 			must.Succeed(t, err)
-			defer func() { must.Succeed(t, c.clock.Close()) }()
-			must.Succeed(t, c.pass())
+			defer func() { must.Succeed(t, c.clocks.machine.Close()) }()
+			must.Succeed(t, c.pass(t.Context(), moment{}, false))
 
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
@@ -49,14 +50,14 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 					}
 				}
 			}()
-			start, err := c.later()
+			start, err := c.clocks.later(t.Context())
 			close(stop)
 			<-stopped
 			must.Succeed(t, err)
-			c.round, c.since = c.round+1, first
-			must.Succeed(t, c.pass())
+			c.round++
+			must.Succeed(t, c.pass(t.Context(), first, false))
 			page[0]++
-			changed, err := c.check(start)
+			changed, err := c.check(t.Context(), start)
 			if err != nil || changed.files != 1 {
 				t.Errorf("%+v (%v), want the file to have changed", changed, err)
 			}

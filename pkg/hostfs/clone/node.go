@@ -1,6 +1,7 @@
 package clone
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -75,46 +76,75 @@ func statSelf(d *dir.Dir) (*unix.Stat_t, error) {
 	return st, nil
 }
 
+// An entryCopier copies single entries.
+type entryCopier struct {
+	method   Method
+	maxStall Limit
+	pause    func(context.Context) error
+	start    moment // of the first pass; unset if nothing is checked
+
+	// Of the pass.
+	ctx    context.Context
+	synced bool // all was written to the disk right before
+	held   bool // all who write are stopped
+
+	stall   time.Duration // the longest so far
+	torn    bool          // the attributes of a file changed during each attempt
+	watch   *watch        // of a file that changes; nil before the first
+	buffers xattrBuffers
+	data    []byte // what copyData reads into
+}
+
+// next is before each step of a copy.
+func (e *entryCopier) next() error {
+	if e.pause != nil {
+		if err := e.pause(e.ctx); err != nil {
+			return err
+		}
+	}
+	return e.ctx.Err()
+}
+
 // make copies an entry that is no directory to a name that is free.
-func (c *copier) make(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) make(from source, to *dir.Dir, name string) error {
 	switch from.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return c.makeFile(from, to, name)
+		return e.makeFile(from, to, name)
 	case unix.S_IFDIR: // by now
 		return ErrGone
 	}
-	return c.makeNode(from, to, name)
+	return e.makeNode(from, to, name)
 }
 
 // makeNode copies what is never opened: a link, a FIFO, a socket or a device. It is copied until it is the same before and
 // after, so that nothing is taken of another that has its name by now.
-func (c *copier) makeNode(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) makeNode(from source, to *dir.Dir, name string) error {
 	for range attempts {
-		err := c.makeNodeOnce(from, to, name)
+		err := e.makeNodeOnce(from, to, name)
 		now, statErr := stat(from.in, from.name)
 		switch {
 		case errors.Is(err, ErrGone), errors.Is(statErr, fs.ErrNotExist),
 			statErr == nil && now.Mode&unix.S_IFMT != from.st.Mode&unix.S_IFMT:
-			return errors.Join(ErrGone, c.remove(to, name))
-		case statErr != nil, !c.start.set, unchanged(from.st, now):
+			return errors.Join(ErrGone, remove(e.ctx, to, name))
+		case statErr != nil, !e.start.set, unchanged(from.st, now):
 			return errors.Join(err, statErr)
 		}
 		from.st = now
-		if err := c.remove(to, name); err != nil {
+		if err := remove(e.ctx, to, name); err != nil {
 			return err
 		}
 	}
-	return c.makeNodeOnce(from, to, name) // it counts as changed
+	return e.makeNodeOnce(from, to, name) // it counts as changed
 }
 
-func (c *copier) makeNodeOnce(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) makeNodeOnce(from source, to *dir.Dir, name string) error {
 	if from.st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return c.makeSymlink(from, to, name)
+		return e.makeSymlink(from, to, name)
 	}
 	if err := unix.Mknodat(to.Fd(), name, from.st.Mode, int(from.st.Rdev)); err != nil {
 		return &fs.PathError{Op: "mknod", Path: to.String() + "/" + name, Err: err}
 	}
-	return c.nodeAttributes(from, to, name)
+	return e.nodeAttributes(from, to, name)
 }
 
 // unchanged says that two looks were at the same entry, to which nothing happened in between that its clock shows.
@@ -126,48 +156,48 @@ func unchanged(before, after *unix.Stat_t) bool {
 // it. If it has changed since the pass began its ctime does not tell, for clocks are coarse and it may change
 // all the time: then its attributes are watched while it is copied. What is read and written is no copy of one
 // moment then, and found out by check.
-func (c *copier) makeFile(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) makeFile(from source, to *dir.Dir, name string) error {
 	src, err := OpenRegular(from.in, from.name, from.st)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(src) }() // opened for reading: nothing can be lost
-	err = c.makeFileOnce(from, src, to, name)
-	if err != nil || !c.start.set || c.method == Copy {
+	err = e.makeFileOnce(from, src, to, name)
+	if err != nil || !e.start.set || e.method == Copy {
 		return err
 	}
 	var after unix.Stat_t
 	if err := unix.Fstat(src, &after); err != nil {
 		return from.wrap("stat", err)
 	}
-	if unchanged(from.st, &after) && c.start.follows(&after) {
+	if unchanged(from.st, &after) && e.start.follows(&after) {
 		return nil
 	}
-	if c.watch == nil {
-		c.watch, err = newWatch()
+	if e.watch == nil {
+		e.watch, err = newWatch()
 	}
 	if err == nil {
 		var end func()
-		if end, err = c.watch.begin(src); err == nil {
+		if end, err = e.watch.begin(src); err == nil {
 			defer end()
 		}
 	}
 	if err != nil { // there are too many on this node: nothing can be said of the file
-		c.torn = true
+		e.torn = true
 		return nil
 	}
-	return c.makeWatched(from, src, to, name)
+	return e.makeWatched(from, src, to, name)
 }
 
-func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) error {
+func (e *entryCopier) makeWatched(from source, src int, to *dir.Dir, name string) error {
 	for range attempts {
-		if err := c.remove(to, name); err != nil {
+		if err := remove(e.ctx, to, name); err != nil {
 			return err
 		}
-		if err := c.makeFileOnce(from, src, to, name); err != nil {
+		if err := e.makeFileOnce(from, src, to, name); err != nil {
 			return err
 		}
-		changed, err := c.watch.changed()
+		changed, err := e.watch.changed()
 		if err != nil {
 			return fmt.Errorf("watch %s: %w", from, err)
 		}
@@ -175,11 +205,11 @@ func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) err
 			return nil
 		}
 	}
-	c.torn = true
+	e.torn = true
 	return nil
 }
 
-func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) error {
+func (e *entryCopier) makeFileOnce(from source, src int, to *dir.Dir, name string) error {
 	AwaitCalls(src)
 	if err := unix.Fstat(src, from.st); err != nil {
 		return from.wrap("stat", err)
@@ -188,7 +218,7 @@ func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) er
 	if err != nil {
 		return &fs.PathError{Op: "create", Path: to.String() + "/" + name, Err: err}
 	}
-	err = c.fill(dst, src, from)
+	err = e.fill(dst, src, from)
 	if closeErr := unix.Close(dst); err == nil && closeErr != nil {
 		err = &fs.PathError{Op: "close", Path: to.String() + "/" + name, Err: closeErr}
 	}
@@ -203,14 +233,14 @@ func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) er
 // later. Taking off an attribute takes that lock too, before it finds that no filesystem has such attributes.
 func AwaitCalls(fd int) { _ = unix.Fremovexattr(fd, "none.none") }
 
-func (c *copier) fill(dst, src int, from source) error {
+func (e *entryCopier) fill(dst, src int, from source) error {
 	var err error
 	switch {
 	case from.st.Size == 0: // one that has grown since AwaitCalls has changed
-	case c.method == Share && (!c.held || from.st.Size > readInstead):
-		err = c.share(dst, src, from)
+	case e.method == Share && (!e.held || from.st.Size > readInstead):
+		err = e.share(dst, src, from)
 	default:
-		err = c.read(dst, src)
+		err = e.read(dst, src)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
@@ -218,7 +248,7 @@ func (c *copier) fill(dst, src int, from source) error {
 	if err := SetOwner(dst, from.st); err != nil {
 		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
 	}
-	return c.buffers.copy(xattr.Descriptor(src), xattr.Descriptor(dst), from.String())
+	return e.buffers.copy(xattr.Descriptor(src), xattr.Descriptor(dst), from.String())
 }
 
 // readInstead is the size in bytes up to which a file is read and written anew while those who write stand still: what they have
@@ -228,36 +258,36 @@ const readInstead = 1 << 20
 
 // flush writes the data of a file to its disk, and nothing else: not the log of the filesystem, where others have
 // theirs too. Before the first pass all is synced, and in a standstill nothing waits for the disk.
-func (c *copier) flush(fd int) error {
-	if c.held || c.round == 1 {
+func (e *entryCopier) flush(fd int) error {
+	if e.held || e.synced {
 		return nil
 	}
 	return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
 }
 
-func (c *copier) read(dst, src int) error {
-	if err := c.flush(src); err != nil {
+func (e *entryCopier) read(dst, src int) error {
+	if err := e.flush(src); err != nil {
 		return err
 	}
-	if c.data == nil {
-		c.data = make([]byte, bufferBytes)
+	if e.data == nil {
+		e.data = make([]byte, bufferBytes)
 	}
-	return copyData(dst, src, c.data, c.next)
+	return copyData(dst, src, e.data, e.next)
 }
 
 // share shares the blocks of a file, if that does not stop its writers for too long.
-func (c *copier) share(dst, src int, from source) error {
-	if c.maxStall.mayExceed(from.st.Size) {
-		if err := c.maxStall.check(xattr.Descriptor(src), from.String()); err != nil {
+func (e *entryCopier) share(dst, src int, from source) error {
+	if e.maxStall.mayExceed(from.st.Size) {
+		if err := e.maxStall.check(xattr.Descriptor(src), from.String()); err != nil {
 			return err
 		}
 	}
-	if err := c.flush(src); err != nil { // sharing would do it too, but have writers wait for that
+	if err := e.flush(src); err != nil { // sharing would do it too, but have writers wait for that
 		return err
 	}
 	began := time.Now()
 	err := share(dst, src)
-	c.stall = max(c.stall, time.Since(began))
+	e.stall = max(e.stall, time.Since(began))
 	return err
 }
 
@@ -293,7 +323,7 @@ func OpenRegular(in *dir.Dir, name string, st *unix.Stat_t) (int, error) {
 	return fd, nil
 }
 
-func (c *copier) makeSymlink(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) makeSymlink(from source, to *dir.Dir, name string) error {
 	target := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(from.in.Fd(), from.name, target)
 	if errors.Is(err, unix.EINVAL) {
@@ -305,11 +335,11 @@ func (c *copier) makeSymlink(from source, to *dir.Dir, name string) error {
 	if err := unix.Symlinkat(string(target[:n]), to.Fd(), name); err != nil {
 		return &fs.PathError{Op: "symlink", Path: to.String() + "/" + name, Err: err}
 	}
-	return c.nodeAttributes(from, to, name)
+	return e.nodeAttributes(from, to, name)
 }
 
 // nodeAttributes copies the attributes of what is not opened.
-func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
+func (e *entryCopier) nodeAttributes(from source, to *dir.Dir, name string) error {
 	err := unix.Fchownat(to.Fd(), name, int(from.st.Uid), int(from.st.Gid), unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && from.st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		err = unix.Fchmodat(to.Fd(), name, from.st.Mode&0o7777, 0)
@@ -317,7 +347,7 @@ func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
 	if err != nil {
 		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
 	}
-	if err := c.buffers.copy(xattr.Of(from.in, from.name), xattr.Of(to, name), from.String()); err != nil {
+	if err := e.buffers.copy(xattr.Of(from.in, from.name), xattr.Of(to, name), from.String()); err != nil {
 		return err
 	}
 	return setTimes(to, name, from.st)
@@ -325,7 +355,7 @@ func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
 
 // attributes copies those of a directory, until they are the same before and after. Of one that changes all the
 // time they may be of different moments: it counts as changed.
-func (c *copier) attributes(src, dst *dir.Dir) error {
+func (e *entryCopier) attributes(src, dst *dir.Dir) error {
 	from, err := src.ReadFd()
 	if err != nil {
 		return err
@@ -342,7 +372,7 @@ func (c *copier) attributes(src, dst *dir.Dir) error {
 		if err := SetOwner(to, before); err != nil {
 			return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
 		}
-		if err := c.buffers.copy(xattr.Descriptor(from), xattr.Descriptor(to), src.String()); err != nil {
+		if err := e.buffers.copy(xattr.Descriptor(from), xattr.Descriptor(to), src.String()); err != nil {
 			return err
 		}
 		if err := setTimes(dst, ".", before); err != nil {
@@ -443,4 +473,41 @@ func (b *xattrBuffers) copyOne(from, to xattr.Holder, name string) error {
 		return err
 	}
 	return to.Set(name, b.value[:n])
+}
+
+// remove removes an entry of the copy. A file gives its blocks back first: XFS counts them until some time after the last name is
+// gone, and there may be no room for them and those of the next copy.
+func remove(ctx context.Context, in *dir.Dir, name string) error {
+	if st, err := stat(in, name); err == nil && st.Nlink == 1 {
+		if err := giveBack(in, name, st); err != nil {
+			return err
+		}
+	}
+	return removeTree(ctx, in, name)
+}
+
+// removeLinked is remove also for a file that has other names, which are removed later.
+func removeLinked(ctx context.Context, in *dir.Dir, name string) error {
+	if st, err := stat(in, name); err == nil {
+		if err := giveBack(in, name, st); err != nil {
+			return err
+		}
+	}
+	return removeTree(ctx, in, name)
+}
+
+func giveBack(in *dir.Dir, name string, st *unix.Stat_t) error {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil
+	}
+	fd, err := unix.Openat(in.Fd(), name, unix.O_WRONLY|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "truncate", Path: in.String() + "/" + name, Err: err}
+	}
+	_ = unix.Close(fd) // nothing was written
+	return nil
+}
+
+func removeTree(ctx context.Context, in *dir.Dir, name string) error {
+	return dir.RemoveTree(ctx, in, name, func(ctx context.Context) error { return ctx.Err() })
 }

@@ -20,28 +20,18 @@ const (
 
 // diskQuota is struct fs_disk_quota of linux/dqblk_xfs.h. Blocks are of 512 bytes.
 type diskQuota struct {
-	Version    int8
-	Flags      int8
-	FieldMask  uint16
-	ID         uint32
-	BlockHard  uint64
-	BlockSoft  uint64
-	InodeHard  uint64
-	InodeSoft  uint64
-	Blocks     uint64
-	Inodes     uint64
-	InodeTimer int32
-	BlockTimer int32
-	InodeWarns uint16
-	BlockWarns uint16
-	_          [4]int8
-	RTHard     uint64
-	RTSoft     uint64
-	RTBlocks   uint64
-	RTTimer    int32
-	RTWarns    uint16
-	_          int16
-	_          [8]byte
+	Version   int8
+	Flags     int8
+	FieldMask uint16
+	ID        uint32
+	BlockHard uint64
+	BlockSoft uint64
+	InodeHard uint64
+	InodeSoft uint64
+	Blocks    uint64
+	Inodes    uint64
+	_         [16]byte // timers and warnings of what is above the soft limits
+	_         [40]byte // d_rtb_hardlimit to the end: of realtime devices
 }
 
 func (q diskQuota) limited() bool { return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0 }

@@ -195,6 +195,10 @@ func trouble(pod *corev1.Pod) string {
 			return fmt.Sprintf("pod %s on node %s: %s: %s", pod.Name, pod.Spec.NodeName, waiting.Reason, waiting.Message)
 		}
 		for _, ended := range endings(c) {
+			if ended.ExitCode > 0 && ended.ExitCode < bySignal && !hasReported(ended.Message) {
+				return fmt.Sprintf("the image %s on node %s runs no mover: it may be of a version that cannot move volumes: %s",
+					pod.Spec.Containers[0].Image, pod.Spec.NodeName, lastLine(ended.Message))
+			}
 			if ended.ExitCode != 0 {
 				return fmt.Sprintf("the mover on node %s failed, and is started again: %s", pod.Spec.NodeName, lastLine(ended.Message))
 			}

@@ -193,6 +193,28 @@ func TestKubeletThatRefusesMovers(t *testing.T) {
 	}
 }
 
+// An image from before there were movers refuses their flags, which says little to a user.
+func TestImageThatKnowsNoMovers(t *testing.T) {
+	const old = "hostpath-csi-driver: invalid configuration:\nunexpected argument \"move-in\"\n--nodeid: invalid: the node id is empty\n"
+	for _, tt := range []struct {
+		message string
+		exit    int32
+		named   bool
+	}{
+		{old, 1, true},
+		{"{\"event\":\"failed\"}\nhostpath-csi-driver move-in: no room\n", 1, false},
+		{"", 137, false},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: nodeB, Containers: []corev1.Container{{Image: "driver:v0"}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: tt.exit, Message: tt.message},
+		}}}
+		if said := trouble(pod); strings.Contains(said, "driver:v0") != tt.named {
+			t.Errorf("of a mover that ends with %q it says %q", tt.message, said)
+		}
+	}
+}
+
 // Movers that have failed once, and go on, have pods stop as others do.
 func TestMoversThatHadFailed(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))

@@ -75,9 +75,12 @@ func (d driver) daemonSet(ctx context.Context) (*appsv1.DaemonSet, *corev1.Conta
 	return nil, nil, fmt.Errorf("there is no DaemonSet of the driver %s in the namespace %s", render.DriverName, d.namespace)
 }
 
-// readyNodes are those on which the driver is ready.
-func (d driver) readyNodes(ctx context.Context) (map[string]bool, error) {
-	set, _, err := d.daemonSet(ctx)
+// templateGeneration is the label of a DaemonSet's pods that says which of its templates they are of.
+const templateGeneration = "pod-template-generation"
+
+// readyNodes are those on which the driver is ready, and what is the matter with it there; empty where nothing is.
+func (d driver) readyNodes(ctx context.Context) (map[string]string, error) {
+	set, own, err := d.daemonSet(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -85,11 +88,29 @@ func (d driver) readyNodes(ctx context.Context) (map[string]bool, error) {
 	if err := d.api.reader.List(ctx, pods, client.InNamespace(d.namespace), client.MatchingLabels(set.Spec.Selector.MatchLabels)); err != nil {
 		return nil, err
 	}
-	nodes := map[string]bool{}
-	for _, pod := range pods.Items {
+	nodes := map[string]string{}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
 		if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
-			nodes[pod.Spec.NodeName] = true
+			nodes[pod.Spec.NodeName] = earlier(set, pod, own.Name)
 		}
 	}
 	return nodes, nil
+}
+
+// earlier says of a driver's pod that it is of another template than its DaemonSet has by now, from which movers are made: it may be of a
+// version that does not know them, or have other pools.
+func earlier(set *appsv1.DaemonSet, pod *corev1.Pod, container string) string {
+	is, wanted := pod.Labels[templateGeneration], set.Annotations[appsv1.DeprecatedTemplateGeneration]
+	if is == wanted || is == "" || wanted == "" {
+		return ""
+	}
+	image := ""
+	for _, c := range pod.Spec.Containers {
+		if c.Name == container {
+			image = c.Image
+		}
+	}
+	return fmt.Sprintf("the driver on node %s has the image %s, from before the last change of its DaemonSet: wait until its pod %s is replaced, or delete that",
+		pod.Spec.NodeName, image, pod.Name)
 }

@@ -162,6 +162,9 @@ func (pl planner) target(ctx context.Context, p plan, with *colocation) (target,
 	if err != nil {
 		return "", "", err
 	}
+	if earlier := c.driver[p.source]; earlier != "" {
+		return "", earlier, nil
+	}
 	if to := pl.move.Spec.TargetNode; to != "" {
 		return to, c.refuses(to), nil
 	}
@@ -186,7 +189,7 @@ type candidates struct {
 	plan
 	*colocation
 	nodes  []corev1.Node
-	driver map[string]bool
+	driver map[string]string                       // see readyNodes
 	room   map[string]map[string]resource.Quantity // by StorageClass and node
 	class  *storagev1.StorageClass                 // may be nil
 }
@@ -241,13 +244,16 @@ func ptrOr(all ...*resource.Quantity) *resource.Quantity {
 // refuses says why a node cannot take the volume.
 func (c *candidates) refuses(name string) string {
 	i := slices.IndexFunc(c.nodes, func(n corev1.Node) bool { return n.Name == name })
+	earlier, ready := c.driver[name]
 	switch {
 	case name == c.source:
 		return fmt.Sprintf("node %s has the volume", name)
 	case i < 0:
 		return fmt.Sprintf("there is no node %s", name)
-	case !c.driver[name]:
+	case !ready:
 		return fmt.Sprintf("the driver is not ready on node %s", name)
+	case earlier != "":
+		return earlier
 	case c.to != "" && c.to != name:
 		return c.by
 	}

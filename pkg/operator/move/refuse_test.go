@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,19 +44,21 @@ func TestRefusals(t *testing.T) {
 		before func(*world)
 		want   string
 	}{
-		"no claim":           {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
-		"claim is not bound": {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }), "is not bound"},
-		"another driver":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), "of another driver"},
-		"another claim":      {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" }), "not bound to the claim"},
-		"shared pool":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
-		"hostile handle":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
-		"foreign finalizer":  {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
-		"snapshots":          {nil, func(w *world) { must.Succeed(w, w.api.Create(w.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
-		"to itself":          {to(nodeA), nil, "has the volume"},
-		"to no node":         {to("node-x"), nil, "there is no node node-x"},
-		"no room":            {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
-		"cordoned":           {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
-		"no driver":          {to(nodeB), func(w *world) { must.Succeed(w, w.api.Delete(w.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
+		"no claim":              {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
+		"claim is not bound":    {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }), "is not bound"},
+		"another driver":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), "of another driver"},
+		"another claim":         {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" }), "not bound to the claim"},
+		"shared pool":           {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
+		"hostile handle":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
+		"foreign finalizer":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
+		"snapshots":             {nil, func(w *world) { must.Succeed(w, w.api.Create(w.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
+		"to itself":             {to(nodeA), nil, "has the volume"},
+		"to no node":            {to("node-x"), nil, "there is no node node-x"},
+		"no room":               {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
+		"cordoned":              {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
+		"no driver":             {to(nodeB), func(w *world) { must.Succeed(w, w.api.Delete(w.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
+		"earlier driver":        {to(nodeB), earlierDriver(nodeB), "the driver on node node-b has the image driver:v0, from before the last change of its DaemonSet"},
+		"earlier driver has it": {to(nodeB), earlierDriver(nodeA), "the driver on node node-a has the image driver:v0"},
 		"the driver goes": {nil, func(w *world) {
 			object := &v1beta1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Finalizers: []string{v1beta1.Finalizer}}}
 			must.Succeed(w, w.api.Create(w.Context(), object), w.api.Delete(w.Context(), object))
@@ -85,6 +88,22 @@ func TestRefusals(t *testing.T) {
 			w.wantNothingLeft()
 			must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
 		})
+	}
+}
+
+// earlierDriver has a node still run what the DaemonSet was before.
+func earlierDriver(on string) func(*world) {
+	return func(w *world) {
+		change(driverSet(), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "2"} })(w)
+		for _, name := range []string{nodeA, nodeB, nodeC} {
+			change(driverPod(name), func(p *corev1.Pod) {
+				p.Labels[templateGeneration] = "2"
+				p.Spec.Containers = driverSet().Spec.Template.Spec.Containers
+				if name == on {
+					p.Labels[templateGeneration], p.Spec.Containers[1].Image = "1", "driver:v0"
+				}
+			})(w)
+		}
 	}
 }
 

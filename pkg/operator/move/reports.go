@@ -90,6 +90,16 @@ func parseReport(text string) (p progress) {
 	return p
 }
 
+// hasReported says whether a text has an event: a mover reports at least that it has failed.
+func hasReported(text string) bool {
+	for line := range strings.Lines(text) {
+		if json.Unmarshal([]byte(line), &event{}) == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // show has the status show a progress. A mover that was started anew reports from the beginning.
 func (p progress) show(s *v1alpha1.VolumeMoveStatus) {
 	s.Passes, s.BytesSent = max(s.Passes, p.passes), max(s.BytesSent, p.sent)

@@ -10,10 +10,10 @@ import (
 
 // What is computed from the largest promise does not overflow, also for many volumes.
 func TestLimitOfTheLargestPromise(t *testing.T) {
-	k := &Keeper{bytesPerInode: 1}
+	s := Sizes{bytesPerInode: 1}
 	for name, flags := range map[string]ledger.Flags{"a directory": ledger.HasRecord, "a device": ledger.HasRecord | ledger.IsBlock} {
 		c := ledger.NewCard(volume.MaxBytes, "uid", 0, flags)
-		if limit := k.Limit(c); limit.Bytes < c.Promised || limit.Inodes < 0 || limit.Bytes > math.MaxInt64/100 {
+		if limit := s.Limit(c); limit.Bytes < c.Promised || limit.Inodes < 0 || limit.Bytes > math.MaxInt64/100 {
 			t.Errorf("%s of %d bytes has the limit %+v", name, c.Promised, limit)
 		}
 	}

@@ -24,7 +24,7 @@ const turn = 4096
 func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uint64) {
 	slowly := &Pace{Done: files} // of all pieces: small ones have less than a burst
 	for len(names) > 0 {
-		p.MeasureTrash()
+		p.Usage().MeasureTrash()
 		begun := p.eraseInTurn(ctx, names, slowly)
 		if len(begun) == 0 || ctx.Err() != nil {
 			return
@@ -112,7 +112,7 @@ func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (over bool, err er
 		if err != nil {
 			return err
 		}
-		return p.Keeper.Release(p.Store.Root(), id)
+		return p.Keeper.IDs.Release(p.Store.Root(), id)
 	})
 }
 
@@ -143,7 +143,7 @@ func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.C
 	if err != nil {
 		return err
 	}
-	return p.Keeper.Release(p.Store.Root(), id)
+	return p.Keeper.IDs.Release(p.Store.Root(), id)
 }
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.

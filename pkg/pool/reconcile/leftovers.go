@@ -83,11 +83,11 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 // throwCreation throws an entry of a directory of creating/ away. The name in the trash
 // says whose the id is that it carries, so that the reaper gives it back.
 func (p *Leftovers) throwCreation(creating *dir.Dir, name string) error {
-	carried, err := p.Keeper.IDIn(creating, name)
+	carried, err := p.Keeper.IDs.In(creating, name)
 	if err != nil {
 		return err
 	}
-	suffix := p.Keeper.Claims().Owner(carried)
+	suffix := p.Keeper.IDs.Claims.Owner(carried)
 	if suffix == "" {
 		suffix = store.RandomSuffix()
 	}
@@ -105,5 +105,5 @@ func (p *Leftovers) creationBytes(creating *dir.Dir, name string, carried quota.
 	if err != nil || empty {
 		return 0, err
 	}
-	return p.HeldBy(creating, name, carried), nil
+	return p.Usage().HeldBy(creating, name, carried), nil
 }

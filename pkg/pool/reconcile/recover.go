@@ -133,14 +133,14 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if err := p.finishRemoval(in, name); err != nil {
 				return err
 			}
-			id, err := p.Keeper.IDIn(in, entry)
+			id, err := p.Keeper.IDs.In(in, entry)
 			if err != nil {
 				id = 0 // its disk cannot read it: the reaper reports it
 			}
 			t := store.ParseThrown(name)
-			p.Keeper.Claims().Try(id, t.UID)
+			p.Keeper.IDs.Claims.Try(id, t.UID)
 			if t.Promised == volume.Unknown {
-				t.Promised = p.HeldBy(in, entry, id)
+				t.Promised = p.Usage().HeldBy(in, entry, id)
 			}
 			if p.Ledger.Trash().ThrowFound(name, t.Promised, erased) {
 				p.Wake()
@@ -204,18 +204,18 @@ func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
 	if err := p.finishRemoval(left, name); err != nil {
 		return err
 	}
-	carried, err := p.Keeper.IDIn(left, name)
+	carried, err := p.Keeper.IDs.In(left, name)
 	if err != nil {
 		return err
 	}
 	// The index may have had the volume, and its record the id.
 	t := store.ParseThrown(name)
-	if uid := p.Keeper.Claims().Owner(carried); uid == "" || uid != t.UID {
+	if uid := p.Keeper.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
 		t.UID = store.RandomSuffix()
 	}
-	p.Keeper.Claims().Try(carried, t.UID)
+	p.Keeper.IDs.Claims.Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
-		t.Promised = p.HeldBy(left, name, carried)
+		t.Promised = p.Usage().HeldBy(left, name, carried)
 	}
 	t.Of = store.RandomSuffix()
 	return p.throw(left, name, t)

@@ -12,14 +12,14 @@ func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
 	if !p.Keeper.Enforces(c) {
 		return
 	}
-	if err := p.Keeper.Release(p.Store.Root(), c.QuotaID()); err != nil {
+	if err := p.Keeper.IDs.Release(p.Store.Root(), c.QuotaID()); err != nil {
 		p.Log.Error(err, "The limit of a deleted volume is still there", "volume", id.String())
 	}
 }
 
 // ReleaseUnused removes limits that no directory has.
 func (p *Leftovers) ReleaseUnused() {
-	released, err := p.Keeper.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
+	released, err := p.Keeper.IDs.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
 	if err != nil {
 		p.Log.Error(err, "Failed to remove limits that no directory has")
 	}

@@ -35,7 +35,7 @@ func grown(t *testing.T) (p *reconcile.Repairs, id volume.ID, quotas *quotatest.
 	_, err = p.Host.Devices.Attach(file, loop.Options{})
 	must.Succeed(t, errors.Join(err, file.Close()))
 	must.Succeed(t, p.Disk(id, e.Record).Grow(t.Context(), d, 2*promise))
-	must.Succeed(t, p.Load())
+	must.Succeed(t, p.Index().Load())
 	return p, id, quotas
 }
 
@@ -79,9 +79,9 @@ func TestLimitsAreRestored(t *testing.T) {
 	} {
 		must.Succeed(t, quotas.Limit(d, c.QuotaID(), quota.Limit{Bytes: mib}))
 		restore()
-		usage, err := p.Keeper.Usage(d, c)
+		usage, err := p.Keeper.Accounting.Usage(d, c)
 		must.Succeed(t, err)
-		if want := p.Keeper.Limit(c); usage.Limit.Bytes < want.Bytes {
+		if want := p.Keeper.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
 			t.Errorf("%s: the limit is %+v, want %+v", title, usage.Limit, want)
 		}
 	}

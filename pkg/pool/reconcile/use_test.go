@@ -17,7 +17,7 @@ import (
 func TestUseOfBlockVolume(t *testing.T) {
 	p := newPool(t, nil)
 	id, e, d := makeBlock(t, p, "pvc-1", mib)
-	must.Succeed(t, p.Load())
+	must.Succeed(t, p.Index().Load())
 	v := &reconcile.VolumeUse{Pool: p, ID: id, Entry: e, Dir: d}
 	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
 	must.Succeed(t, err)

@@ -64,12 +64,12 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		facts.LimitOff = e.Record.Quota
 	case d != nil:
 		facts.Unenforced = false
-		usage, err := p.Keeper.Usage(d, c)
+		usage, err := p.Keeper.Accounting.Usage(d, c)
 		switch {
 		case err == nil:
 			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
 			if facts.IO == nil {
-				facts.Outside, facts.IO = p.Keeper.Outside(d)
+				facts.Outside, facts.IO = p.Keeper.Accounting.Outside(d)
 			}
 			if p.Strays != nil {
 				facts.Strays, facts.Unsearched = p.Strays(id)
@@ -156,7 +156,7 @@ func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.L
 		return false, err
 	}
 	c = CardOf(store.Entry{Record: rec})
-	usage, err := p.Keeper.Usage(d, c)
+	usage, err := p.Keeper.Accounting.Usage(d, c)
 	if err != nil {
 		return false, err
 	}

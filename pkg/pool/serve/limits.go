@@ -7,7 +7,7 @@ import (
 // checkQuota notices quotas that were switched on or off since the pool was opened,
 // or that the filesystem was mounted anew without or with.
 func (c *checks) checkQuota(v *Visit) error {
-	keeper, err := v.Pool.Limits().Keeper(v.Store.Root(), v.Keeper.Claims())
+	keeper, err := v.Pool.Limits().Keeper(v.Store.Root(), v.Keeper.IDs.Claims)
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (c *checks) changeKeeper(v *Visit) {
 	now := *v.Pool.identity.Load()
 	now.keeper = v.Keeper
 	v.Pool.identity.Store(&now)
-	v.Pool.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
+	v.Pool.Ledger.SetInodes(v.Keeper.Sizes.NewInodes(), v.Keeper.Sizes.InodeBytes())
 	if why := v.Keeper.Unenforced(); why != nil {
 		v.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
 	} else {

@@ -31,40 +31,19 @@ type Status struct {
 	Volumes  int
 	Promised int64 // bytes
 	// Snapshots are those of this driver; lost are also those that the last survey found
-	// so. Copying is how many of them and of volumes from a source are being made, and Copies those
-	// that were made or failed.
+	// so.
 	Snapshots ledger.SnapshotSum
-	Copying   int
-	Copies    map[volume.CopyMethod]CopySum
-	// Upstream is how many snapshots of the upstream KubeVirt driver the snapshotPath seems to have,
-	// counted once a minute, or volume.Unknown: without one in the pool, before that, and while it cannot
-	// be read.
-	Upstream int
+	Copies    Copies
 	// Space is that of the pool's filesystem at the last check; nil if the pool does not
 	// serve. Available is what Capacity returns with that.
 	Space     *dir.Space
 	Available int64 // bytes
 	// Errors is how many its filesystem has counted, before this start too, or volume.Unknown.
-	Errors int64
-	// Used is what the volumes hold of their promises, in bytes, or volume.Unknown: without quotas, in a shared pool,
-	// and where a volume has no limit. It is counted once a minute.
-	Used int64
-	// Unlimited is how many volumes no limit keeps from filling the disk, and Unused what
-	// the others may still take of what they were promised, in bytes. Both are counted once a
-	// minute, and volume.Unknown before that and while the pool does not serve.
-	Unlimited int
-	Unused    int64
-	// Trash is how many removed volumes still occupy space, and Stuck how many of
-	// them could not be removed.
-	Trash, Stuck int
-	// TrashBytes is what they hold, or volume.Unknown: without quotas.
-	TrashBytes int64
-	// TrashSince is when the oldest of those that are not stuck was removed, or found at the
-	// start of the driver; the zero time if there are none.
-	TrashSince time.Time
-	// RemovedFiles is how many files and directories the reaper took on, and RemovedVolumes
-	// how many pieces of trash it has erased.
-	RemovedFiles, RemovedVolumes uint64
+	Errors  int64
+	Counted Counted
+	// Trash are the removed volumes that still occupy space; its oldest piece was removed, or found at the start of the driver, at that time.
+	Trash  ledger.TrashSum
+	Erased Erased
 	// Conditions are what is wrong with the pool as a whole; nil for nothing.
 	Conditions []health.Condition
 	// Abnormal is how many volumes have an abnormal condition, by all reasons that there
@@ -74,6 +53,29 @@ type Status struct {
 	// zero time if that was never so.
 	LastError time.Time
 }
+
+// Copies are the snapshots of this driver, and the volumes from a source: those that are being made, and those that were made or failed.
+type Copies struct {
+	Running int
+	Done    map[volume.CopyMethod]CopySum
+}
+
+// Counted is what is counted once a minute, each volume.Unknown before that.
+type Counted struct {
+	// Used is what the volumes hold of their promises, in bytes, or volume.Unknown: without quotas, in a shared pool,
+	// and where a volume has no limit.
+	Used int64
+	// Unlimited is how many volumes no limit keeps from filling the disk, and Unused what
+	// the others may still take of what they were promised, in bytes. Both are volume.Unknown while the pool does not serve.
+	Unlimited int
+	Unused    int64
+	// Upstream is how many snapshots of the upstream KubeVirt driver the snapshotPath seems to have, or volume.Unknown: without one
+	// in the pool, and while it cannot be read.
+	Upstream int
+}
+
+// Erased is what the reaper has done: how many files and directories it took on, and how many pieces of trash it has erased.
+type Erased struct{ Files, Volumes uint64 }
 
 // problems are those of a pool that monitoring reads. It takes no lock.
 type problems struct {
@@ -111,36 +113,29 @@ func (b *problems) left(path string, err error) {
 func (p *Pool) Status() Status {
 	st, now := p.state.Load(), p.Ledger.Summary()
 	status := Status{
-		Name:           p.Config.Name,
-		Err:            st.err,
-		SystemDisk:     st.systemDisk,
-		Enforced:       p.enforcing(),
-		Restored:       now.Restored,
-		Volumes:        now.Volumes,
-		Promised:       now.Promised,
-		Snapshots:      now.Snapshots,
-		Space:          st.space,
-		SharesWith:     now.SharesWith(),
-		Errors:         st.errors,
-		Used:           volume.Unknown,
-		Unlimited:      volume.Unknown,
-		Unused:         volume.Unknown,
-		Upstream:       volume.Unknown,
-		Trash:          now.Trash.Pieces,
-		Stuck:          now.Trash.Stuck,
-		TrashBytes:     now.Trash.Bytes,
-		TrashSince:     now.Trash.Since,
-		RemovedFiles:   p.reaper.files.Load(),
-		RemovedVolumes: now.Erased,
+		Name:       p.Config.Name,
+		Err:        st.err,
+		SystemDisk: st.systemDisk,
+		Enforced:   p.enforcing(),
+		Restored:   now.Restored,
+		Volumes:    now.Volumes,
+		Promised:   now.Promised,
+		Snapshots:  now.Snapshots,
+		Space:      st.space,
+		SharesWith: now.SharesWith(),
+		Errors:     st.errors,
+		Counted:    Counted{Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, Upstream: volume.Unknown},
+		Trash:      now.Trash,
+		Erased:     Erased{Files: p.reaper.files.Load(), Volumes: now.Erased},
 	}
-	status.Copying, status.Copies = p.copies.counted()
+	status.Copies.Running, status.Copies.Done = p.copies.counted()
 	if st.space != nil {
 		status.Available = now.Available(*st.space)
-		status.Used = p.usage.bytes.Load()
+		status.Counted.Used = p.usage.bytes.Load()
 	}
 	if last := p.surveys.last.Load(); last != nil && st.err == nil {
-		status.Unlimited, status.Unused = last.Unlimited, last.Unused
-		status.Upstream = last.Upstream
+		status.Counted.Unlimited, status.Counted.Unused = last.Unlimited, last.Unused
+		status.Counted.Upstream = last.Upstream
 		status.Snapshots.Lost = max(status.Snapshots.Lost, last.LostSnapshots)
 	}
 	status.Conditions = st.conditions()
@@ -187,7 +182,7 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 		return 0, false
 	}
 	defer s.Close()
-	if err := s.Scan().LoadShared(); err != nil {
+	if err := s.Scan().Index().LoadShared(); err != nil {
 		return 0, false
 	}
 	space, err := s.Store.Space()

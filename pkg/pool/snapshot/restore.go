@@ -91,11 +91,11 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 	used := quota.Usage{Bytes: s.bytes()}
 	if c := reconcile.CardOf(s.entry); k.Enforces(c) {
 		var err error
-		if used, err = k.Usage(s.dir, c); err != nil {
+		if used, err = k.Accounting.Usage(s.dir, c); err != nil {
 			return err
 		}
 	}
-	limit := k.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
+	limit := k.Sizes.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
 	bytesPerInode := rec.Bytes / max(1, used.Inodes) >> 10 << 10 // 0 is for no limit
 	switch {
 	case limit == 0 || used.Inodes <= limit:
@@ -118,7 +118,7 @@ func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if rec.Bytes == asked.Required && !s.mayExceed() {
 		return s.pool.Keeper.Apply(d, c)
 	}
-	used, err := s.pool.Keeper.Usage(d, c)
+	used, err := s.pool.Keeper.Accounting.Usage(d, c)
 	if err != nil {
 		return err
 	}

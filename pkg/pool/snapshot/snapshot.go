@@ -183,18 +183,18 @@ func (s *Source) mostHeld(space dir.Space) (int64, error) {
 			return 0, err
 		}
 	}
-	usage, err := s.pool.Keeper.Usage(s.dir, c)
+	usage, err := s.pool.Keeper.Accounting.Usage(s.dir, c)
 	if err != nil {
 		return 0, err
 	}
-	outside, err := s.pool.Keeper.Outside(s.dir)
+	outside, err := s.pool.Keeper.Accounting.Outside(s.dir)
 	if err != nil {
 		return 0, err
 	}
 	if outside > 0 { // what is in them does not count for the source
 		usage.Bytes = max(usage.Bytes, promised)
 	}
-	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.InodeBytes()), space.BlockBytes), nil
+	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.Sizes.InodeBytes()), space.BlockBytes), nil
 }
 
 // copyOf is what a copy of so much may hold, in bytes.
@@ -249,6 +249,6 @@ func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
 	case !p.Keeper.Enforces(c):
 		return rec.Bytes, nil
 	}
-	usage, err := p.Keeper.Usage(d, c)
-	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes, p.Keeper.InodeBytes()), err
+	usage, err := p.Keeper.Accounting.Usage(d, c)
+	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes, p.Keeper.Sizes.InodeBytes()), err
 }

@@ -82,14 +82,14 @@ func (s *Source) measure() error {
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
-	usage, err := k.Usage(s.dir, c)
+	usage, err := k.Accounting.Usage(s.dir, c)
 	if err != nil {
 		return err
 	}
 	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := k.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
+	room := k.Sizes.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)

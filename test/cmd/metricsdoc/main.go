@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/move/measure"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -109,10 +110,10 @@ func example() *metrics.Metrics {
 			return []pool.Status{{
 				Space:      &dir.Space{SizeBytes: 1, Inodes: 1},
 				SharesWith: []volume.PoolName{{}},
-				TrashSince: now,
+				Trash:      ledger.TrashSum{Since: now},
 				LastError:  now,
 				Abnormal:   map[health.Reason]int{health.NoSpace: 1},
-				Copies:     map[volume.CopyMethod]pool.CopySum{volume.ByReference: {}},
+				Copies:     pool.Copies{Done: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {}}},
 			}}
 		},
 		Volumes:      func() []pool.Surveyed { return []pool.Surveyed{{}} },

@@ -51,7 +51,7 @@ func (w *world) checkPool(status pool.Status) {
 	if status.Snapshots.Count != snapshots {
 		w.Fatalf("pool %+v, want it to have %d snapshots", status, snapshots)
 	}
-	if promised := w.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash != 0 {
+	if promised := w.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash.Pieces != 0 {
 		w.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
 	}
 	got, err := w.set.Capacity(status.Name, false)

@@ -3,7 +3,6 @@ package moves
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -76,7 +75,7 @@ type world struct {
 	last  mover.Event // of the last pass
 	said  string      // by the mover that made it
 
-	writer *writer
+	writer *drivertest.Writer
 }
 
 func newWorld(t *testing.T, way way, of victim) *world {
@@ -144,7 +143,8 @@ func (w *world) begin() {
 	if !w.volume.Block {
 		must.Succeed(w, fill(w.from.Target("pod")))
 	}
-	w.writer = startWriter(w.from.Target("pod"), w.volume.Block)
+	w.writer = &drivertest.Writer{Block: w.volume.Block}
+	w.writer.Start(w.from.Target("pod"))
 	w.Cleanup(func() { w.stopWriter() })
 }
 
@@ -355,11 +355,10 @@ func (w *world) wantRefused(n *node) {
 // stopWriter ends the pod.
 func (w *world) stopWriter() {
 	w.Helper()
-	if w.writer == nil || w.writer.stopped {
+	if !w.writer.Writes() {
 		return
 	}
-	w.writer.stop()
-	must.Succeed(w, w.writer.err)
+	must.Succeed(w, w.writer.Stop())
 	w.unpublish(w.from, "pod")
 }
 
@@ -374,7 +373,7 @@ func (w *world) wantContent(n *node) {
 
 func (w *world) wantContentAt(target string) {
 	w.Helper()
-	if err := w.writer.isAt(target); err != nil {
+	if err := w.writer.IsAt(target); err != nil {
 		w.Error(err)
 	}
 	if w.volume.Block {
@@ -542,85 +541,4 @@ func (m *moverProcess) output() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return fmt.Sprintf("%+v\n%s", m.events, &m.errors)
-}
-
-// A writer is a pod that writes numbers, one after another, each to the next of some places, and syncs each.
-type writer struct {
-	block   bool
-	file    *os.File
-	done    chan struct{}
-	ended   chan struct{}
-	stopped bool
-	last    uint64 // that was synced
-	err     error
-}
-
-// places are where numbers are, so many bytes apart.
-const (
-	places = 64
-	apart  = 64 << 10
-)
-
-func startWriter(target string, block bool) *writer {
-	p := &writer{block: block, done: make(chan struct{}), ended: make(chan struct{})}
-	name := target
-	if !block {
-		name = filepath.Join(target, "numbers")
-	}
-	flags := os.O_RDWR
-	if !block {
-		flags |= os.O_CREATE
-	}
-	p.file, p.err = os.OpenFile(name, flags, 0o600)
-	go p.write()
-	return p
-}
-
-func (p *writer) write() {
-	defer close(p.ended)
-	for p.err == nil {
-		select {
-		case <-p.done:
-			p.err = p.file.Close()
-			return
-		default:
-		}
-		next := p.last + 1
-		_, err := p.file.WriteAt(binary.BigEndian.AppendUint64(nil, next), int64(next%places)*apart)
-		if err = errors.Join(err, p.file.Sync()); err == nil {
-			p.last = next
-		}
-		p.err = err
-	}
-}
-
-func (p *writer) stop() {
-	if !p.stopped {
-		close(p.done)
-		<-p.ended
-		p.stopped = true
-	}
-}
-
-// isAt expects all that was synced to be at a target. The writer has to be stopped.
-func (p *writer) isAt(target string) error {
-	if !p.stopped {
-		return errors.New("another node has the volume while the pod writes")
-	}
-	name := target
-	if !p.block {
-		name = filepath.Join(target, "numbers")
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for n := p.last; n > 0 && n+places > p.last; n-- {
-		var got [8]byte
-		if _, err := f.ReadAt(got[:], int64(n%places)*apart); err != nil || binary.BigEndian.Uint64(got[:]) != n {
-			return fmt.Errorf("%s has %d in place of %d (%v), of %d numbers", name, binary.BigEndian.Uint64(got[:]), n, err, p.last)
-		}
-	}
-	return nil
 }

@@ -64,6 +64,7 @@ var calls = map[int]call{
 	unix.SYS_MOVE_MOUNT:    {"move_mount", nil, fd},
 	unix.SYS_MOUNT:         {"mount", nil, none},
 	unix.SYS_UMOUNT2:       {"umount2", nil, pathname},
+	unix.SYS_CLOCK_GETTIME: {"clock_gettime", func(*notification) bool { return false }, none}, // see Clock
 }
 
 // output is the standard output. What a program says there is a step too: it may say what it is about to have others do.

@@ -4,6 +4,7 @@
 package trap
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -28,6 +30,8 @@ import (
 const (
 	socketVariable  = "TRAP_SOCKET"
 	programVariable = "TRAP_PROGRAM"
+	// aheadVariable is by how much the clock of the program is ahead: see Clock.
+	aheadVariable = "TRAP_AHEAD"
 )
 
 // Launch is the first call of TestMain. It returns in the process that runs the tests. One that such a process has
@@ -52,7 +56,7 @@ func launch(socket string) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix([]byte{0}, unix.UnixRights(listener), nil); err != nil {
+	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix([]byte(cmp.Or(os.Getenv(aheadVariable), "0")), unix.UnixRights(listener), nil); err != nil {
 		return err
 	}
 	// The process that traps has the listener once it answers: a notification that no process can
@@ -183,7 +187,8 @@ func (tr *Trap) accept() {
 func (tr *Trap) attend(conn *net.UnixConn) error {
 	defer func() { _ = conn.Close() }()
 	rights := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	ahead := make([]byte, 64)
+	said, n, _, _, err := conn.ReadMsgUnix(ahead, rights)
 	if err != nil {
 		return err
 	}
@@ -198,6 +203,9 @@ func (tr *Trap) attend(conn *net.UnixConn) error {
 	unix.CloseOnExec(fds[0])
 	d := process{trap: tr, listener: fds[0]}
 	if d.pid, err = peer(conn); err != nil {
+		return err
+	}
+	if d.ahead, err = strconv.ParseInt(string(ahead[:said]), 10, 64); err != nil {
 		return err
 	}
 	tr.idle.Go(func() {
@@ -229,6 +237,7 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 type process struct {
 	trap          *Trap
 	listener, pid int
+	ahead         int64 // of the clock, in nanoseconds
 }
 
 // serve answers until the program has ended.
@@ -257,6 +266,9 @@ func (d process) answerOne() error {
 	if err != nil {
 		return err
 	}
+	if n.nr == unix.SYS_CLOCK_GETTIME {
+		return d.tell(&n)
+	}
 	kill, instead := d.trap.stop(&n)
 	if kill {
 		// The thread waits until it is dead: the call is never made. It may be one of a program that the trapped one
@@ -269,7 +281,11 @@ func (d process) answerOne() error {
 	if instead != nil {
 		r = reply{id: n.id, errno: -int32(*instead)}
 	}
-	err = control(d.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	return d.reply(&r)
+}
+
+func (d process) reply(r *reply) error {
+	err := control(d.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	if errors.Is(err, unix.ENOENT) {
 		return nil // killed
 	}
