@@ -103,7 +103,7 @@ func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, n
 	if place == store.InTrash {
 		held := store.ParseThrown(name).Promised
 		if held == volume.Unknown {
-			held = r.HeldBy(in, name, id)
+			held = r.Usage().HeldBy(in, name, id)
 		}
 		left.HeldBytes = known(held)
 	}

@@ -219,7 +219,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.Errors > 0 {
 		r.Store.ProbeWritable() // what made an ext4 read-only was counted
 	}
-	if err := r.Load(); err != nil {
+	if err := r.Index().Load(); err != nil {
 		return Pool{}, err
 	}
 	p := r.blank()
@@ -302,7 +302,7 @@ func (r *reader) join() error {
 	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
-		r.held, r.counted = r.Held(new(atomic.Int64), r.look)
+		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
 	r.beside, err = r.Keeper.Accounting.Beside(r.Store.Root())
 	return err
@@ -349,7 +349,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 		if known {
 			r.Ledger.SetForeign(ledger.Foreign(taken, held, r.beside), r.trees)
 		}
-		r.LearnForeign(r.space)
+		r.Usage().LearnForeign(r.space)
 	}
 	for r, p := range read {
 		now, available := r.Ledger.Summary(), int64(0)

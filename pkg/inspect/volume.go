@@ -77,7 +77,7 @@ func (r *reader) readAgain(ctx context.Context, l *reconcile.Listing, all *[]see
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.
 	r.forgetClaims()
-	if err := r.Load(); err != nil {
+	if err := r.Index().Load(); err != nil {
 		return false, err
 	}
 	last := (*all)[:0:0]

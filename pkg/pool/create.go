@@ -127,7 +127,7 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := v.Scan().LoadShared(); err != nil {
+	if err := v.Scan().Index().LoadShared(); err != nil {
 		return Volume{}, err
 	}
 	space, err := v.Store.Space()

@@ -55,7 +55,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.visit.Scan().LoadShared(); err != nil {
+	if err := v.visit.Scan().Index().LoadShared(); err != nil {
 		return 0, err
 	}
 	if err := v.again(); err != nil {

@@ -229,7 +229,7 @@ func list(p *serve.Pool, first bool) (_ *reconcile.Listing, done func()) {
 	}
 	s := v.Scan()
 	if first { // it reads all records
-		err = s.LoadShared()
+		err = s.Index().LoadShared()
 	}
 	return s.List(err), v.Close
 }

@@ -70,11 +70,12 @@ type MoveState struct {
 	Moved string
 }
 
-// State reports on a volume. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+// State reports on a volume. Errors: ErrNotFound, ErrPrecondition for one that may be in a pool out of use, ErrUnavailable,
+// ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s Moves) State(_ context.Context, id volume.ID) (MoveState, error) {
 	v, err := s.set.findSettled(id)
 	if err != nil {
-		return MoveState{}, err
+		return MoveState{}, unlessOutOfUse(s.set.Node, id, err)
 	}
 	defer v.close()
 	if err := v.entry.Usable(); err != nil {
@@ -404,7 +405,7 @@ type TargetRequest struct {
 
 // PrepareTarget makes a copy that is no volume yet, empty, or returns the one that this move has made, whose copy does not count
 // as whole any more. One that is smaller than the source by now grows. The caller holds the volume's lock. Errors: those of Create,
-// and ErrCannotGrow.
+// ErrPrecondition for a volume that is in a pool out of use, which would hide this one when it is there again, and ErrCannotGrow.
 func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, error) {
 	create := Request{
 		ID: r.Volume, Pool: r.Pool, Range: volume.Range{Required: r.Bytes}, Mode: r.Mode,
@@ -413,6 +414,9 @@ func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, e
 	p, err := s.set.pool(r.Pool)
 	if err == nil {
 		err = unshared(p)
+	}
+	if err == nil && len(s.set.holders(r.Volume)) == 0 {
+		err = s.set.KnownOutOfUse(r.Volume)
 	}
 	if err == nil {
 		_, err = s.set.Create(ctx, create)
@@ -619,14 +623,15 @@ func (s Moves) findTarget(ctx context.Context, m Move) (*side, error) {
 	return v, nil
 }
 
-// findToMove finds a volume whose record can be read.
+// findToMove finds a volume whose record can be read. What may be in a pool that is not there now is not gone: a fence of it, or a copy,
+// would be there again with the pool, and no step would end it.
 func (s Moves) findToMove(ctx context.Context, id volume.ID) (*side, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	v, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
-		return nil, err
+		return nil, unlessOutOfUse(s.set.Node, id, err)
 	}
 	if v.entry.Damage != nil {
 		v.close()

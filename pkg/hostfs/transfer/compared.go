@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer/internal/spool"
 )
 
 // Compared is the tree of the receiver, on the way through it beside that of the source.
@@ -31,7 +32,7 @@ func (c *compared) close() {
 		return
 	}
 	c.file.close()
-	c.pairs.all.close()
+	c.pairs.all.Close()
 	_ = c.tree.Close() // opened for reading
 }
 
@@ -319,7 +320,7 @@ func (c *compared) links() error {
 }
 
 // Pairs are entries that have several names, each in the source and here.
-type pairs struct{ all *spool }
+type pairs struct{ all *spool.Spool }
 
 // The order in a pair.
 const (
@@ -327,20 +328,20 @@ const (
 	inTarget
 )
 
-func (p pairs) add(source, target uint64) error { return p.all.push(source, target) }
+func (p pairs) add(source, target uint64) error { return p.all.Push(source, target) }
 
 // linksAtOnce are in memory.
 const linksAtOnce = 128 << 10
 
 // differ looks for an entry of one side that is two on the other. Of those that are looked at at once it reports one.
 func (p pairs) differ(from int, found func()) error {
-	parts := uint64(p.all.size()/2/linksAtOnce + 1)
+	parts := uint64(p.all.Size()/2/linksAtOnce + 1)
 	for part := range parts {
 		others := make(map[uint64]uint64)
 		differ := false
 		var pair [2]uint64
 		at := 0
-		err := p.all.each(0, func(number uint64) {
+		err := p.all.Each(0, func(number uint64) {
 			pair[at%2] = number
 			if at++; at%2 != 0 || pair[from]%parts != part {
 				return

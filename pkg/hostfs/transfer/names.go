@@ -5,34 +5,35 @@ import (
 	"hash/maphash"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer/internal/spool"
 )
 
 // SourceNames are the names that the source has in the directories from the root to the current one, by their fingerprints.
 type sourceNames struct {
 	seed maphash.Seed
-	all  *spool
+	all  *spool.Spool
 }
 
-func newSourceNames(in *dir.Dir) sourceNames { return sourceNames{maphash.MakeSeed(), newSpool(in)} }
+func newSourceNames(in *dir.Dir) sourceNames { return sourceNames{maphash.MakeSeed(), spool.New(in)} }
 
 // mark is where the names of a directory begin that is entered now.
-func (s *sourceNames) mark() int64 { return s.all.size() }
+func (s *sourceNames) mark() int64 { return s.all.Size() }
 
 // add adds a name of the current directory.
-func (s *sourceNames) add(name string) error { return s.all.push(maphash.String(s.seed, name)) }
+func (s *sourceNames) add(name string) error { return s.all.Push(maphash.String(s.seed, name)) }
 
 // forget forgets the names from a mark on.
-func (s *sourceNames) forget(mark int64) { s.all.cut(mark) }
+func (s *sourceNames) forget(mark int64) { s.all.Cut(mark) }
 
 // namesAtOnce are compared at once with those that the source has.
 const namesAtOnce = 256 << 10
 
 // others calls found for each entry of the current directory, whose names begin at the mark, that the source does not have.
 func (s *sourceNames) others(ctx context.Context, in *dir.Dir, mark int64, found func(name string) error) error {
-	parts := uint64((s.all.size()-mark)/namesAtOnce + 1)
+	parts := uint64((s.all.Size()-mark)/namesAtOnce + 1)
 	for part := range parts {
 		has := make(map[uint64]struct{})
-		err := s.all.each(mark, func(name uint64) {
+		err := s.all.Each(mark, func(name uint64) {
 			if name%parts == part {
 				has[name] = struct{}{}
 			}

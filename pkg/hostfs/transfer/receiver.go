@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer/internal/spool"
 )
 
 // Receive makes the tree into, to which nothing else writes, equal to that of the sender, as often as it makes a pass. It returns nil
@@ -217,7 +218,7 @@ func (r *receiver) beginCompare(p parser) error {
 	}
 	r.meter.done.Compared = 0
 	r.compare = &compared{
-		ctx: r.ctx, meter: r.meter, attrs: r.attrs, btrfs: r.btrfs, tree: tree, pairs: pairs{newSpool(r.into)},
+		ctx: r.ctx, meter: r.meter, attrs: r.attrs, btrfs: r.btrfs, tree: tree, pairs: pairs{spool.New(r.into)},
 		file: comparedFile{fd: notOpen, block: r.block, allocated: r.options.Allocated},
 	}
 	return r.compare.root(r.into, root, attributes)

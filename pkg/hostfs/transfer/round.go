@@ -67,7 +67,7 @@ func (r *round) close() error {
 	if r.current != nil {
 		r.current.close()
 	}
-	r.names.all.close()
+	r.names.all.Close()
 	return errors.Join(r.tree.Close(), r.links.close())
 }
 

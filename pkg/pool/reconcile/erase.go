@@ -24,7 +24,7 @@ const turn = 4096
 func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uint64) {
 	slowly := &Pace{Done: files} // of all pieces: small ones have less than a burst
 	for len(names) > 0 {
-		p.MeasureTrash()
+		p.Usage().MeasureTrash()
 		begun := p.eraseInTurn(ctx, names, slowly)
 		if len(begun) == 0 || ctx.Err() != nil {
 			return

@@ -105,5 +105,5 @@ func (p *Leftovers) creationBytes(creating *dir.Dir, name string, carried quota.
 	if err != nil || empty {
 		return 0, err
 	}
-	return p.HeldBy(creating, name, carried), nil
+	return p.Usage().HeldBy(creating, name, carried), nil
 }

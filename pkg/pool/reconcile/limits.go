@@ -8,7 +8,7 @@ import (
 // Limits compares all limits with the promises, before calls work in the pool. One that cannot be restored is
 // logged, and shows in the condition of its volume.
 func (p *Repairs) Limits() {
-	for id, c := range p.Limited() {
+	for id, c := range p.Ledger.Each(isLimited(p.Keeper)) {
 		p.Steps.Add(1)
 		p.logUnrestored(id, p.Limit(id, c))
 	}
@@ -17,7 +17,7 @@ func (p *Repairs) Limits() {
 // AllLimits are the volumes whose limits can be compared with their promises.
 func (p *Repairs) AllLimits() map[volume.ID]struct{} {
 	all := make(map[volume.ID]struct{})
-	for id := range p.Limited() {
+	for id := range p.Ledger.Each(isLimited(p.Keeper)) {
 		all[id] = struct{}{}
 	}
 	return all
@@ -37,7 +37,7 @@ func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
 		if d != nil {
 			_ = d.Close() // opened for reading
 		}
-		if c := CardOf(e); err == nil && p.Keeps(c) {
+		if c := CardOf(e); err == nil && isLimited(p.Keeper)(c) {
 			err = p.Limit(id, c)
 		}
 		unlock()

@@ -26,24 +26,18 @@ func (p *Pool) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID,
 	return p.Store.Nodes().PublishedBy(id, p.Peers.Within(within))
 }
 
-// OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
-// volume.Unknown.
-func (p *Pool) OthersTrash() (held int64) { return p.trashExcept(p.Node.String()) }
-
-// AllTrash is OthersTrash with what this node has removed.
-func (p *Pool) AllTrash() (held int64) { return p.trashExcept("") }
-
-// trashExcept counts what it can. What cannot be read may occupy anything.
-func (p *Pool) trashExcept(own string) (held int64) {
+// trash is what volumes that the nodes of a pool have removed may still occupy, in bytes, or volume.Unknown. That of one node may be
+// left out, by its name. What cannot be read may occupy anything, and is reported to left.
+func (p *Peers) trash(s *store.Store, except string, left func(path string, err error)) (held int64) {
 	seen := make(map[any]bool)
-	err := p.Store.Nodes().EachIn(store.InTrash, func(node string, trash *dir.Dir) error {
-		if node == own {
+	err := s.Nodes().EachIn(store.InTrash, func(node string, trash *dir.Dir) error {
+		if node == except {
 			return nil
 		}
 		thrown, err := store.Names(trash)
 		for _, name := range thrown {
 			seen[node+"/"+name] = true
-			if bytes := p.Peers.heldBy(trash, node, name); bytes == volume.Unknown || held == volume.Unknown {
+			if bytes := p.heldBy(trash, node, name); bytes == volume.Unknown || held == volume.Unknown {
 				held = volume.Unknown
 			} else {
 				held += bytes
@@ -51,13 +45,13 @@ func (p *Pool) trashExcept(own string) (held int64) {
 		}
 		return err
 	})
-	p.Peers.measured.Range(func(key, _ any) bool {
+	p.measured.Range(func(key, _ any) bool {
 		if !seen[key] {
-			p.Peers.measured.Delete(key)
+			p.measured.Delete(key)
 		}
 		return true
 	})
-	p.Left(string(store.InTrash), err)
+	left(string(store.InTrash), err)
 	if err != nil {
 		return volume.Unknown
 	}

@@ -1,5 +1,5 @@
-// Package reconcile finds what is on the disk of a pool, and puts right what differs from the records. Pool reads: it brings the
-// ledger in line with the disk, and measures and describes volumes; inspect reads pools that others serve in this way too.
+// Package reconcile finds what is on the disk of a pool, and puts right what differs from the records. Pool reads and describes
+// volumes; inspect reads pools that others serve in this way too. Index brings the ledger in line with the disk, and Usage measures.
 // Leftovers undoes creations, finishes removals and erases trash. Repairs corrects limits, growths and devices. VolumeUse says
 // how this node uses a volume. The order of the steps on disk is that of pkg/pool/store.
 package reconcile
@@ -62,9 +62,13 @@ func Unavailable(c *poolconfig.Pool, err error) error {
 
 // Lookup reads what the disk has of a volume. The directory, if it is not nil, must be closed.
 func (p *Pool) Lookup(id volume.ID) (store.Entry, *dir.Dir, error) {
-	e, d, err := p.Store.Lookup(id)
+	return lookup(p.Store, p.Config, id)
+}
+
+func lookup(s *store.Store, c *poolconfig.Pool, id volume.ID) (store.Entry, *dir.Dir, error) {
+	e, d, err := s.Lookup(id)
 	if err != nil {
-		err = Unavailable(p.Config, err)
+		err = Unavailable(c, err)
 	}
 	return e, d, err
 }

@@ -25,11 +25,11 @@ func TestResync(t *testing.T) {
 			for _, name := range []string{"same", "gone", "recorded"} {
 				must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
 			}
-			must.Succeed(t, p.Load())
+			must.Succeed(t, p.Index().Load())
 			must.Succeed(t, os.Remove(filepath.Join(p.Config.Path, "gone")))
 			must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, "new"), 0o755))
 			must.Succeed(t, p.Store.Records().Write(store.NewRecord(idOf(t, "recorded"), volume.ModeMount, 4096)))
-			must.Succeed(t, p.Resync())
+			must.Succeed(t, p.Index().Resync())
 			for name, want := range map[string]bool{"same": true, "gone": busy != nil, "new": busy == nil} {
 				if got := p.Ledger.Known(idOf(t, name)).Exists(); got != want {
 					t.Errorf("%s is known: %v, want %v", name, got, want)

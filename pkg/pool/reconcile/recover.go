@@ -140,7 +140,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			t := store.ParseThrown(name)
 			p.Keeper.IDs.Claims.Try(id, t.UID)
 			if t.Promised == volume.Unknown {
-				t.Promised = p.HeldBy(in, entry, id)
+				t.Promised = p.Usage().HeldBy(in, entry, id)
 			}
 			if p.Ledger.Trash().ThrowFound(name, t.Promised, erased) {
 				p.Wake()
@@ -215,7 +215,7 @@ func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
 	}
 	p.Keeper.IDs.Claims.Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
-		t.Promised = p.HeldBy(left, name, carried)
+		t.Promised = p.Usage().HeldBy(left, name, carried)
 	}
 	t.Of = store.RandomSuffix()
 	return p.throw(left, name, t)

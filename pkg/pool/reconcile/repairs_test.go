@@ -35,7 +35,7 @@ func grown(t *testing.T) (p *reconcile.Repairs, id volume.ID, quotas *quotatest.
 	_, err = p.Host.Devices.Attach(file, loop.Options{})
 	must.Succeed(t, errors.Join(err, file.Close()))
 	must.Succeed(t, p.Disk(id, e.Record).Grow(t.Context(), d, 2*promise))
-	must.Succeed(t, p.Load())
+	must.Succeed(t, p.Index().Load())
 	return p, id, quotas
 }
 

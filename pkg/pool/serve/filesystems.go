@@ -86,8 +86,8 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
-	c.pool.Ledger.SetOthersTrash(v.Scan().AllTrash())
-	return v.Scan().Load()
+	c.pool.Ledger.SetOthersTrash(v.Scan().Index().AllTrash())
+	return v.Scan().Index().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
@@ -200,10 +200,10 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 			if in.Keeper == nil {
 				in.Keeper = by.Keeper
 			}
-			return 0, false, in.Counts()
+			return 0, false, in.Usage().Counts()
 		}
 		defer v.Close()
 	}
-	bytes, counts = v.Scan().Held(&u.bytes, look)
+	bytes, counts = v.Scan().Usage().Held(&u.bytes, look)
 	return bytes, true, counts
 }

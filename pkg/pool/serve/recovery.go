@@ -40,7 +40,7 @@ var recovery = []recoveryStep{
 	// Take from others the permission to enter the directories of the layout.
 	{at: again, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
 	// Compare the index with the disk.
-	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Resync() }},
+	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Resync() }},
 	// Remove records that were being written.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
@@ -52,7 +52,7 @@ var recovery = []recoveryStep{
 	// Take over what this node left under another name.
 	{at: atOpen | again, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Load the index.
-	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Load() }},
+	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Load() }},
 	// Finish growths of files.
 	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
 	// Restore limits.
@@ -74,7 +74,7 @@ var recovery = []recoveryStep{
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
 	// Count what is left of the trash of other nodes: where the pool was read before it was served, its own was counted with it.
-	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.Scan().OthersTrash()) })},
+	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.Scan().Index().OthersTrash()) })},
 }
 
 // quietly is a step that logs what it cannot do, and does not keep the pool from serving.

@@ -50,13 +50,18 @@ func (v *Visit) remember(id *opened) {
 
 // OutOfUse returns ErrPrecondition if a volume may be in a pool that this node has served, and that is not configured
 // any more.
-func (n *Node) OutOfUse(id volume.ID) error {
+func (n *Node) OutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Pool).May) }
+
+// KnownOutOfUse returns ErrPrecondition if such a pool is known to have the volume.
+func (n *Node) KnownOutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Pool).Had) }
+
+func (n *Node) outOfUse(id volume.ID, has func(p *served.Pool, id string) bool) error {
 	pools, err := n.Options.Served.OutOfUse(n.uses)
 	if err != nil {
 		return fmt.Errorf("%s: %w: cannot read which pools this node has served: %w", id.Named(), volume.ErrUnavailable, err)
 	}
 	for _, p := range pools {
-		if p.May(id.String()) {
+		if has(&p, id.String()) {
 			return fmt.Errorf("%s: %w: %s", id.Named(), volume.ErrPrecondition, n.Options.Served.Advice(p))
 		}
 	}

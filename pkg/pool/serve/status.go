@@ -182,7 +182,7 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 		return 0, false
 	}
 	defer s.Close()
-	if err := s.Scan().LoadShared(); err != nil {
+	if err := s.Scan().Index().LoadShared(); err != nil {
 		return 0, false
 	}
 	space, err := s.Store.Space()

@@ -191,7 +191,7 @@ func (v *Visit) Repair() *reconcile.Repairs {
 
 // Use is how this node uses a volume.
 func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Pool: v.Scan(), ID: id, Entry: e, Dir: d}
+	return &reconcile.VolumeUse{Host: v.Scan().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.

@@ -61,9 +61,12 @@ type Pool struct {
 }
 
 // May reports whether a volume may be in the pool.
-func (p *Pool) May(id string) bool {
+func (p *Pool) May(id string) bool { return p.Partial || p.Had(id) }
+
+// Had reports whether a volume was in the pool when that was noted last.
+func (p *Pool) Had(id string) bool {
 	_, found := slices.BinarySearch(p.Volumes, id)
-	return found || p.Partial
+	return found
 }
 
 // Advice says what to do about a pool that is not in use any more and may have volumes.

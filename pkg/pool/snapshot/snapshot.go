@@ -174,7 +174,7 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *Source) mostHeld(space dir.Space) (int64, error) {
-	c, promised := reconcile.CardOf(s.entry), s.entry.Record.Bytes
+	c, promised := reconcile.CardOf(s.entry), s.bytes()
 	if s.entry.Block() || !s.pool.Keeper.Enforces(c) {
 		return promised, nil
 	}

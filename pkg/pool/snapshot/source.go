@@ -30,6 +30,7 @@ type Source struct {
 	// fixed: it is a snapshot of this driver, which does not change.
 	fixed   bool
 	held    int64 // what the file of a block volume keeps, where that is counted: see measure
+	file    int64 // the size of that file in bytes, which may be more than was recorded of a growth; 0 of a directory
 	release func()
 }
 
@@ -167,7 +168,12 @@ func (s *Source) copyable() error {
 	}
 	disk := s.pool.Disk(s.id, s.entry.Record)
 	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
-	return disk.Check(s.dir)
+	if err := disk.Check(s.dir); err != nil {
+		return err
+	}
+	var err error
+	s.file, err = content.FileBytes(s.id, s.dir)
+	return err
 }
 
 // written reports whether anybody may write to the source. A snapshot is never published.
@@ -228,12 +234,12 @@ func (s *Source) Close() {
 	}
 }
 
-// bytes is the size that the source promises.
+// bytes is the size that the source promises, or that its file has if that is more: its devices show all of that.
 func (s *Source) bytes() int64 {
 	if s.id.IsSnapshot() {
-		return s.entry.Record.Origin.Bytes
+		return max(s.entry.Record.Origin.Bytes, s.file)
 	}
-	return s.entry.Record.Bytes
+	return max(s.entry.Record.Bytes, s.file)
 }
 
 // Begin notes in the record of a copy where it comes from, and lets others use the source again
@@ -404,7 +410,7 @@ func (s *Source) options() clone.Options {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil
 	case volume.Freeze:
-		o.Rounds, o.Hold = 1, s.freeze
+		o.Rounds, o.Hold, o.HoldAtMost = 1, s.freeze, s.frozenAtMost()
 	}
 	return o
 }

@@ -1,4 +1,5 @@
-package transfer
+// Package spool keeps numbers of which there may be more than fit into memory. What they mean is up to its callers.
+package spool
 
 import (
 	"encoding/binary"
@@ -12,8 +13,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// A spool is a stack of numbers. Those that do not fit into memory are in a file without a name in the receiver's tree (O_TMPFILE).
-type spool struct {
+// A Spool is a stack of numbers. Those that do not fit into memory are in a file without a name (O_TMPFILE).
+type Spool struct {
 	in     *dir.Dir
 	limit  int // numbers in memory
 	file   *os.File
@@ -21,25 +22,27 @@ type spool struct {
 	memory []uint64 // after those in the file
 }
 
-// spoolLimit takes 4 MiB.
-const spoolLimit = 512 << 10
+// inMemory takes 4 MiB.
+const inMemory = 512 << 10
 
-func newSpool(in *dir.Dir) *spool { return &spool{in: in, limit: spoolLimit} }
+// New is empty. Its file is made in a directory.
+func New(in *dir.Dir) *Spool { return &Spool{in: in, limit: inMemory} }
 
-// size is how many there are.
-func (s *spool) size() int64 { return s.inFile + int64(len(s.memory)) }
+// Size is how many there are.
+func (s *Spool) Size() int64 { return s.inFile + int64(len(s.memory)) }
 
-func (s *spool) push(numbers ...uint64) error {
+// Push adds numbers.
+func (s *Spool) Push(numbers ...uint64) error {
 	if len(s.memory)+len(numbers) > s.limit {
 		if err := s.spill(); err != nil {
-			return fmt.Errorf("spool names: %w", err)
+			return fmt.Errorf("spool numbers: %w", err)
 		}
 	}
 	s.memory = append(s.memory, numbers...)
 	return nil
 }
 
-func (s *spool) spill() error {
+func (s *Spool) spill() error {
 	if s.file == nil {
 		fd, err := unix.Openat(s.in.Fd(), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 		if err != nil {
@@ -62,8 +65,8 @@ func (s *spool) spill() error {
 	return nil
 }
 
-// each calls found for all from a size on, in their order.
-func (s *spool) each(from int64, found func(uint64)) error {
+// Each calls found for all from a size on, in their order.
+func (s *Spool) Each(from int64, found func(uint64)) error {
 	if from < s.inFile {
 		raw := make([]byte, 8<<10)
 		r := io.NewSectionReader(s.file, 8*from, 8*(s.inFile-from))
@@ -76,7 +79,7 @@ func (s *spool) each(from int64, found func(uint64)) error {
 				break
 			}
 			if err != nil {
-				return fmt.Errorf("read the spool of names: %w", err)
+				return fmt.Errorf("read the spool of numbers: %w", err)
 			}
 		}
 	}
@@ -86,13 +89,14 @@ func (s *spool) each(from int64, found func(uint64)) error {
 	return nil
 }
 
-// cut goes back to a size.
-func (s *spool) cut(to int64) {
+// Cut goes back to a size.
+func (s *Spool) Cut(to int64) {
 	s.memory = s.memory[:max(to-s.inFile, 0)]
 	s.inFile = min(s.inFile, to)
 }
 
-func (s *spool) close() {
+// Close leaves nothing on the disk. The spool is empty then.
+func (s *Spool) Close() {
 	if s.file != nil {
 		_ = s.file.Close() // nothing of it is kept
 	}
