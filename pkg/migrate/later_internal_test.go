@@ -1,8 +1,10 @@
 package migrate
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -83,6 +85,26 @@ func TestUndo_keepsThePolicyRetain(t *testing.T) {
 				t.Errorf("%+v\n%s", pv.Spec, r.output.String())
 			}
 			r.wantData(pv.Spec.HostPath.Path)
+		})
+	}
+}
+
+// The driver has the pool of that name elsewhere, and would report none of the volumes, whose objects are deleted by then.
+func TestPoolThatTheDriverHasElsewhere_stopsMigration(t *testing.T) {
+	for _, directory := range []string{"old", "pool"} {
+		t.Run(directory, func(t *testing.T) {
+			r := newRig(t, directory)
+			r.driver = driver{serve(t, "local", filepath.Join(t.TempDir(), "elsewhere"))}
+			r.config.Timeout = time.Millisecond
+			r.client.ClearActions()
+			if err := r.run(apply); err == nil || !strings.Contains(err.Error(), "does not see what is in "+r.config.Pools[0].Path) {
+				t.Errorf("%v\n%s", err, r.output.String())
+			}
+			r.wantNoChange()
+			r.wantData(r.path())
+			if left, err := filepath.Glob(filepath.Join(r.config.Pools[0].Path, "migrate-*")); err != nil || len(left) > 0 {
+				t.Errorf("left: %q (%v)", left, err)
+			}
 		})
 	}
 }
