@@ -88,6 +88,8 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
 		"directory on the node for the records of the devices that this program offers (LP_RECORD_DIR)")
 	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often to search for devices, besides when one appears (LP_POLLING_INTERVAL)")
+	delay := flags.String("new-device-delay", env("LP_NEW_DEVICE_DELAY", "5m"),
+		"how long a device that is no volume has to be unused and unchanged before it becomes one, as it may be one that another driver has just attached (LP_NEW_DEVICE_DELAY)")
 	boolean(&o.NestedNode, "nested-node", "LP_NESTED_NODE", "the node is a container itself, as with kind, and nothing outside it uses its devices: processes there are not seen")
 	boolean(&log.Development, "development", "LP_DEVELOPMENT", "log lines of text instead of JSON, with debug messages")
 	err := cmdline.ParseAll(flags, args)
@@ -97,6 +99,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	problems = append(problems, err)
 	if o.PollingInterval, err = time.ParseDuration(*interval); err != nil || o.PollingInterval < time.Second {
 		problem("--polling-interval is %q; it has to be a duration of at least 1s, such as 5m", *interval)
+	}
+	if o.NewDeviceDelay, err = time.ParseDuration(*delay); err != nil || o.NewDeviceDelay < 0 {
+		problem("--new-device-delay is %q; it has to be a duration, such as 5m", *delay)
 	}
 	if o.Node == "" {
 		problem("--node-name or LP_NODE_NAME is missing")

@@ -42,6 +42,8 @@ type API interface {
 	// Volumes are those of the node, whichever client has made them, those of other nodes that have an identity, and the names that
 	// volumes of all nodes have.
 	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
+	// Attaching names a volume that is being attached to the node, or detached, and is empty if none is.
+	Attaching(ctx context.Context) (volume string, err error)
 	// Reserve reserves a disk for this node, unless a node has it already, and answers which one has it. It lasts until Unreserved.
 	Reserve(ctx context.Context, disk string) (node string, err error)
 }
@@ -83,6 +85,8 @@ type Report struct {
 	GivenUp []string
 	// Available is how many volumes have their device.
 	Available int
+	// Settles is when the next device that is new will have been unchanged for long enough; zero if there is none.
+	Settles time.Time
 	// Directories are those to watch for new devices.
 	Directories []string
 }
@@ -99,6 +103,11 @@ type Options struct {
 	View blockdev.View
 	// AtOnce is how many devices are written to at once; 0 means 4.
 	AtOnce int
+	// Settle is how long a device without a volume has to be unused and unchanged before it is offered or cleaned, from the start of this
+	// agent on: it may be one that another program has just attached.
+	Settle time.Duration
+	// Now is time.Now if it is nil.
+	Now func() time.Time
 	// Wiped is called with the bytes of each step.
 	Wiped func(bytes int64)
 }
@@ -111,6 +120,8 @@ type Agent struct {
 	jobs   map[blockdev.Number]*job
 	wait   sync.WaitGroup
 	turns  chan struct{}
+	// sightings are Pass's.
+	sightings map[blockdev.Number]sighting
 
 	mu sync.Mutex
 	// reserved are the disks that may be, by this agent or an earlier one.
@@ -124,7 +135,10 @@ func NewAgent(o Options) *Agent {
 	if err != nil { // what is reserved needlessly stays so until the next start
 		o.Log.Error(err, "Failed to read which disks may be reserved for this node")
 	}
-	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4)),
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Agent{Options: o, sightings: make(map[blockdev.Number]sighting), ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4)),
 		reserved: reserved}
 }
 
@@ -201,6 +215,7 @@ func (a *Agent) Pass(r Request) Report {
 	if r.Offer != nil && !r.Frozen {
 		p.scan(seen)
 	}
+	p.forget(seen)
 	for number, j := range a.jobs {
 		if !seen[number] {
 			j.cancel()
@@ -241,6 +256,7 @@ func (a *Agent) Offered(o Offer, failed error, certainly bool) error {
 		return nil
 	}
 	if failed == nil {
+		a.had(o.number)
 		a.drop(o.number)
 		return nil
 	}
@@ -316,6 +332,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		return
 	}
 	p.report.Available++
+	p.had(number)
 }
 
 // halfClean has a volume be deleted that is available, as when its claim was taken from it by hand, while its device was
@@ -486,8 +503,20 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.problem("", f.Path, HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
 			continue
 		}
-		p.follow(f.Number, &job{path: f.Path, disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
+		if p.unsettled(f, facts) {
+			continue
+		}
+		p.follow(f.Number, p.unclaimed(f, facts))
 	}
+}
+
+// unclaimed is the job of a device without a volume.
+func (p *pass) unclaimed(f Found, facts blockdev.Facts) *job {
+	j := &job{path: f.Path, disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions}
+	if p.Settle > 0 {
+		j.as, j.foreign = appearance(facts), !p.sightings[f.Number].had
+	}
+	return j
 }
 
 // ownerOf is the first volume of any of the devices, or empty.
@@ -532,6 +561,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 		p.problem(j.volume.Name, j.path, reasonOf(j.err), "%s", detail(j.err))
 	case j.volume.Name != "":
 		p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
+		p.had(number)
 	case j.held != nil:
 		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] || j.names[name] })
 		p.names[name] = true

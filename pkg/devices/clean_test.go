@@ -770,6 +770,7 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 type list []devices.Volume
 
 func (l list) Volumes(context.Context) ([]devices.Volume, map[string]bool, error) { return l, nil, nil }
+func (l list) Attaching(context.Context) (string, error)                          { return "", nil }
 func (l list) Reserve(context.Context, string) (string, error)                    { return "node", nil }
 
 // What was durable before the kill is not cleaned again, and what was not, is.

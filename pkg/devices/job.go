@@ -30,6 +30,9 @@ type job struct {
 	existing ExistingData
 	// partitions is how one without a record is taken.
 	partitions Partitions
+	// as is what a device without a volume was when the job was started, and foreign that another program may be about to use it.
+	as      string
+	foreign bool
 	// before is why the device was refused the last time that it was checked.
 	before error
 	// unsigned says that the device was found without signatures, and empty by which way of cleaning it was found to be clean.
@@ -38,7 +41,8 @@ type job struct {
 
 	cancel context.CancelFunc
 	done   chan struct{}
-	// What is below is the result, after done.
+	// What is below is the result, after done. wrote: the device was cleaned, or partly.
+	wrote bool
 	err   error
 	held  *Held           // of a device that can be offered
 	names map[string]bool // that volumes of all nodes have
@@ -129,7 +133,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 			err = errors.Join(err, held.Close())
 		}
 	}()
-	if err := a.knownElsewhere(j, held); err != nil {
+	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
 		return nil, err
 	}
 	may, err := a.permit(ctx, j, held, record)
@@ -335,6 +339,9 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, recor
 	if err := a.reserve(ctx, j, facts, record); err != nil {
 		return err
 	}
+	if err := a.attached(ctx, j); err != nil {
+		return err
+	}
 	volumes, names, err := a.API.Volumes(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -355,6 +362,23 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, recor
 	}
 	if released != (j.volume.Name != "") {
 		return ErrChanged
+	}
+	return nil
+}
+
+// attached refuses a device while a volume of another driver is being attached to the node: it may be that.
+func (a *Agent) attached(ctx context.Context, j *job) error {
+	if !j.foreign {
+		return nil
+	}
+	volume, err := a.API.Attaching(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return j.refuse(NotConfirmed, "%v", err)
+	case volume != "":
+		return j.refuse(Attaching, "it may be the volume %s, which is being attached to the node or detached", volume)
 	}
 	return nil
 }
@@ -422,6 +446,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.Records.Put(next); err != nil {
 		return err
 	}
+	j.wrote = true
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started, noted, asked, before := time.Now(), time.Now(), time.Now(), next.Done

@@ -69,6 +69,8 @@ type Reason string
 
 // The reasons.
 const (
+	New           Reason = "New"
+	Attaching     Reason = "Attaching"
 	Unreadable    Reason = "Unreadable"
 	NotABlock     Reason = "NotABlockDevice"
 	Gone          Reason = "Gone"
@@ -100,10 +102,11 @@ const (
 	Hangs         Reason = "DoesNotAnswer"
 )
 
-// UsedByNode says that a device without a volume is refused because the node has it for itself, as its system disk is: no error.
+// UsedByNode says that a device without a volume is refused because the node has it for itself, as its system disk is, or may be about to: no
+// error.
 func (p Problem) UsedByNode() bool {
 	switch p.Reason {
-	case Mounted, IsSwap, InUse, HasHolders, HasLoop, HasPartitions, DiskInUse, IsPartition, Reserved:
+	case New, Attaching, Mounted, IsSwap, InUse, HasHolders, HasLoop, HasPartitions, DiskInUse, IsPartition, Reserved:
 		return p.Volume == ""
 	}
 	return false

@@ -69,7 +69,7 @@ func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error)
 				return err
 			}
 			left.Name, left.Node = name, r.Node.String()
-			if promised := store.ParseThrown(name).Promised; promised != volume.Unknown {
+			if promised := store.ParseTrashName(name).Promised; promised != volume.Unknown {
 				left.HeldBytes = known(promised)
 			}
 			left.Abnormal, left.Condition = r.leftoverCondition(store.InTrash, left, left.Changed)
@@ -95,13 +95,13 @@ func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, n
 		}
 	}
 	left := Leftover{Name: name, Changed: changed.UTC()}
-	id, err := r.Keeper.IDs.In(in, name)
+	id, err := r.Enforcer.IDs.In(in, name)
 	if err != nil {
 		return Leftover{}, err
 	}
-	left.UsedBytes = known(r.Keeper.Accounting.UsedByID(r.Store.Root(), id))
+	left.UsedBytes = known(r.Enforcer.Accounting.UsedByID(r.Store.Root(), id))
 	if place == store.InTrash {
-		held := store.ParseThrown(name).Promised
+		held := store.ParseTrashName(name).Promised
 		if held == volume.Unknown {
 			held = r.Usage().HeldBy(in, name, id)
 		}

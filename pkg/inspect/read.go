@@ -128,7 +128,7 @@ func (r *reader) strays(id volume.ID) (quota.Strays, error) {
 		return quota.Strays{}, err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	return r.Keeper.Strays(d, reconcile.CardOf(e), func() error { r.steps.Add(1); return nil })
+	return r.Enforcer.Strays(d, reconcile.CardOf(e), func() error { r.steps.Add(1); return nil })
 }
 
 // notePlace notes where the pool is, if that can be known. If not, reading it says why.
@@ -206,12 +206,12 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if err != nil {
 		return Pool{}, err
 	}
-	if r.Keeper, err = r.limits.Keeper(r.Store.Root(), r.claims.On(id.Filesystem)); err != nil {
+	if r.Enforcer, err = r.limits.Enforcer(r.Store.Root(), r.claims.On(id.Filesystem)); err != nil {
 		return Pool{}, err
 	}
 	var served error
 	r.server, served = r.servedBy()
-	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits), served); err != nil {
+	if err := cmp.Or(r.place.Check(r.Store.Root()), r.MustNotServe(r.limits), served); err != nil {
 		r.unavailable = reconcile.Unavailable(r.Config, err)
 	}
 	// As a check of the driver does, so that conditions are the same.
@@ -257,10 +257,10 @@ func (r *reader) describe(p *Pool, space dir.Space) {
 		p.Server = &Server{Node: r.server.Node, Host: r.server.Host, Since: r.server.Since}
 	}
 	p.SystemDisk = reconcile.OnSystemDisk(r.options.Mounts, r.options.SystemPath, r.Store.Root())
-	if why := r.Keeper.Unenforced(); why != nil {
+	if why := r.Enforcer.Unenforced(); why != nil {
 		p.Unenforced = why.Error()
 	} else {
-		p.Quota = string(r.Keeper.Kind())
+		p.Quota = string(r.Enforcer.Kind())
 	}
 	p.SizeBytes, p.FreeBytes = &space.SizeBytes, &space.FreeBytes
 	if space.Inodes > 0 {
@@ -292,10 +292,10 @@ func (r *reader) join() error {
 	if err != nil {
 		return err
 	}
-	if r.trees, err = r.Keeper.Trees(r.Store.Root()); err != nil {
+	if r.trees, err = r.Enforcer.Trees(r.Store.Root()); err != nil {
 		return err
 	}
-	r.Ledger.SetInodes(r.Keeper.Sizes.NewInodes(), r.Keeper.Sizes.InodeBytes())
+	r.Ledger.SetInodes(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.InodeBytes())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
 		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
 	})
@@ -304,7 +304,7 @@ func (r *reader) join() error {
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
-	r.beside, err = r.Keeper.Accounting.Beside(r.Store.Root())
+	r.beside, err = r.Enforcer.Accounting.Beside(r.Store.Root())
 	return err
 }
 

@@ -100,7 +100,7 @@ func (r *reader) readAgain(ctx context.Context, l *reconcile.Listing, all *[]see
 }
 
 // forgetClaims has no volume own an id, as before the records were read.
-func (r *reader) forgetClaims() { r.Keeper = r.Keeper.WithClaims(&limit.Claims{}) }
+func (r *reader) forgetClaims() { r.Enforcer = r.Enforcer.WithClaims(&limit.Claims{}) }
 
 // readVolume reads one volume. It returns false for one that is being made or removed, or is
 // gone.
@@ -166,7 +166,7 @@ func (r *reader) mayBeGrowing(v *seen) bool {
 // count asks who counts the directory for its numbers. What cannot be read is not known:
 // whether that makes the volume abnormal is for Measure to say, as in a driver.
 func (r *reader) count(v *seen, d *dir.Dir) {
-	usage, id, ok := r.Keeper.Accounting.Counted(d)
+	usage, id, ok := r.Enforcer.Accounting.Counted(d)
 	v.carried = id
 	if !ok {
 		return

@@ -215,7 +215,7 @@ func TestWhatIsMissingIsFound(t *testing.T) {
 	crashing["status"].(map[string]any)["containerStatuses"] = append(crashing["status"].(map[string]any)["containerStatuses"].([]any),
 		map[string]any{"name": "csi-provisioner", "state": map[string]any{"waiting": map[string]any{"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}})
 	shared := report(`"pools":[{"name":"local","quota":"xfs","shared":true}]`)
-	new := listOf(aNode("node-a", "v1.36.0", "6.1.0"), aNode("node-b", "v1.30.0", "6.1.0"))
+	newer := listOf(aNode("node-a", "v1.36.0", "6.1.0"), aNode("node-b", "v1.30.0", "6.1.0"))
 	for want, broken := range map[string]answers{
 		"driver: node node-b gives no report: read its report":                                                                 {inspectOf("node-b"): "{"},
 		"driver: the container csi-provisioner does not run on node-b: CrashLoopBackOff: back-off 5m0s":                        {plainPods: listOf(sidecars("node-a", "driver:1"), crashing)},
@@ -237,7 +237,7 @@ func TestWhatIsMissingIsFound(t *testing.T) {
 		"rights: storage:hostpath may not create persistentvolumes, so that no volume":                                         {mayProvision: "no"},
 		"rights: kube-system:snapshot-controller may not list nodes, so that no node makes":                                    {mayReadNodes: "no - for a reason"},
 		"rights: not checked: ask for the rights of storage:hostpath: the answer is":                                           {mayProvision: "what"},
-		"policy: root on a node has the rights of the driver everywhere":                                                       {"get nodes": new, "get " + policyBindings: listOf(object("another"))},
+		"policy: root on a node has the rights of the driver everywhere":                                                       {"get nodes": newer, "get " + policyBindings: listOf(object("another"))},
 		"snapshots: the cluster does not know volumesnapshots":                                                                 {"get customresourcedefinitions": listOf(object(snapshotClasses), object(snapshotContents))},
 		"snapshots: the snapshot-controller runs without --enable-distributed-snapshotting":                                    {"get deployments": listOf(snapshotController("--enable-distributed-snapshotting=false"))},
 		"snapshots: no VolumeSnapshotClass has the driver":                                                                     {"get " + snapshotClasses: listOf(map[string]any{"driver": "other"})},

@@ -83,6 +83,42 @@ func (c *controller) Volumes(ctx context.Context) (volumes []devices.Volume, nam
 	}
 }
 
+// Attaching implements devices.API. Kubelet says which volumes its pods have, or will, as soon as it knows of the pods, and the attach/detach
+// controller which are attached, as soon as they are.
+func (c *controller) Attaching(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	var list corev1.NodeList // to which the rights of the watch extend
+	if err := c.fresh.List(ctx, &list, client.MatchingFields{metav1.ObjectNameField: c.Node}); err != nil {
+		return "", err
+	}
+	for n := range list.Items {
+		if list.Items[n].Name == c.Node {
+			return underway(list.Items[n].Status), nil
+		}
+	}
+	return "", fmt.Errorf("there is no node %s", c.Node)
+}
+
+// underway is the first volume that pods have, or will, and that is not attached, or the other way round.
+func underway(s corev1.NodeStatus) string {
+	attached := make(map[corev1.UniqueVolumeName]bool)
+	for _, v := range s.VolumesAttached {
+		attached[v.Name] = true
+	}
+	for _, name := range s.VolumesInUse {
+		if !attached[name] {
+			return string(name)
+		}
+	}
+	for _, v := range s.VolumesAttached {
+		if !slices.Contains(s.VolumesInUse, v.Name) {
+			return string(v.Name)
+		}
+	}
+	return ""
+}
+
 // Reconcile compares the node's devices with its volumes. It waits for the API, and for no device.
 func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	now := time.Now()
@@ -124,7 +160,11 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.watcher.watch(report.Directories)
 	}
 	err = c.apply(ctx, node, config, list.Items, &report)
-	result.RequeueAfter = time.Until(c.retry.next(report.Problems, now, c.nextPoll)) + time.Millisecond
+	next := c.retry.next(report.Problems, now, c.nextPoll)
+	if at := report.Settles; !at.IsZero() && at.Before(next) {
+		next = at
+	}
+	result.RequeueAfter = max(0, time.Until(next)) + time.Millisecond
 	c.show(node, list.Items, report, problems)
 	if err == nil {
 		c.ready.Store(true)

@@ -55,6 +55,7 @@ func newCluster(t *testing.T, o Options) *cluster {
 	}
 	c := &cluster{World: devicestest.New(t), said: events.NewFakeRecorder(100), changed: make(chan struct{}, 1000)}
 	api := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.PersistentVolume{}).
+		WithIndex(&corev1.Node{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).
 		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node-uid", Labels: map[string]string{corev1.LabelHostname: node}}}).Build()
 	changed := func() { c.changed <- struct{}{} }
 	log := funcr.New(func(_, args string) { fmt.Fprintln(&c.logged, args) }, funcr.Options{})
@@ -63,7 +64,7 @@ func newCluster(t *testing.T, o Options) *cluster {
 	t.Cleanup(func() { must.Succeed(t, watcher.inotify.Close()) })
 	c.controller = &controller{Options: o, Client: api, fresh: api, events: c.said, metrics: newMetrics(prometheus.NewRegistry(), node),
 		watcher: watcher, log: log, reported: make(map[string]string), annotated: make(map[string]time.Time)}
-	c.agent = devices.NewAgent(devices.Options{Node: node, Records: c.Records, API: c.controller, Log: log, View: devicestest.View(), Changed: changed, Wiped: func(int64) {}})
+	c.agent = devices.NewAgent(devices.Options{Node: node, Records: c.Records, API: c.controller, Log: log, Settle: o.NewDeviceDelay, View: devicestest.View(), Changed: changed, Wiped: func(int64) {}})
 	t.Cleanup(c.agent.Close)
 	return c
 }

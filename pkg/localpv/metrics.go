@@ -20,7 +20,7 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 	m := &metrics{
 		available: gauge("available_devices", "Devices that are PersistentVolumes, in use or not."),
 		errors:    gauge("error_devices", "Devices that cannot be offered or cleaned, and PersistentVolumes whose device is missing or was replaced by another. Events give the reason."),
-		used:      gauge("used_devices", "Devices that the configuration selects, and that the node has for itself: partitions, mounted or open devices, parts of others."),
+		used:      gauge("used_devices", "Devices that the configuration selects, and that the node has for itself, as partitions, mounted or open devices, parts of others, or that are new."),
 		missing:   gauge("missing_devices", "PersistentVolumes whose device is not there."),
 		uncleaned: gauge("uncleaned_volumes", "Released PersistentVolumes whose device is neither clean nor being cleaned."),
 		wiping:    gauge("wiping_devices", "Devices that are being checked or cleaned."),

@@ -4,9 +4,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
@@ -148,5 +150,45 @@ func TestNameOfVolumeThatIsGone(t *testing.T) {
 	on := &metav1.PartialObjectMetadata{}
 	if err := c.apply(t.Context(), on, devices.Config{}, nil, &report); err != nil || strings.Contains(c.logged.String(), "deleted") {
 		t.Errorf("apply = %v, log %s", err, c.logged.String())
+	}
+}
+
+// Kubelet and the attach/detach controller say at different times which volumes are there.
+func TestVolumeThatIsBeingAttached(t *testing.T) {
+	c := newCluster(t, Options{})
+	const volume = "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
+	attached := []corev1.AttachedVolume{{Name: volume}}
+	for title, tt := range map[string]struct {
+		status corev1.NodeStatus
+		want   string
+	}{
+		"none":                    {corev1.NodeStatus{}, ""},
+		"one to be attached":      {corev1.NodeStatus{VolumesInUse: []corev1.UniqueVolumeName{volume}}, volume},
+		"one that is attached":    {corev1.NodeStatus{VolumesInUse: []corev1.UniqueVolumeName{volume}, VolumesAttached: attached}, ""},
+		"one that no pod has yet": {corev1.NodeStatus{VolumesAttached: attached}, volume},
+	} {
+		t.Run(title, func(t *testing.T) {
+			object := &corev1.Node{}
+			must.Succeed(t, c.Get(t.Context(), client.ObjectKey{Name: node}, object))
+			object.Status = tt.status
+			must.Succeed(t, c.Status().Update(t.Context(), object))
+			if got, err := c.controller.Attaching(t.Context()); err != nil || got != tt.want {
+				t.Errorf("%q is being attached (%v), want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// The agent comes back when a new disk has been there for long enough, and does not poll until then.
+func TestNewDisk_isWaitedFor(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map", PollingInterval: time.Hour, NewDeviceDelay: 20 * time.Minute})
+	c.Blank("disk", 8*mib)
+	c.configure(block())
+	if result := c.pass(); result.RequeueAfter < 19*time.Minute || result.RequeueAfter > 21*time.Minute {
+		t.Errorf("it comes back in %s", result.RequeueAfter)
+	}
+	c.wantMetric(c.metrics.errors, 0)
+	if n := len(c.volumes()); n != 0 {
+		t.Errorf("%d volumes", n)
 	}
 }

@@ -27,6 +27,9 @@ func (r *retry) due(now time.Time) bool { return r.refused != "" && !now.Before(
 func (r *retry) next(problems []devices.Problem, now, poll time.Time) time.Time {
 	var all []string
 	for _, p := range problems {
+		if p.Reason == devices.New { // the report says when
+			continue
+		}
 		all = append(all, p.Path+" "+p.Volume+" "+string(p.Reason))
 	}
 	slices.Sort(all)

@@ -38,6 +38,8 @@ type Options struct {
 	MetricsAddress   string
 	RecordDir        string
 	PollingInterval  time.Duration
+	// NewDeviceDelay is devices.Options.Settle.
+	NewDeviceDelay time.Duration
 	// NestedNode says that the node is a container.
 	NestedNode bool
 }
@@ -76,7 +78,7 @@ func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
 		}
 	}
 	c.Client, c.fresh, c.events = manager.GetClient(), manager.GetAPIReader(), manager.GetEventRecorder("local-pv-provisioner")
-	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: c.log, Changed: changed, View: blockdev.View{Nested: o.NestedNode},
+	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: c.log, Changed: changed, View: blockdev.View{Nested: o.NestedNode}, Settle: o.NewDeviceDelay,
 		Wiped: func(bytes int64) { c.metrics.wiped.Add(float64(bytes)) }})
 	defer c.agent.Close()
 	if c.watcher, err = newWatcher(c.log, changed); err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -78,8 +79,39 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 	if err := checkServes(ctx, m.driver, class.Parameters); err != nil {
 		return t, fmt.Errorf("StorageClass %s: the driver on this node answers: %w", class.Name, err)
 	}
+	if m.Apply {
+		if err := m.checkPlace(ctx, t.pool); err != nil {
+			return t, err
+		}
+	}
 	t.parameters = class.Parameters
 	return t, nil
+}
+
+// checkPlace refuses a pool that the driver has in another directory: it would report none of the volumes, whose objects are deleted by
+// then. It is asked for a directory that is there for this only.
+func (m *migration) checkPlace(ctx context.Context, p poolconfig.Pool) (err error) {
+	id, err := volume.ParseID("migrate-" + rand.Text())
+	if err != nil {
+		return err
+	}
+	in, err := dir.Open(p.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Close()) }()
+	made, err := in.Make(id.String())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, made.Close(), in.RemoveDir(id.String())) }()
+	switch _, err = m.driver.Volume(ctx, id); {
+	case errors.Is(err, volume.ErrNotFound):
+		return fmt.Errorf("the driver on this node does not see what is in %s: give --datadir (DATADIR) the path that it has for the pool %s", p.Path, p.Name)
+	case err != nil:
+		return fmt.Errorf("ask the driver for what is in %s: %w", p.Path, err)
+	}
+	return nil
 }
 
 // checkServes refuses a pool that the driver does not serve, for which it reports the capacity 0: the old objects would be

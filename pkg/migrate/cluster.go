@@ -31,8 +31,7 @@ type observation struct {
 // observe reads everything that the next step depends on. It asks the API server, and no cache.
 func (m *migration) observe(ctx context.Context, s *saved) (o observation, err error) {
 	o.saved, o.finished = s.onDisk, s.Finished
-	o.retains = s.Volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
-	if err := m.observeVolume(ctx, s, &o); err != nil {
+	if err := m.observeVolume(ctx, s, &o); err != nil || m.done(s, o) {
 		return o, err
 	}
 	if m.Undo || !m.deletedSince(s, o) {
@@ -49,6 +48,12 @@ func (m *migration) observe(ctx context.Context, s *saved) (o observation, err e
 	return o, m.observeDriver(ctx, s, &o)
 }
 
+// done reports whether a migration was completed and nothing of it is left to do: what becomes of the PersistentVolume and its claim since
+// is not its business.
+func (m *migration) done(s *saved, o observation) bool {
+	return s.Finished && o.volume == csi && !m.Undo
+}
+
 // deletedSince reports whether a volume was deleted after its migration was complete. If its directory is still there, an undo can
 // have it back.
 func (m *migration) deletedSince(s *saved, o observation) bool {
@@ -57,23 +62,27 @@ func (m *migration) deletedSince(s *saved, o observation) bool {
 
 func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation) error {
 	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, s.Volume.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !apierrors.IsNotFound(err) {
 		return err
+	}
+	if m.Undo && s.Finished {
+		s.keepPolicy(pv, err == nil)
+	}
+	o.retains = s.Volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
+	if err != nil {
+		return nil //nolint:nilerr // it is not there
 	}
 	ref := pv.Spec.ClaimRef
 	switch {
+	case m.done(s, observation{seen: seen{volume: s.formOf(pv)}}):
+		o.volume = csi
+		return nil
 	case ref == nil || ref.Namespace != s.claimName().Namespace || ref.Name != s.claimName().Name:
 		return fmt.Errorf("PersistentVolume %s is %w: it is for another claim", pv.Name, errForeign)
-	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == s.Driver && pv.Spec.CSI.VolumeHandle == s.To.Name:
-		o.volume = csi
-	case origin.Path(pv) != "" && origin.Path(pv) == origin.Path(s.Volume):
-		o.volume = plain
-	default:
+	case s.formOf(pv) == absent:
 		return fmt.Errorf("PersistentVolume %s is %w: it has another source", pv.Name, errForeign)
 	}
+	o.volume = s.formOf(pv)
 	policy := pv.Spec.PersistentVolumeReclaimPolicy
 	o.pv = pv
 	o.volumeGoing = pv.DeletionTimestamp != nil
@@ -81,6 +90,27 @@ func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation)
 	o.policy = policy == s.Volume.Spec.PersistentVolumeReclaimPolicy
 	o.stale = ref.UID != "" // unless there is its claim
 	return nil
+}
+
+// formOf is the form of a PersistentVolume; absent for one of something else.
+func (s *saved) formOf(pv *corev1.PersistentVolume) form {
+	switch {
+	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == s.Driver && pv.Spec.CSI.VolumeHandle == s.To.Name:
+		return csi
+	case origin.Path(pv) != "" && origin.Path(pv) == origin.Path(s.Volume):
+		return plain
+	}
+	return absent
+}
+
+// keepPolicy has the old PersistentVolume be made with the reclaim policy that a migrated one has by now: an administrator may have chosen
+// it to keep the data. A directory whose PersistentVolume was deleted was kept.
+func (s *saved) keepPolicy(now *corev1.PersistentVolume, there bool) {
+	policy := corev1.PersistentVolumeReclaimRetain
+	if there {
+		policy = now.Spec.PersistentVolumeReclaimPolicy
+	}
+	s.Volume.Spec.PersistentVolumeReclaimPolicy = policy
 }
 
 func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) error {

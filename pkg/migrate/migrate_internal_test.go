@@ -596,6 +596,9 @@ func (r *rig) immutable() error {
 type twoPools struct{ Driver }
 
 func (d twoPools) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {
+	if id.String() != pvName {
+		return d.Driver.Volume(ctx, id)
+	}
 	if v, err := d.Driver.Volume(ctx, id); err == nil {
 		return v, volume.ErrAmbiguous
 	}

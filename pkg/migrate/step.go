@@ -107,7 +107,7 @@ func next(want form, s seen) (step, error) {
 	switch {
 	case !s.saved && want == plain:
 		return nothing, nil
-	case s.finished && want == csi && s.volume == csi && s.claim == csi:
+	case s.finished && want == csi && s.volume == csi:
 		return nothing, nil
 	case len(s.users) > 0 && (s.volume == other && !s.safe || s.claim == other && !s.claimGoing):
 		return nothing, fmt.Errorf("%w by pod %s: end it first", errInUse, strings.Join(s.users, ", "))
@@ -153,6 +153,8 @@ func nextOnDisk(want form, s seen) (step, error) {
 // nextBinding is for a directory whose PersistentVolume is the wanted one.
 func nextBinding(want form, s seen) step {
 	switch {
+	case s.stale && s.policy && !s.retains:
+		return finish // the claim was deleted after all was done, and the volume is about to be
 	case s.stale:
 		return freeVolume
 	case s.claim == absent:

@@ -28,8 +28,10 @@ func TestPlan(t *testing.T) {
 			s.saved, s.safe, s.policy, s.claimGoing, s.users = true, true, false, true, []string{"pod"}
 		}),
 			[]step{awaitClaimGone, deleteVolume, awaitVolumeGone, move, record, awaitReport, createVolume, createClaim, awaitBound, restorePolicy, finish}, nil},
-		"done":                       {csi, migrated, nil, nil},
-		"done, and in use":           {csi, with(migrated, func(s *seen) { s.users = []string{"pod"} }), nil, nil},
+		"done":                        {csi, migrated, nil, nil},
+		"done, and in use":            {csi, with(migrated, func(s *seen) { s.users = []string{"pod"} }), nil, nil},
+		"the claim was deleted since": {csi, with(migrated, func(s *seen) { s.claim, s.bound, s.stale, s.policy, s.retains = absent, false, true, false, false }), nil, nil},
+		"the claim was deleted before that was noted": {csi, with(migrated, func(s *seen) { s.finished, s.claim, s.bound, s.stale = false, absent, false, true }), []step{finish}, nil},
 		"undo":                       {plain, with(migrated, func(s *seen) { s.recorded = false }), []step{reopen, retain, deleteClaim, awaitClaimGone, deleteVolume, awaitVolumeGone, move, record, createVolume, createClaim, awaitBound, restorePolicy, finish}, nil},
 		"undo in use":                {plain, with(migrated, func(s *seen) { s.users = []string{"pod"} }), nil, errInUse},
 		"undo of what was not begun": {plain, before, nil, nil},

@@ -91,7 +91,7 @@ func prove(ctx context.Context, conn net.Conn) error {
 	if !ok {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, saying)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("%s is not the source: %w", conn.RemoteAddr(), err)
@@ -129,7 +129,7 @@ func (s *session) replace(ctx context.Context) (_ context.Context, done func()) 
 func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var says hello
-	if err := receive(conn, saying, &says); errors.Is(err, io.EOF) {
+	if err := receive(conn, answerWithin, &says); errors.Is(err, io.EOF) {
 		return false, nil // it has asked whether the target is there
 	} else if err != nil {
 		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)

@@ -110,8 +110,8 @@ const (
 	sessions = 1
 	// mostMessage is how long a message may be, in bytes.
 	mostMessage = 16 << 10
-	// saying is how long the peer may take to say something that it has at hand.
-	saying = 30 * time.Second
+	// answerWithin is how long the peer may take to say something that it has at hand.
+	answerWithin = 30 * time.Second
 )
 
 // send sends a message.
@@ -123,7 +123,7 @@ func send(conn net.Conn, v any) error {
 	if len(data) > mostMessage {
 		return fmt.Errorf("a message of %d bytes is too long", len(data))
 	}
-	if err := conn.SetWriteDeadline(time.Now().Add(saying)); err != nil {
+	if err := conn.SetWriteDeadline(time.Now().Add(answerWithin)); err != nil {
 		return err
 	}
 	_, err = conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(data))), data...))

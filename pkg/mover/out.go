@@ -162,7 +162,7 @@ func (o *Out) copyStill(ctx context.Context, v moves.Volume) error {
 
 // end lets the target end, which may have done so before. It returns errRefused for a target that is not whole.
 func (o *Out) end(ctx context.Context, v moves.Volume) error {
-	ctx, cancel := context.WithTimeout(ctx, saying)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	err := o.session(ctx, sessionEnd, hello{Shape: v.Shape, Fence: v.Fence}, nil)
 	if err != nil {

@@ -94,7 +94,7 @@ func Dialer(address string, i Identity, silence time.Duration) (func(context.Con
 	if _, err := i.Source(); err != nil {
 		return nil, err
 	}
-	dialer := &net.Dialer{Timeout: saying, KeepAliveConfig: keepAlive(silence)}
+	dialer := &net.Dialer{Timeout: answerWithin, KeepAliveConfig: keepAlive(silence)}
 	return func(ctx context.Context) (net.Conn, error) {
 		for {
 			conn, err := dialer.DialContext(ctx, "tcp", address)
@@ -112,7 +112,7 @@ func Dialer(address string, i Identity, silence time.Duration) (func(context.Con
 
 // secure has both sides prove what they are.
 func secure(ctx context.Context, conn net.Conn, i Identity) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, saying)
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	config, err := i.Source()
 	if err == nil {

@@ -301,7 +301,7 @@ func (b *bench) wantUnchanged(name string, bytes int64) {
 // A volume of the upstream KubeVirt driver is its user's, and so is what he calls a disk.
 func TestDiskFileOfUserIsIgnored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		for i, make := range []func(string) error{
+		for i, makeEntry := range []func(string) error{
 			func(path string) error { return os.Symlink("/etc/passwd", path) },
 			func(path string) error { return syscall.Mkfifo(path, 0o600) },
 			func(path string) error { return os.Mkdir(path, 0o700) },
@@ -309,7 +309,7 @@ func TestDiskFileOfUserIsIgnored(t *testing.T) {
 		} {
 			name := fmt.Sprintf("old-%d", i)
 			must.Succeed(t, os.Mkdir(b.Path("pool", name), 0o777))
-			must.Succeed(t, make(b.Path("pool", name, "disk.img")))
+			must.Succeed(t, makeEntry(b.Path("pool", name, "disk.img")))
 			must.Succeed(t, b.publish(name, "a"))
 			must.Succeed(t, b.unpublish(name, "a"))
 			b.delete(name)

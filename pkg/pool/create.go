@@ -142,11 +142,11 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		defer func() { _ = d.Close() }()
 	}
 	p.Note(r.ID, e)
-	again, err := v.removeAgain(r.ID, e)
+	removed, err := v.finishRemoval(r.ID, e)
 	if err != nil {
 		return Volume{}, err
 	}
-	if e.Exists() && !again {
+	if e.Exists() && !removed {
 		return v.existing(r, e, d, space)
 	}
 	if err := v.Work(); err != nil {
@@ -203,7 +203,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 
 func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
 	// The pool may serve all the same: what is read-only needs no limits.
-	if err := v.Pool.Limits().Unfit(v.Keeper); err != nil {
+	if err := v.Pool.Limits().MustNotServe(v.Enforcer); err != nil {
 		return Volume{}, noCapacity(v.Pool, r.ID, v.Pool.Unavailable(err))
 	}
 	if err := v.checkDevices(r.Mode); err != nil {
@@ -241,14 +241,14 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			held.Release()
 		}
 	}()
-	make, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
+	makeDir, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
 	if src != nil {
 		if err := src.Begin(rec); err != nil {
 			return Volume{}, err
 		}
-		make, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
+		makeDir, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
 	}
-	if err := v.Build(ctx, rec, make, fill); err != nil {
+	if err := v.Build(ctx, rec, makeDir, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is not a volume: %w", volume.ErrExists, err)
 		}
@@ -274,20 +274,20 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	if r.Mode == volume.ModeBlock {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.Keeper.Sizes.RecordedInodes()
+		rec.BytesPerInode = v.Enforcer.Sizes.RecordedInodes()
 	}
 	if r.target != nil {
 		rec.Move = r.target.Move
 		rec.BytesPerInode = r.target.BytesPerInode
 	}
-	if v.Keeper.Unenforced() == nil {
-		rec.Quota = string(v.Keeper.Kind())
+	if v.Enforcer.Unenforced() == nil {
+		rec.Quota = string(v.Enforcer.Kind())
 	}
 	return rec
 }
 
 // Build makes a volume or a snapshot aside and then puts it in its place in one step.
-func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
+func (v *visit) Build(ctx context.Context, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
 	id, err := volume.ParseEntry(rec.ID)
 	if err != nil {
 		return err
@@ -299,7 +299,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	if err := v.Discard().DiscardCreation(rec.ID); err != nil {
 		return err
 	}
-	if err := v.Store.Creating().Stage(make, fill); err != nil {
+	if err := v.Store.Creating().Stage(makeDir, fill); err != nil {
 		return err
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return v.Store.Records().Write(rec) }); err != nil {
@@ -309,15 +309,15 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 }
 
 // Limited makes the directory of a new volume, under its limit from the beginning, and
-// notes in the record who enforces it.
+// notes in the record which quota enforces it.
 func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.Keeper.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		d, applied, err := v.Enforcer.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
-		rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+		rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 		return d, nil
 	}
 }

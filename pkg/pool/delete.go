@@ -104,6 +104,14 @@ func (v *found) checkOnly(asked health.Reason) error {
 	return fmt.Errorf("%w: its condition is %q, not %s", volume.ErrPrecondition, is.Condition.Message, asked)
 }
 
+// unusedAnywhere returns ErrInUse for a volume that is published, or whose file is attached.
+func (v *found) unusedAnywhere(ctx context.Context) error {
+	if err := v.unused(); err != nil {
+		return err
+	}
+	return v.use().Detach(ctx)
+}
+
 // unused returns ErrInUse, with the place, for a volume that is published.
 func (v *found) unused() error {
 	published, err := v.use().Published()
@@ -123,39 +131,12 @@ func (v *found) unused() error {
 	return nil
 }
 
-// removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
-func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
-	if !e.Lost() || e.Record == nil {
-		return false, nil
-	}
-	piece, err := v.Store.Trash().RemoveAgain(id, e)
-	if err != nil || piece == "" {
-		return false, err
-	}
-	if err := v.Store.Records().Drop(id); err != nil {
-		return false, err
-	}
-	v.thrown(piece, e)
-	v.Pool.Note(id, store.Entry{})
-	return true, nil
-}
-
-// thrown queues what was removed for the reaper.
-func (v *visit) thrown(piece string, e store.Entry) {
-	v.Pool.Thrown(piece)
-	family := ""
-	if e.Record != nil {
-		family = e.Record.Family
-	}
-	v.Pool.Ledger.Trash().Removed(piece, family)
-}
-
 // remove takes a volume out of the pool in one step, and then its record. The reaper
 // is notified after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
 func (v *visit) remove(id volume.ID, e store.Entry) error {
 	defer v.Pool.Ledger.Keep(id)()
-	if again, err := v.removeAgain(id, e); again || err != nil {
+	if removed, err := v.finishRemoval(id, e); removed || err != nil {
 		return err
 	}
 	if e.Lost() {
@@ -178,7 +159,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	if err := v.Store.Records().Drop(id); err != nil {
 		return err
 	}
-	v.thrown(thrown, e)
+	v.queueTrash(thrown, e)
 	v.Pool.Note(id, store.Entry{})
 	return nil
 }
@@ -194,7 +175,7 @@ func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err
 	if e.Record != nil {
 		uid = e.Record.UID
 	}
-	if _, err := v.Keeper.Lift(in, id.String(), uid); err != nil {
+	if _, err := v.Enforcer.Lift(in, id.String(), uid); err != nil {
 		return "", err
 	}
 	if thrown, err = v.Store.Trash().Remove(id, store.Trashed(id, e)); err != nil {

@@ -1,40 +1,13 @@
 package pool
 
 import (
-	"context"
 	"errors"
-	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
-
-// growContent makes the content of a volume larger, and its limit before that, and returns the
-// size that it had. What of it fails changes nothing.
-func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
-	keeper := v.visit.Keeper
-	if had, err = content.FileBytes(v.id, v.dir); err != nil {
-		return 0, err
-	}
-	if err = keeper.Apply(v.dir, reconcile.CardOf(to)); err == nil {
-		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
-	}
-	if err != nil {
-		return 0, errors.Join(err, keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
-	}
-	return had, nil
-}
-
-// cutFile undoes growContent where the record was not written.
-func (v *found) cutFile(had int64) error {
-	if !v.entry.Block() || v.entry.Record.Bytes > had {
-		return nil
-	}
-	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
-}
 
 // ofAnother reports whether a device that is published is that of another volume. One
 // whose volume went away, or was restored from a backup, is that of none: a pod can end.
@@ -83,8 +56,7 @@ func (s Publications) isInPool(device *loop.Device) bool {
 	return false
 }
 
-// restore has a device of a volume be known as one of the driver's for as long as it is mounted, which shows that it is: its
-// pod can have taken the mark off.
+// restore marks a mounted device of a volume as one of the driver's again: a pod can remove the mark.
 func (s Publications) restore(id volume.ID, device *loop.Device) error {
 	if device == nil || device.Ours || !s.isOf(id, device) {
 		return nil
@@ -95,24 +67,4 @@ func (s Publications) restore(id volume.ID, device *loop.Device) error {
 	}
 	*device = now
 	return content.DeviceError(err)
-}
-
-// grownTo is the size to promise where a growth was interrupted: that of the file,
-// which is larger than its record then, and never shrinks.
-func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {
-	if !v.entry.Block() {
-		return bytes, nil
-	}
-	disk, err := content.OpenFile(v.id, v.dir)
-	if err != nil {
-		return 0, err
-	}
-	has, err := disk.Size()
-	if err := errors.Join(err, disk.Close()); err != nil || has <= bytes {
-		return bytes, err
-	}
-	if r.Limit > 0 && has > r.Limit {
-		return 0, fmt.Errorf("%w: its file has %d bytes already, from a growth that was interrupted, and never shrinks", volume.ErrOutOfRange, has)
-	}
-	return has, nil
 }

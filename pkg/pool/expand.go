@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
@@ -58,7 +59,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err := v.visit.Scan().Index().LoadShared(); err != nil {
 		return 0, err
 	}
-	if err := v.again(); err != nil {
+	if err := v.rereadUsable(); err != nil {
 		return 0, err
 	}
 	space, err := v.visit.Store.Space()
@@ -71,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Keeper.Enforces(reconcile.CardOf(v.entry)):
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
@@ -118,6 +119,26 @@ func (v *found) fileMayGrow() error {
 	return v.visit.pins.Free(v.id)
 }
 
+// grownTo is the size to promise where a growth was interrupted: that of the file,
+// which is larger than its record then, and never shrinks.
+func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {
+	if !v.entry.Block() {
+		return bytes, nil
+	}
+	disk, err := content.OpenFile(v.id, v.dir)
+	if err != nil {
+		return 0, err
+	}
+	has, err := disk.Size()
+	if err := errors.Join(err, disk.Close()); err != nil || has <= bytes {
+		return bytes, err
+	}
+	if r.Limit > 0 && has > r.Limit {
+		return 0, fmt.Errorf("%w: its file has %d bytes already, from a growth that was interrupted, and never shrinks", volume.ErrOutOfRange, has)
+	}
+	return has, nil
+}
+
 // grownBy is what the volume takes more of the pool at a size, in bytes.
 func (v *found) grownBy(bytes int64) int64 {
 	grown := *v.entry.Record
@@ -144,9 +165,9 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		}
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return s.Store.Records().Write(&grown) }); err != nil {
-		if againErr := v.again(); againErr != nil {
+		if rereadErr := v.rereadUsable(); rereadErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
-			return errors.Join(limit.NoSpace(err), againErr)
+			return errors.Join(limit.NoSpace(err), rereadErr)
 		}
 		return errors.Join(limit.NoSpace(err), v.cutFile(had))
 	}
@@ -154,12 +175,36 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.Keeper.Apply(v.dir, reconcile.CardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.Enforcer.Apply(v.dir, reconcile.CardOf(e)) })
 }
 
-// again reads the volume anew: another node may have changed it before this one had
+// growContent makes the content of a volume larger, and its limit before that, and returns the
+// size that it had. What of it fails changes nothing.
+func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
+	enforcer := v.visit.Enforcer
+	if had, err = content.FileBytes(v.id, v.dir); err != nil {
+		return 0, err
+	}
+	if err = enforcer.Apply(v.dir, reconcile.CardOf(to)); err == nil {
+		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
+	}
+	if err != nil {
+		return 0, errors.Join(err, enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
+	}
+	return had, nil
+}
+
+// cutFile undoes growContent where the record was not written.
+func (v *found) cutFile(had int64) error {
+	if !v.entry.Block() || v.entry.Record.Bytes > had {
+		return nil
+	}
+	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
+}
+
+// rereadUsable reads the volume anew: another node may have changed it before this one had
 // the lock, and a record whose writing failed may be there all the same.
-func (v *found) again() error {
+func (v *found) rereadUsable() error {
 	if err := v.reread(); err != nil {
 		return err
 	}
@@ -168,7 +213,7 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := reconcile.CardOf(e); v.Keeper.Enforces(c) {
+	if c := reconcile.CardOf(e); v.Enforcer.Enforces(c) {
 		return v.Repair().Limit(id, c)
 	}
 	return nil

@@ -28,6 +28,33 @@ func (s *Set) enter(p *serve.Pool) (*visit, error) {
 	return &visit{v, &s.pins}, nil
 }
 
+// finishRemoval ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
+func (v *visit) finishRemoval(id volume.ID, e store.Entry) (bool, error) {
+	if !e.Lost() || e.Record == nil {
+		return false, nil
+	}
+	piece, err := v.Store.Trash().FinishRemove(id, e)
+	if err != nil || piece == "" {
+		return false, err
+	}
+	if err := v.Store.Records().Drop(id); err != nil {
+		return false, err
+	}
+	v.queueTrash(piece, e)
+	v.Pool.Note(id, store.Entry{})
+	return true, nil
+}
+
+// queueTrash queues what was removed for the reaper.
+func (v *visit) queueTrash(piece string, e store.Entry) {
+	v.Pool.QueueTrash(piece)
+	family := ""
+	if e.Record != nil {
+		family = e.Record.Family
+	}
+	v.Pool.Ledger.Trash().Removed(piece, family)
+}
+
 // A found volume is one that a call works on.
 type found struct {
 	id    volume.ID

@@ -162,6 +162,27 @@ func TestRestoreOfShortSnapshot(t *testing.T) {
 	})
 }
 
+// A growth that failed may have left the file of a block volume larger than its record. Its devices show all of it, and so does what is
+// restored.
+func TestRestoreOfLongBlockVolume(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-1", "disk.img"), 2*mib))
+		made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		must.Succeed(t, err)
+		restored, err := b.Create(t.Context(), pool.Request{
+			ID: id(t, "pvc-2"), Mode: volume.ModeBlock, Range: volume.Range{Required: made.Origin.Bytes}, Source: &pool.Source{ID: made.ID},
+		})
+		if err != nil || restored.Bytes != 2*mib || b.stat("pvc-2").Size != 2*mib {
+			t.Errorf("restored was %+v, %v", restored, err)
+		}
+		_, err = b.Create(t.Context(), pool.Request{
+			ID: id(t, "pvc-3"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}, Source: &pool.Source{ID: id(t, "pvc-1")},
+		})
+		wantError(t, err, volume.ErrOutOfRange)
+	})
+}
+
 // The file of a block volume has no device while it is read, and does not grow while its blocks come to be shared. A call that only
 // makes sure of the size succeeds.
 func TestCallsOnBlockVolumeWhileItIsCopied(t *testing.T) {

@@ -27,13 +27,17 @@ type Devices = content.Devices
 // A Status is what is shown of a pool to people and monitoring.
 type Status = serve.Status
 
-// Parts of a Status.
-type (
-	Copies  = serve.Copies
-	CopySum = serve.CopySum
-	Counted = serve.Counted
-	Erased  = serve.Erased
-)
+// Copies are those of a Status.
+type Copies = serve.Copies
+
+// A CopySum is how many copies were made by a method, and how long that took.
+type CopySum = serve.CopySum
+
+// Counted is what of a Status is counted once a minute.
+type Counted = serve.Counted
+
+// Erased is what of a Status the reaper has done.
+type Erased = serve.Erased
 
 // A Volume is what is reported of one.
 type Volume = reconcile.Volume

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 
@@ -43,6 +44,10 @@ type World struct {
 	API func() ([]devices.Volume, error)
 	// Reserved are the nodes that have reserved disks, which other worlds may share.
 	Reserved *sync.Map
+	// Settle is the agent's, which is given the time Now, and Attaching the volume that is being attached to the node.
+	Settle   time.Duration
+	Now      time.Time
+	Attached string
 	// Root is its root directory, if it is not that of this machine.
 	Root string
 	// Hostname is its name.
@@ -85,6 +90,7 @@ func (w *World) Start() {
 	view := View()
 	view.Root = w.Root
 	w.Agent = devices.NewAgent(devices.Options{
+		Settle: w.Settle, Now: func() time.Time { return w.Now },
 		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: view,
 		Changed: func() {
 			select {
@@ -165,6 +171,9 @@ func (w *World) Volumes(context.Context) ([]devices.Volume, map[string]bool, err
 	}
 	return w.PVs, w.Taken, nil
 }
+
+// Attaching implements devices.API.
+func (w *World) Attaching(context.Context) (string, error) { return w.Attached, nil }
 
 // Reserve implements devices.API.
 func (w *World) Reserve(_ context.Context, disk string) (string, error) {

@@ -90,7 +90,7 @@ func TestEarlierDriver(t *testing.T) {
 	defer server.Stop()
 	client, err := moves.Dial(socket)
 	must.Succeed(t, err)
-	defer client.Close()
+	defer func() { must.Succeed(t, client.Close()) }()
 	_, err = client.Repeat(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	if !moves.IsUnknown(err) || !strings.Contains(err.Error(), "version v0.1.0") {
 		t.Errorf("the error is %v", err)

@@ -84,10 +84,10 @@ func deviceNodes(t *testing.T) *dir.Dir {
 	return d
 }
 
-func nodes(t *testing.T, path string, make func(path string) error) *dir.Dir {
+func nodes(t *testing.T, path string, mknod func(path string) error) *dir.Dir {
 	t.Helper()
-	must.Succeed(t, make(filepath.Join(path, "one")))
-	must.Succeed(t, make(filepath.Join(path, "two")))
+	must.Succeed(t, mknod(filepath.Join(path, "one")))
+	must.Succeed(t, mknod(filepath.Join(path, "two")))
 	must.Succeed(t, os.Mkdir(filepath.Join(path, "sub"), 0o755))
 	must.Succeed(t, os.Symlink("one", filepath.Join(path, "link")))
 	d, err := dir.Open(path)

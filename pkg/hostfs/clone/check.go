@@ -187,6 +187,8 @@ func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 // check counts what changed in the source. If the clock of this machine was set since the first pass began, everything counts, and
 // so it does if that of a network filesystem's server was set back since the last one began.
 func (c *copier) check(ctx context.Context, since moment) (changes, error) {
+	began := time.Now()
+	defer func() { c.compared = time.Since(began) }()
 	found := &changes{since: since, alone: c.alone}
 	root, err := statSelf(c.src)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // A pass is a visitor of the source that copies what has changed.
@@ -24,6 +25,7 @@ type pass struct {
 
 	whole         int   // how many levels of the path are copied whole although since is set
 	names, before Names // of what the copy is made in this pass, and was in the one before
+	notesMoves    bool  // an entry that gets another name has another ctime
 }
 
 func (p *pass) run(src *dir.Dir) error {
@@ -100,11 +102,12 @@ func (p *pass) File(in *dir.Dir, name string) error {
 		}
 	}
 	p.copied++
-	if st.Nlink > 1 {
-		err = p.link(in, name, st, to.Dir)
-	} else {
-		err = p.entries.make(source{in, name, st}, to.Dir, name)
-	}
+	err = p.afresh(to.Dir, name, func() error {
+		if st.Nlink > 1 {
+			return p.link(in, name, st, to.Dir)
+		}
+		return p.entries.make(source{in, name, st}, to.Dir, name)
+	})
 	if errors.Is(err, ErrGone) {
 		return nil
 	}
@@ -158,17 +161,22 @@ func copiedByDescriptor(st *unix.Stat_t) bool {
 // say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.
 func (p *pass) isCopy(name string, st *unix.Stat_t) bool {
 	in := p.dst.Current()
-	if p.before.Complete() {
-		return p.before.Has(in.Known.Ino, name, st)
-	}
-	return !in.Value && p.since.follows(st)
+	return p.before.Has(in.Known.Ino, name, st, p.since.follows(st) && (p.showsMoves(st) || !in.Value))
+}
+
+// showsMoves reports whether an entry has another ctime after it was renamed. That of the root of a btrfs subvolume is forgotten with
+// the inode.
+func (p *pass) showsMoves(st *unix.Stat_t) bool {
+	return p.notesMoves && st.Ino != ioctl.SubvolumeRoot
 }
 
 // noteKept notes what is known for sure: a directory that had not changed may have since.
 func (p *pass) noteKept(in dir.Level[bool], name string, st *unix.Stat_t) {
-	if p.before.Complete() {
-		p.names.Add(in.Known.Ino, name, st)
+	if !p.showsMoves(st) && !p.before.Has(in.Known.Ino, name, st, false) {
+		p.names.LeaveOut()
+		return
 	}
+	p.names.Add(in.Known.Ino, name, st)
 }
 
 // Enter makes a directory, or goes into the one that is there.
@@ -194,8 +202,22 @@ func (p *pass) Enter(d, _ *dir.Dir, name string) error {
 		p.whole++
 	}
 	p.copied++
-	p.names.Add(p.dst.Current().Known.Ino, name, st)
-	return p.dst.Make(name, false)
+	in := p.dst.Current()
+	p.names.Add(in.Known.Ino, name, st)
+	return p.afresh(in.Dir, name, func() error { return p.dst.Make(name, false) })
+}
+
+// afresh makes an entry of the copy under a name that no other entry may have. Where one was removed and made again, a directory can
+// list it twice in a pass (readdir(3)): the last copy counts.
+func (p *pass) afresh(in *dir.Dir, name string, make func() error) error {
+	err := make()
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := remove(p.ctx, in, name); err != nil {
+		return err
+	}
+	return make()
 }
 
 // enterCopy goes into what was made of a directory before, if that is there.

@@ -20,6 +20,9 @@ type Options struct {
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
+	// HoldAtMost is for how long they may be stopped; 0 for no limit. If comparing all entries takes longer, which is the least that
+	// is done meanwhile, Tree returns ErrTooMany and stops nothing.
+	HoldAtMost time.Duration
 	// Alone is asked whether, from now until Tree ends, no process can write to the source, if there is an entry whose ctime is in
 	// the future, so that a change of it could not be told. If so, such entries count as unchanged, and else
 	// Tree returns ErrFuture before it copies anything. If it is not set, they count as changed.
@@ -30,6 +33,9 @@ type Options struct {
 	// work. Its error ends the copying.
 	Pause func(context.Context) error
 }
+
+// ErrTooMany reports a source of so many entries that comparing them takes longer than those who write may be stopped.
+var ErrTooMany = errors.New("too many files and directories")
 
 // A Result says what [Tree] copied.
 type Result struct {
@@ -64,20 +70,22 @@ const Inodes = 2
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	result, err := tree(ctx, src, dst, o)
+	result, err := tree(ctx, src, dst, o, maxNames)
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
 	}
 	return result, nil
 }
 
-func tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
+// tree remembers at most so many names.
+func tree(ctx context.Context, src, dst *dir.Dir, o Options, names int) (Result, error) {
 	linksName := ".clone-" + rand.Text() // one of Inodes, as the file that shows the clock
 	links, err := dst.Make(linksName)
 	if err != nil {
 		return Result{}, err
 	}
 	c := newCopier(src, links, o)
+	c.mostNames = names
 	var result Result
 	if c.dst, err = dir.NewDescent(dst, false); err == nil {
 		result, err = c.passes(ctx, o.Rounds)
@@ -113,11 +121,15 @@ type copier struct {
 	names   Names // of what the copy was made in the last pass
 	copied  int64
 	alone   bool // no process can write: what is of the future is unchanged
+
+	mostNames  int
+	notesMoves bool          // see pass
+	compared   time.Duration // how long the last check took
 }
 
 func newCopier(src, links *dir.Dir, o Options) *copier {
 	return &copier{
-		src: src, links: links, options: o, clocks: clocks{in: links},
+		src: src, links: links, options: o, clocks: clocks{in: links}, mostNames: maxNames,
 		entries: entryCopier{method: o.Method, maxStall: o.MaxStall, pause: o.Pause},
 	}
 }
@@ -159,6 +171,9 @@ func (c *copier) passes(ctx context.Context, rounds int) (Result, error) {
 // is written, and checks that nothing was. While they stand still nothing waits for what others have written to
 // the filesystem.
 func (c *copier) standstill(ctx context.Context, start moment, first Result) (result Result, err error) {
+	if most := c.options.HoldAtMost; most > 0 && c.compared > most {
+		return Result{}, fmt.Errorf("%w: comparing them took %s", ErrTooMany, c.compared.Round(time.Millisecond))
+	}
 	if start, err = c.nextPass(ctx, start, false); err != nil {
 		return Result{}, err
 	}
@@ -205,7 +220,11 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 	if !check {
 		return moment{}, nil
 	}
-	var err error
+	filesystem, err := dir.FilesystemOf(c.src)
+	if err != nil {
+		return moment{}, err
+	}
+	c.notesMoves = filesystem.NotesMoves()
 	if c.clocks.machine, err = OpenClock(); err != nil {
 		return moment{}, err
 	}
@@ -223,9 +242,11 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 // pass copies all, or in later passes what has changed since the one before, and then the attributes of src itself.
 func (c *copier) pass(ctx context.Context, since moment, held bool) error {
 	c.entries.ctx, c.entries.held, c.entries.synced = ctx, held, c.round == 1
-	p := &pass{ctx: ctx, since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, before: c.names}
+	p := &pass{
+		ctx: ctx, since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, before: c.names, notesMoves: c.notesMoves,
+	}
 	if c.entries.start.set {
-		p.names = NewNames()
+		p.names = newNames(c.mostNames)
 	}
 	err := p.run(c.src)
 	c.names = p.names

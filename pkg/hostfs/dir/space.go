@@ -38,6 +38,7 @@ type Filesystem struct {
 	// subvolumes: parts of it have device numbers of their own (btrfs).
 	subvolumes bool
 	tmpfs      bool
+	ext4       bool
 }
 
 // MayHold reports whether what has that id can be on the filesystem. On btrfs the number of a
@@ -49,6 +50,10 @@ func (f Filesystem) MayHold(id ID) bool {
 // NotesChanges reports whether a file has another ctime after a store through a shared mapping to a page that is
 // clean. A tmpfs has no clean pages.
 func (f Filesystem) NotesChanges() bool { return !f.tmpfs }
+
+// NotesMoves reports whether an entry has another ctime after it was renamed, or exchanged with another (renameat2(2),
+// RENAME_EXCHANGE), which XFS does not note.
+func (f Filesystem) NotesMoves() bool { return f.subvolumes || f.ext4 }
 
 // Cached reports that the filesystem serves cached data without asking a server or another
 // node.
@@ -64,7 +69,11 @@ func FilesystemOf(d *Dir) (Filesystem, error) {
 	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
-	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC, tmpfs: int64(st.Type) == unix.TMPFS_MAGIC}, nil
+	kind := int64(st.Type)
+	return Filesystem{
+		dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(kind),
+		subvolumes: kind == unix.BTRFS_SUPER_MAGIC, tmpfs: kind == unix.TMPFS_MAGIC, ext4: kind == unix.EXT4_SUPER_MAGIC,
+	}, nil
 }
 
 func answersFromMemory(kind int64) bool {

@@ -505,12 +505,12 @@ func TestCheckNodes(t *testing.T) {
 
 // Such is the /dev of a container that was not given the host's.
 func TestMissingNodesAreAnError(t *testing.T) {
-	real := kernel(t)
+	hosts := kernel(t)
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	k := loop.NewKernel(open(t, t.TempDir()))
 	_, err := k.Attach(f, loop.Options{})
 	must.ErrorIs(t, err, fs.ErrNotExist)
-	d := attach(t, real, f, loop.Options{})
+	d := attach(t, hosts, f, loop.Options{})
 	// A device of which nothing can be known might be ours.
 	_, err = k.Attached()
 	must.ErrorIs(t, err, fs.ErrNotExist)

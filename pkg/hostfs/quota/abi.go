@@ -38,15 +38,15 @@ func (q diskQuota) limited() bool { return q.BlockHard|q.BlockSoft|q.InodeHard|q
 
 // without has no limit that is a default: such a one says nothing of the project.
 func (q diskQuota) without(defaults diskQuota) diskQuota {
-	clear := func(limit *uint64, unset uint64) {
+	forget := func(limit *uint64, unset uint64) {
 		if *limit == unset {
 			*limit = 0
 		}
 	}
-	clear(&q.BlockHard, defaults.BlockHard)
-	clear(&q.BlockSoft, defaults.BlockSoft)
-	clear(&q.InodeHard, defaults.InodeHard)
-	clear(&q.InodeSoft, defaults.InodeSoft)
+	forget(&q.BlockHard, defaults.BlockHard)
+	forget(&q.BlockSoft, defaults.BlockSoft)
+	forget(&q.InodeHard, defaults.InodeHard)
+	forget(&q.InodeSoft, defaults.InodeSoft)
 	return q
 }
 

@@ -79,10 +79,7 @@ func (t *track) isSame(name string, st *unix.Stat_t) bool {
 	if t.since.IsZero() || t.whole > 0 {
 		return false
 	}
-	if t.before.Complete() {
-		return t.before.Has(in.number, name, st)
-	}
-	return !in.changed
+	return t.before.Has(in.number, name, st, !in.changed)
 }
 
 func (t *track) isSettled(name string, st *unix.Stat_t) bool {

@@ -25,8 +25,8 @@ type accounts struct {
 	// base is what others than these pools occupy on the filesystem, in bytes: counted or
 	// learned since the last of them came, or volume.Unknown.
 	base int64
-	// counted says that base was counted, and over that pools came or went since: it is no less than what others occupy.
-	counted, over bool
+	// counted says that base was counted. Once pools have come or gone since, atMost says instead that others occupy no more than base.
+	counted, atMost bool
 	// trees is what a btrfs needs for them. What is spare was measured with base.
 	trees quota.Trees
 }
@@ -66,9 +66,9 @@ func (f *Filesystem) change(change func(accounts) *accounts) {
 	}
 }
 
-// enter adds the account of a ledger. What others occupy has to be found out anew: until now
-// that was also what the volumes of this pool hold. Where it was counted that is no less than it is, and stays until it is counted
-// again: nothing is sold twice in between.
+// enter adds the account of a ledger. What others occupy has to be counted again: until now
+// that included what the volumes of this pool hold. Until then the last count stands, if there was one, which can only be too high:
+// nothing is promised twice.
 func (f *Filesystem) enter(l *Ledger, origin Origin, owed sums) {
 	f.change(func(a accounts) *accounts {
 		a.of = append(slices.Clip(a.of), account{l, origin, owed})
@@ -90,10 +90,10 @@ func (f *Filesystem) leave(l *Ledger) {
 	})
 }
 
-// recount has it be found out anew what others occupy. They may hold so many bytes more than they did.
+// recount notes that what others occupy has to be counted again. They may occupy so many bytes more than before.
 func (a accounts) recount(more int64) *accounts {
-	a.over, a.counted = (a.counted || a.over) && len(a.of) > 0, false
-	if a.base += more; !a.over {
+	a.atMost, a.counted = (a.counted || a.atMost) && len(a.of) > 0, false
+	if a.base += more; !a.atMost {
 		a.base = volume.Unknown
 	}
 	return &a
@@ -170,10 +170,10 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
-// forVolumes is how much of so many bytes volumes can be promised: all of it, or on btrfs what is left
-// for one copy of their content, if it takes so many. A volume may consist of small files and names, which are in the
-// trees. Of these the quota counts one copy. A twelfth is for the trees that it does not count: with each block of
-// 4 KiB an extent of its own, what finds the extents and their checksums takes up to a twelfth of them.
+// forVolumes is how much of so many bytes can be promised to volumes: all of it, except on btrfs. There a volume may consist of
+// small files and names, which lie in the trees, and the trees are stored in so many copies, of which the quota counts one. A
+// twelfth is for the trees that no quota counts: if each block of 4 KiB is an extent of its own, the trees that find extents and
+// checksums take up to a twelfth of the data.
 func (a *accounts) forVolumes(bytes, copies int64) int64 {
 	if a.trees.Copies == 0 {
 		return bytes
@@ -257,7 +257,7 @@ func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
 		a.base, a.trees = max(0, bytes), trees
-		a.counted, a.over = true, false
+		a.counted, a.atMost = true, false
 		return &a
 	})
 }
@@ -268,10 +268,10 @@ func (l *Ledger) CannotCount() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
-		if !a.over {
+		if !a.atMost {
 			return nil
 		}
-		a.base, a.over = volume.Unknown, false
+		a.base, a.atMost = volume.Unknown, false
 		return &a
 	})
 }
@@ -306,7 +306,7 @@ func (l *Ledger) LearnForeign(space dir.Space) {
 			}
 		}
 		if a.mayLearn(space) {
-			a.base, a.counted, a.over = space.TakenBytes(), false, false
+			a.base, a.counted, a.atMost = space.TakenBytes(), false, false
 		}
 		return &a
 	})

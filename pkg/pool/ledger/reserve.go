@@ -56,7 +56,7 @@ func (l *Ledger) reserve(space dir.Space, bytes int64) (err error) {
 	return err
 }
 
-// Held reports whether the bytes are held still. It is for who made the reservation.
+// Held reports whether the bytes are still held. Only the call that made the reservation asks.
 func (r *Reservation) Held() bool { return !r.settled }
 
 // Release gives the bytes back, if they are still held.

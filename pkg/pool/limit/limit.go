@@ -37,9 +37,9 @@ type Options struct {
 	BytesPerInode int64
 }
 
-// A Keeper makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
+// An Enforcer makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
 // can. It does not change; a filesystem that gains or loses its quotas gets another one.
-type Keeper struct {
+type Enforcer struct {
 	// facility enforces the sizes of the volumes that have limits; nil if nothing does.
 	facility quota.Facility
 	// unenforced is why new volumes get none; nil if they do.
@@ -51,28 +51,28 @@ type Keeper struct {
 	shares atomic.Bool
 }
 
-// Keeper finds out who enforces the sizes of a pool's volumes, also of those that are there
+// Enforcer finds out who enforces the sizes of a pool's volumes, also of those that are there
 // when new ones get no limit, and why they get none.
-func (o Options) Keeper(root *dir.Dir, claims *Claims) (*Keeper, error) {
+func (o Options) Enforcer(root *dir.Dir, claims *Claims) (*Enforcer, error) {
 	inodeBytes, err := quota.InodeBytes(root)
 	if err != nil {
 		return nil, err
 	}
-	k := &Keeper{}
-	k.facility, err = o.Detect(root)
+	e := &Enforcer{}
+	e.facility, err = o.Detect(root)
 	switch {
 	case err == nil:
-		k.unenforced = o.unwanted(k.facility)
+		e.unenforced = o.unwanted(e.facility)
 	case o.Enforcement == None:
-		k.facility, k.unenforced = nil, errSwitchedOff
+		e.facility, e.unenforced = nil, errSwitchedOff
 	case errors.Is(err, quota.ErrNone):
-		k.facility, k.unenforced = nil, err
+		e.facility, e.unenforced = nil, err
 	default:
 		return nil, err // which does not say that there is none: it is asked again
 	}
-	k.Sizes = Sizes{k.Kind(), k.unenforced == nil, o.BytesPerInode, inodeBytes}
-	k.IDs, k.Accounting = IDs{k.facility, claims}, Accounting{k.facility}
-	return k, nil
+	e.Sizes = Sizes{e.Kind(), e.unenforced == nil, o.BytesPerInode, inodeBytes}
+	e.IDs, e.Accounting = IDs{e.facility, claims}, Accounting{e.facility}
+	return e, nil
 }
 
 var (
@@ -91,60 +91,60 @@ func (o Options) unwanted(facility quota.Facility) error {
 	return nil
 }
 
-// Unfit is why a pool must not serve whose new volumes get no limit; nil if it may.
-func (o Options) Unfit(k *Keeper) error {
-	if k.unenforced == nil || o.Enforcement != Required {
+// MustNotServe is why a pool must not serve whose new volumes get no limit; nil if it may.
+func (o Options) MustNotServe(e *Enforcer) error {
+	if e.unenforced == nil || o.Enforcement != Required {
 		return nil
 	}
-	return fmt.Errorf("enforcement is required: %w", k.unenforced)
+	return fmt.Errorf("enforcement is required: %w", e.unenforced)
 }
 
-// WithClaims is a keeper of the same filesystem with other claims.
-func (k *Keeper) WithClaims(claims *Claims) *Keeper {
-	return &Keeper{facility: k.facility, unenforced: k.unenforced, Sizes: k.Sizes, IDs: IDs{k.facility, claims}, Accounting: k.Accounting}
+// WithClaims is an enforcer of the same filesystem with other claims.
+func (e *Enforcer) WithClaims(claims *Claims) *Enforcer {
+	return &Enforcer{facility: e.facility, unenforced: e.unenforced, Sizes: e.Sizes, IDs: IDs{e.facility, claims}, Accounting: e.Accounting}
 }
 
 // Unenforced is why new volumes get no limit; nil if they do.
-func (k *Keeper) Unenforced() error { return k.unenforced }
+func (e *Enforcer) Unenforced() error { return e.unenforced }
 
 // Kind is what enforces sizes; empty if nothing does.
-func (k *Keeper) Kind() quota.Kind {
-	if k.facility == nil {
+func (e *Enforcer) Kind() quota.Kind {
+	if e.facility == nil {
 		return ""
 	}
-	return k.facility.Kind()
+	return e.facility.Kind()
 }
 
-// Like reports whether another keeper treats volumes in the same way.
-func (k *Keeper) Like(other *Keeper) bool {
-	return k.Kind() == other.Kind() && (k.unenforced == nil) == (other.unenforced == nil) && k.simple() == other.simple()
+// Like reports whether another enforcer treats volumes in the same way.
+func (e *Enforcer) Like(other *Enforcer) bool {
+	return e.Kind() == other.Kind() && (e.unenforced == nil) == (other.unenforced == nil) && e.simple() == other.simple()
 }
 
-func (k *Keeper) simple() bool { return k.facility != nil && k.facility.Simple() }
+func (e *Enforcer) simple() bool { return e.facility != nil && e.facility.Simple() }
 
 // MayShare reports whether volumes and their copies may share blocks. Simple quotas of btrfs charge an extent
 // to its first owner until the last one lets go of it: a volume could not overwrite what its snapshot
 // has, and what a clone has would be charged to no volume when its source is gone.
-func (k *Keeper) MayShare() bool { return !k.simple() }
+func (e *Enforcer) MayShare() bool { return !e.simple() }
 
 // Shares reports whether files of the pool's filesystem can share blocks. It is tried until it has succeeded: a filesystem
 // cannot lose this, and what tries makes files.
-func (k *Keeper) Shares(try func() (bool, error)) (bool, error) {
-	if k.shares.Load() {
+func (e *Enforcer) Shares(try func() (bool, error)) (bool, error) {
+	if e.shares.Load() {
 		return true, nil
 	}
 	shares, err := try()
 	if err == nil && shares {
-		k.shares.Store(true)
+		e.shares.Store(true)
 	}
 	return shares, err
 }
 
 // Trees is what the filesystem needs for its trees. Where it enforces no sizes, a promise is one of space for data, which has one copy:
 // small files count as often as they are on the disk.
-func (k *Keeper) Trees(root *dir.Dir) (quota.Trees, error) {
+func (e *Enforcer) Trees(root *dir.Dir) (quota.Trees, error) {
 	trees, err := quota.TreesOf(root)
-	if k.Kind() != quota.Btrfs {
+	if e.Kind() != quota.Btrfs {
 		trees.Copies = min(1, trees.Copies)
 	}
 	return trees, err
@@ -152,68 +152,68 @@ func (k *Keeper) Trees(root *dir.Dir) (quota.Trees, error) {
 
 // Enforces reports whether the kernel enforces the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
-func (k *Keeper) Enforces(c ledger.Card) bool {
-	if k.facility == nil || !c.Is(ledger.By(k.facility.Kind())) {
+func (e *Enforcer) Enforces(c ledger.Card) bool {
+	if e.facility == nil || !c.Is(ledger.By(e.facility.Kind())) {
 		return false
 	}
-	owner := k.IDs.Claims.Owner(c.QuotaID())
+	owner := e.IDs.Claims.Owner(c.QuotaID())
 	return owner == "" || c.OfUID(owner)
 }
 
-// A Kept says who enforces the size of a volume; the zero value stands for nothing.
-type Kept struct {
+// An Applied limit says who enforces the size of a volume; the zero value stands for nothing.
+type Applied struct {
 	Kind quota.Kind
 	ID   quota.ID
 }
 
 // Make makes the directory of a new volume, under its limit from the beginning. The uid is
 // that of its record, and root a directory on the same filesystem.
-func (k *Keeper) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*dir.Dir, Kept, error) {
-	if k.unenforced != nil {
+func (e *Enforcer) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*dir.Dir, Applied, error) {
+	if e.unenforced != nil {
 		d, err := parent.Make(name)
-		return d, Kept{}, err
+		return d, Applied{}, err
 	}
-	d, err := k.facility.Make(parent, name)
+	d, err := e.facility.Make(parent, name)
 	if err != nil {
-		return nil, Kept{}, err
+		return nil, Applied{}, err
 	}
 	if !c.Is(ledger.IsBlock) {
 		if err := quota.CopyByBlock(d); err != nil {
-			return nil, Kept{}, errors.Join(err, d.Close())
+			return nil, Applied{}, errors.Join(err, d.Close())
 		}
 	}
-	kept, err := k.Adopt(root, d, uid, c)
+	applied, err := e.Adopt(root, d, uid, c)
 	if err != nil {
-		return nil, Kept{}, errors.Join(err, d.Close())
+		return nil, Applied{}, errors.Join(err, d.Close())
 	}
-	return d, kept, nil
+	return d, applied, nil
 }
 
 // Adopt is Make for a directory that was made by other means, as a snapshot of a subvolume,
 // whose content the filesystem counts already.
-func (k *Keeper) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Kept, error) {
-	if k.unenforced != nil {
-		return Kept{}, nil //nolint:nilerr // its size is not to be enforced
+func (e *Enforcer) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Applied, error) {
+	if e.unenforced != nil {
+		return Applied{}, nil //nolint:nilerr // its size is not to be enforced
 	}
-	id, err := k.limitNew(root, d, uid, c)
+	id, err := e.limitNew(root, d, uid, c)
 	if err != nil {
-		return Kept{}, err
+		return Applied{}, err
 	}
-	return Kept{k.facility.Kind(), id}, nil
+	return Applied{e.facility.Kind(), id}, nil
 }
 
-func (k *Keeper) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID, error) {
-	from := k.IDs.Claims.from()
+func (e *Enforcer) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID, error) {
+	from := e.IDs.Claims.from()
 	for {
-		id, err := k.IDs.take(root, uid, from)
+		id, err := e.IDs.take(root, uid, from)
 		if err != nil {
 			return 0, err
 		}
-		err = k.facility.Limit(d, id, k.Sizes.Limit(c))
+		err = e.facility.Limit(d, id, e.Sizes.Limit(c))
 		if err == nil {
 			return id, nil
 		}
-		err = errors.Join(err, k.IDs.drop(d, id))
+		err = errors.Join(err, e.IDs.drop(d, id))
 		if !errors.Is(err, quota.ErrTaken) {
 			return 0, err
 		}
@@ -223,70 +223,69 @@ func (k *Keeper) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID
 }
 
 // Apply sets the limit of a volume, where the kernel enforces its size.
-func (k *Keeper) Apply(d *dir.Dir, c ledger.Card) error {
-	if !k.Enforces(c) {
+func (e *Enforcer) Apply(d *dir.Dir, c ledger.Card) error {
+	if !e.Enforces(c) {
 		return nil
 	}
-	return k.facility.Limit(d, c.QuotaID(), k.Sizes.Limit(c))
+	return e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c))
 }
 
-// ApplyWhileCopied has a directory that may have so many files take the inodes that a copier makes besides. Apply takes that back.
-func (k *Keeper) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) error {
-	limit := k.Sizes.Limit(c)
-	if limit.Inodes == 0 || !k.Enforces(c) {
+// ApplyWhileCopied raises the limit of inodes, if there is one, by those that copying makes besides. Apply lowers it again.
+func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) error {
+	limit := e.Sizes.Limit(c)
+	if limit.Inodes == 0 || !e.Enforces(c) {
 		return nil
 	}
 	limit.Inodes += inodes
-	return k.facility.Limit(d, c.QuotaID(), limit)
+	return e.facility.Limit(d, c.QuotaID(), limit)
 }
 
-// Lift takes the limit off a piece of trash: on btrfs removing can need more than
-// a full subvolume has. It returns the id that the trash carries. The uid is the one that the
-// name has.
-func (k *Keeper) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
-	id, err := k.IDs.In(trash, name)
+// Lift takes the limit off a piece of trash: on btrfs removing files can need more space than
+// a full subvolume has left. It returns the id that the trash carries, if that is claimed by the uid in its name or by none.
+func (e *Enforcer) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
+	id, err := e.IDs.In(trash, name)
 	if err != nil || id == 0 {
 		return 0, err
 	}
 	// A copy, and a tree whose owner changed its id, carry what is another's.
-	if owner := k.IDs.Claims.Owner(id); owner != "" && owner != uid {
+	if owner := e.IDs.Claims.Owner(id); owner != "" && owner != uid {
 		return 0, nil
 	}
 	d, err := trash.Open(name)
 	if err != nil {
 		return 0, err
 	}
-	return id, errors.Join(k.facility.Limit(d, id, quota.Limit{}), d.Close())
+	return id, errors.Join(e.facility.Limit(d, id, quota.Limit{}), d.Close())
 }
 
 // Free takes the limits off a subvolume in a piece of trash, which its user may have given it.
-func (k *Keeper) Free(in, d *dir.Dir) error {
-	if k.facility == nil {
+func (e *Enforcer) Free(in, d *dir.Dir) error {
+	if e.facility == nil {
 		return nil
 	}
-	return k.facility.Free(in, d)
+	return e.facility.Free(in, d)
 }
 
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another
 // tool was used, or a crash came between record and limit. It returns the limit that was
 // found, and whether it was replaced.
-func (k *Keeper) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored bool, err error) {
-	if ok, err := k.carriesID(d, c); err != nil || !ok {
+func (e *Enforcer) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored bool, err error) {
+	if ok, err := e.carriesID(d, c); err != nil || !ok {
 		return quota.Limit{}, false, errors.Join(err, errNotCarried)
 	}
-	usage, err := k.facility.Usage(d, c.QuotaID())
-	if err != nil || k.Sizes.agrees(usage.Limit, c) {
+	usage, err := e.facility.Usage(d, c.QuotaID())
+	if err != nil || e.Sizes.agrees(usage.Limit, c) {
 		return usage.Limit, false, err
 	}
-	return usage.Limit, true, k.facility.Limit(d, c.QuotaID(), k.Sizes.Limit(c))
+	return usage.Limit, true, e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c))
 }
 
 // Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none.
-func (k *Keeper) Ensure(d *dir.Dir, c ledger.Card) error {
-	if !k.Enforces(c) {
+func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Card) error {
+	if !e.Enforces(c) {
 		return nil
 	}
-	_, _, err := k.Restore(d, c)
+	_, _, err := e.Restore(d, c)
 	if errors.Is(err, errNotCarried) {
 		return nil
 	}
@@ -295,9 +294,9 @@ func (k *Keeper) Ensure(d *dir.Dir, c ledger.Card) error {
 
 // Agrees reports whether a directory is counted as its record says, under a limit that is what
 // was promised.
-func (k *Keeper) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
-	carries, err := k.carriesID(d, c)
-	return carries && k.Sizes.agrees(has, c), err
+func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+	carries, err := e.carriesID(d, c)
+	return carries && e.Sizes.agrees(has, c), err
 }
 
 // errNotCarried reports a directory that is not counted as its record says. Giving
@@ -305,21 +304,21 @@ func (k *Keeper) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error
 var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
 
 // carriesID reports whether a directory is counted as its record says.
-func (k *Keeper) carriesID(d *dir.Dir, c ledger.Card) (bool, error) {
-	if k.facility.Kind() == quota.Btrfs {
+func (e *Enforcer) carriesID(d *dir.Dir, c ledger.Card) (bool, error) {
+	if e.facility.Kind() == quota.Btrfs {
 		return true, nil // its own, always
 	}
-	id, err := k.facility.IDOf(d)
+	id, err := e.facility.IDOf(d)
 	return id == c.QuotaID(), err
 }
 
 // Strays counts what was taken out of a volume's limit by changing its project. It calls step
 // before each entry of the volume, and ends with its error. No pod reaches the file of a block volume.
-func (k *Keeper) Strays(d *dir.Dir, c ledger.Card, step func() error) (quota.Strays, error) {
-	if !k.Enforces(c) || c.Is(ledger.IsBlock) {
+func (e *Enforcer) Strays(d *dir.Dir, c ledger.Card, step func() error) (quota.Strays, error) {
+	if !e.Enforces(c) || c.Is(ledger.IsBlock) {
 		return quota.Strays{}, nil
 	}
-	return k.facility.Strays(d, c.QuotaID(), step)
+	return e.facility.Strays(d, c.QuotaID(), step)
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

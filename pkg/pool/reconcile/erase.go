@@ -42,15 +42,15 @@ func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uin
 func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pace) (begun []string) {
 	for _, name := range names {
 		start := time.Now()
-		over, err := p.eraseAlone(ctx, name, slowly, turn)
-		if over && !errors.Is(err, context.Canceled) {
+		more, err := p.eraseAlone(ctx, name, slowly, turn)
+		if more && !errors.Is(err, context.Canceled) {
 			// What cannot be removed would be met again in each turn.
-			over, err = p.eraseAlone(ctx, name, slowly, math.MaxInt)
+			more, err = p.eraseAlone(ctx, name, slowly, math.MaxInt)
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		if over {
+		if more {
 			begun = append(begun, name)
 			continue
 		}
@@ -89,7 +89,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
-func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
+func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (more bool, err error) {
 	unlock, err := p.Store.Trash().Lock(name)
 	if err != nil {
 		return false, err
@@ -102,7 +102,7 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 
 // eraseThere removes an entry that is in no trash, or a turn of its files and directories, and reports whether there were more, as
 // eraseAlone does. The uid is that of the id which it carries.
-func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (over bool, err error) {
+func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (more bool, err error) {
 	step := func(ctx context.Context) error {
 		p.Steps.Add(1)
 		return ctx.Err()
@@ -112,23 +112,23 @@ func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (over bool, err er
 		if err != nil {
 			return err
 		}
-		return p.Keeper.IDs.Release(p.Store.Root(), id)
+		return p.Enforcer.IDs.Release(p.Store.Root(), id)
 	})
 }
 
 // inTurn has a removal end after that many files and directories, and reports whether there were more.
-func inTurn(ctx context.Context, most int, step func(context.Context) error, remove func(context.Context, func(context.Context) error) error) (over bool, err error) {
+func inTurn(ctx context.Context, most int, step func(context.Context) error, remove func(context.Context, func(context.Context) error) error) (more bool, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	err = remove(ctx, func(ctx context.Context) error {
 		if most--; most < 0 {
-			over = true
+			more = true
 			end()
 			return ctx.Err()
 		}
 		return step(ctx)
 	})
-	return over, err
+	return more, err
 }
 
 // erase removes a piece of trash, and then gives its id back: not before, for what
@@ -136,14 +136,14 @@ func inTurn(ctx context.Context, most int, step func(context.Context) error, rem
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
 	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
-		id, err = p.eraseTree(ctx, in, entry, store.ParseThrown(name).UID, pause)
+		id, err = p.eraseTree(ctx, in, entry, store.ParseTrashName(name).UID, pause)
 		return err
 	})
 	id = p.Ledger.Trash().ID(name, id)
 	if err != nil {
 		return err
 	}
-	return p.Keeper.IDs.Release(p.Store.Root(), id)
+	return p.Enforcer.IDs.Release(p.Store.Root(), id)
 }
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
@@ -151,16 +151,16 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	_, err := dir.Unprotect(in, entry) // or no limit can be lifted
 	if errors.Is(err, syscall.EDQUOT) {
 		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
-		if _, err = p.Keeper.Lift(in, entry, uid); err == nil {
+		if _, err = p.Enforcer.Lift(in, entry, uid); err == nil {
 			_, err = dir.Unprotect(in, entry)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	id, err := p.Keeper.Lift(in, entry, uid)
+	id, err := p.Enforcer.Lift(in, entry, uid)
 	if err != nil {
 		return 0, err
 	}
-	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Keeper.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Enforcer.Free)
 }

@@ -26,7 +26,7 @@ func trashOf(t *testing.T, p *reconcile.Leftovers, name string, files int) (path
 	for i := range files {
 		must.Succeed(t, os.WriteFile(filepath.Join(path, fmt.Sprint(i)), nil, 0o600))
 	}
-	p.Thrown(name)
+	p.QueueTrash(name)
 	return path
 }
 

@@ -44,14 +44,14 @@ func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.Pool
 	if quotas == nil {
 		detect = func(*dir.Dir) (quota.Facility, error) { return nil, quota.ErrNone }
 	}
-	keeper, err := limit.Options{Detect: detect}.Keeper(s.Root(), &limit.Claims{})
+	enforcer, err := limit.Options{Detect: detect}.Enforcer(s.Root(), &limit.Claims{})
 	must.Succeed(t, err)
 	dev, err := dir.Open(t.TempDir())
 	must.Succeed(t, err)
 	mounts, devices := &bindtest.Fake{}, looptest.NewFake(dev)
 	t.Cleanup(func() { must.Succeed(t, errors.Join(devices.Close(), mounts.Close(), dev.Close())) })
 	return &reconcile.Pool{
-		Config: &configs[0], Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}), Peers: &reconcile.Peers{},
+		Config: &configs[0], Node: node, Store: s, Enforcer: enforcer, Ledger: ledger.New(ledger.Policy{Overprovision: 1}), Peers: &reconcile.Peers{},
 		Host:  content.Host{Mounts: mounts, Devices: devices, Dev: dev, Log: testr.New(t)},
 		Lock:  func(volume.ID) (func(), error) { return func() {}, nil },
 		Steps: new(atomic.Uint64), Log: testr.New(t),
@@ -67,10 +67,10 @@ func makeBlock(t *testing.T, p *reconcile.Pool, name string, bytes int64) (volum
 	must.Succeed(t, err)
 	rec := store.NewRecord(id, volume.ModeBlock, bytes)
 	rec.Thin = true
-	d, kept, err := p.Keeper.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
-	rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+	rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 	disk := p.Disk(id, rec)
 	must.Succeed(t, disk.Make(t.Context(), d))
 	rec.BlockBytes = disk.BlockBytes

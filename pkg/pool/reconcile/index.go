@@ -19,21 +19,21 @@ import (
 
 // An Index brings the ledger in line with the disk.
 type Index struct {
-	config *poolconfig.Pool
-	node   volume.NodeID
-	store  *store.Store
-	ledger *ledger.Ledger
-	keeper *limit.Keeper
-	peers  *Peers
-	lock   func(volume.ID) (unlock func(), err error)
-	steps  *atomic.Uint64
-	log    logr.Logger
-	left   func(path string, err error)
+	config   *poolconfig.Pool
+	node     volume.NodeID
+	store    *store.Store
+	ledger   *ledger.Ledger
+	enforcer *limit.Enforcer
+	peers    *Peers
+	lock     func(volume.ID) (unlock func(), err error)
+	steps    *atomic.Uint64
+	log      logr.Logger
+	left     func(path string, err error)
 }
 
 // Index is the ledger of the pool beside its disk.
 func (p *Pool) Index() Index {
-	return Index{p.Config, p.Node, p.Store, p.Ledger, p.Keeper, p.Peers, p.Lock, p.Steps, p.Log, p.Left}
+	return Index{p.Config, p.Node, p.Store, p.Ledger, p.Enforcer, p.Peers, p.Lock, p.Steps, p.Log, p.Left}
 }
 
 // Load fills the ledger from the disk.
@@ -189,7 +189,7 @@ func (i Index) claim(id volume.ID, e store.Entry) {
 	if err != nil {
 		in = i.store.Root() // there are no snapshots, so no directory carries the id
 	}
-	if !i.keeper.IDs.Claim(in, id.String(), project, e.Record.UID) && !i.ledger.Known(id).Recorded() {
+	if !i.enforcer.IDs.Claim(in, id.String(), project, e.Record.UID) && !i.ledger.Known(id).Recorded() {
 		i.log.Error(errTwoRecords, "The size of one of them is not enforced", "volume", id.String(), "projectID", project)
 	}
 }
@@ -204,6 +204,6 @@ func (i Index) OthersTrash() int64 { return i.peers.trash(i.store, i.node.String
 func (i Index) AllTrash() int64 { return i.peers.trash(i.store, "", i.left) }
 
 // isLimited reports whether a volume is there and the kernel enforces its size.
-func isLimited(k *limit.Keeper) func(ledger.Card) bool {
-	return func(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && k.Enforces(c) }
+func isLimited(enforcer *limit.Enforcer) func(ledger.Card) bool {
+	return func(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && enforcer.Enforces(c) }
 }

@@ -18,25 +18,24 @@ type Leftovers struct {
 	// UnlessBusy does something about a volume, unless a call works on it, here or on another
 	// node: then it is left to that. The zero id stands for something that is about no volume.
 	UnlessBusy func(id volume.ID, do func() error) error
-	// Thrown is called with what was put into the trash, and Wake when trash was found.
-	Thrown func(name string)
-	Wake   func()
+	// QueueTrash is called with the name of what was put into the trash, and Wake when trash was found.
+	QueueTrash func(name string)
+	Wake       func()
 }
 
-// throw moves an entry that is no volume into the trash, where the reaper removes
-// it. The ledger keeps its promise until then. Without room for its name there it erases the entry
-// where it is, until there is room or nothing is left: no call that made it was answered, or one that removed it was, and it may be
-// what takes the room.
-func (p *Leftovers) throw(from *dir.Dir, name string, as store.Thrown) error {
+// throw moves an entry that is no volume into the trash, where the reaper erases it. The ledger keeps its promise until then. If
+// the filesystem has no room for its name in the trash, the entry is erased where it is, until there is room or nothing of it is
+// left. No client counts on it: the call that was making it got no answer, or a call has removed it.
+func (p *Leftovers) throw(from *dir.Dir, name string, as store.TrashName) error {
 	for {
 		err := p.Store.Trash().Throw(from, name, as.String())
 		if err == nil {
-			p.Thrown(as.String())
+			p.QueueTrash(as.String())
 		}
 		if !store.NoRoom(err) {
 			return err
 		}
-		if over, err := p.eraseThere(from, name, as.UID); !over || !errors.Is(err, context.Canceled) {
+		if more, err := p.eraseThere(from, name, as.UID); !more || !errors.Is(err, context.Canceled) {
 			return err
 		}
 	}
@@ -49,6 +48,15 @@ func (p *Leftovers) DiscardCreation(name string) error {
 		return nil
 	}
 	return err
+}
+
+// UndoCreation undoes a creation of this node, the record first: what is in creating/
+// is the sign that there is something to undo.
+func (p *Leftovers) UndoCreation(id volume.ID) error {
+	if err := p.Store.Records().Undo(id); err != nil {
+		return err
+	}
+	return p.DiscardCreation(id.String())
 }
 
 // NoneLeft returns ErrBusy until nothing is left of attempts to make an entry that failed, and ErrPrecondition if that
@@ -64,7 +72,7 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 		}
 	}
 	for _, name := range p.Ledger.Trash().Names(true) {
-		if store.ParseThrown(name).Of != id.String() {
+		if store.ParseTrashName(name).Of != id.String() {
 			continue
 		}
 		left, failed := p.Ledger.Trash().Left(name)
@@ -80,14 +88,14 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 	return nil
 }
 
-// throwCreation throws an entry of a directory of creating/ away. The name in the trash
-// says whose the id is that it carries, so that the reaper gives it back.
+// throwCreation moves an entry of a directory of creating/ into the trash. The entry may carry a project id: the name in the
+// trash has the uid that claimed it, so that the reaper can release it.
 func (p *Leftovers) throwCreation(creating *dir.Dir, name string) error {
-	carried, err := p.Keeper.IDs.In(creating, name)
+	carried, err := p.Enforcer.IDs.In(creating, name)
 	if err != nil {
 		return err
 	}
-	suffix := p.Keeper.IDs.Claims.Owner(carried)
+	suffix := p.Enforcer.IDs.Claims.Owner(carried)
 	if suffix == "" {
 		suffix = store.RandomSuffix()
 	}
@@ -95,7 +103,7 @@ func (p *Leftovers) throwCreation(creating *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	return p.throw(creating, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
+	return p.throw(creating, name, store.TrashName{Of: name, UID: suffix, Promised: bytes})
 }
 
 // creationBytes is what an entry of a directory of creating/ occupies: a directory volume

@@ -33,7 +33,7 @@ func aPoolAt(t *testing.T, path string) *reconcile.Leftovers {
 		UnlessBusy: func(_ volume.ID, do func() error) error { return do() },
 		Wake:       func() {},
 	}
-	p.Thrown = func(name string) { p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) }
+	p.QueueTrash = func(name string) { p.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised) }
 	return p
 }
 
@@ -47,7 +47,7 @@ func wantTrash(t *testing.T, p *reconcile.Leftovers, when string, pieces int) {
 // A sync reads the names in the trash, and the reaper erases them meanwhile.
 func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	p := aPool(t)
-	p.Thrown("erased+1")
+	p.QueueTrash("erased+1")
 	p.Ledger.Trash().Tried("erased+1", nil)
 	must.Succeed(t, p.RecoverTrashed("erased+1"))
 	wantTrash(t, p, "after what was listed is erased", 0)

@@ -8,7 +8,7 @@ import (
 // Limits compares all limits with the promises, before calls work in the pool. One that cannot be restored is
 // logged, and shows in the condition of its volume.
 func (p *Repairs) Limits() {
-	for id, c := range p.Ledger.Each(isLimited(p.Keeper)) {
+	for id, c := range p.Ledger.Each(isLimited(p.Enforcer)) {
 		p.Steps.Add(1)
 		p.logUnrestored(id, p.Limit(id, c))
 	}
@@ -17,7 +17,7 @@ func (p *Repairs) Limits() {
 // AllLimits are the volumes whose limits can be compared with their promises.
 func (p *Repairs) AllLimits() map[volume.ID]struct{} {
 	all := make(map[volume.ID]struct{})
-	for id := range p.Ledger.Each(isLimited(p.Keeper)) {
+	for id := range p.Ledger.Each(isLimited(p.Enforcer)) {
 		all[id] = struct{}{}
 	}
 	return all
@@ -37,7 +37,7 @@ func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
 		if d != nil {
 			_ = d.Close() // opened for reading
 		}
-		if c := CardOf(e); err == nil && isLimited(p.Keeper)(c) {
+		if c := CardOf(e); err == nil && isLimited(p.Enforcer)(c) {
 			err = p.Limit(id, c)
 		}
 		unlock()
@@ -62,11 +62,11 @@ func (p *Repairs) Limit(id volume.ID, c ledger.Card) error {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	found, restored, err := p.Keeper.Restore(d, c)
+	found, restored, err := p.Enforcer.Restore(d, c)
 	if err != nil || !restored {
 		return err
 	}
-	p.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Keeper.Sizes.Limit(c).Bytes)
+	p.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Enforcer.Sizes.Limit(c).Bytes)
 	p.Ledger.Restored()
 	return nil
 }

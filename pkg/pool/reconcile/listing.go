@@ -93,7 +93,7 @@ func (p *Pool) Nodes(here []bind.Publication, elsewhere []volume.NodeID) []volum
 }
 
 // devices is where the devices of a volume are published, as far as they answer. One that does
-// not answer may be anybody's, and says nothing of how the volume is.
+// not answer may belong to any volume, and says nothing about this one.
 func (l *Listing) devices(id volume.ID, e store.Entry, d *dir.Dir) []bind.Publication {
 	file, ok, err := FileOf(id, e, d)
 	if err != nil || !ok {

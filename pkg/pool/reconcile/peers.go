@@ -61,7 +61,7 @@ func (p *Peers) trash(s *store.Store, except string, left func(path string, err 
 // heldBy is the promise of an entry of another node's trash. What has to be measured is
 // measured again only when the entry has changed: this is asked for each answer.
 func (p *Peers) heldBy(trash *dir.Dir, node, name string) int64 {
-	if t := store.ParseThrown(name); t.Promised != volume.Unknown {
+	if t := store.ParseTrashName(name); t.Promised != volume.Unknown {
 		return t.Promised
 	}
 	changed, err := dir.Changed(trash, name)

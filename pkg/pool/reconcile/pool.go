@@ -24,13 +24,13 @@ import (
 
 // A Pool is one pool, open for reading.
 type Pool struct {
-	Config *poolconfig.Pool
-	Node   volume.NodeID
-	Host   content.Host
-	Store  *store.Store  // nil if the pool does not serve
-	Keeper *limit.Keeper // nil before the pool was opened
-	Ledger *ledger.Ledger
-	Peers  *Peers
+	Config   *poolconfig.Pool
+	Node     volume.NodeID
+	Host     content.Host
+	Store    *store.Store    // nil if the pool does not serve
+	Enforcer *limit.Enforcer // nil before the pool was opened
+	Ledger   *ledger.Ledger
+	Peers    *Peers
 	// Errors is how many the filesystem has counted, or volume.Unknown.
 	Errors int64
 	// Contender is a driver that waits for the pool, although it is not shared; empty for none.
@@ -154,4 +154,4 @@ func (p *Pool) File(id volume.ID) (file dir.ID, ok bool, err error) {
 
 // enforces reports whether the kernel enforces the size of a volume; not before the pool is
 // opened.
-func (p *Pool) enforces(c ledger.Card) bool { return p.Keeper != nil && p.Keeper.Enforces(c) }
+func (p *Pool) enforces(c ledger.Card) bool { return p.Enforcer != nil && p.Enforcer.Enforces(c) }

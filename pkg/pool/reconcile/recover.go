@@ -63,15 +63,6 @@ func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 	return p.throwCreation(creating, name)
 }
 
-// UndoCreation undoes a creation of this node, the record first: what is in creating/
-// is the sign that there is something to undo.
-func (p *Leftovers) UndoCreation(id volume.ID) error {
-	if err := p.Store.Records().Undo(id); err != nil {
-		return err
-	}
-	return p.DiscardCreation(id.String())
-}
-
 // RecoverReferences begins the removal of references of volumes that are not fenced: before the fence only the movers know of a move,
 // and they do without. RecoverTrash finishes it.
 func (p *Leftovers) RecoverReferences() error {
@@ -133,12 +124,12 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if err := p.finishRemoval(in, name); err != nil {
 				return err
 			}
-			id, err := p.Keeper.IDs.In(in, entry)
+			id, err := p.Enforcer.IDs.In(in, entry)
 			if err != nil {
 				id = 0 // its disk cannot read it: the reaper reports it
 			}
-			t := store.ParseThrown(name)
-			p.Keeper.IDs.Claims.Try(id, t.UID)
+			t := store.ParseTrashName(name)
+			p.Enforcer.IDs.Claims.Try(id, t.UID)
 			if t.Promised == volume.Unknown {
 				t.Promised = p.Usage().HeldBy(in, entry, id)
 			}
@@ -148,7 +139,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			return nil
 		})
 	}
-	id, _ := store.ParseThrown(name).Volume()
+	id, _ := store.ParseTrashName(name).Volume()
 	return p.UnlessBusy(id, queue)
 }
 
@@ -193,7 +184,7 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 			}
 			return err
 		}
-		id, _ := store.ParseThrown(name).Volume()
+		id, _ := store.ParseTrashName(name).Volume()
 		p.Left(path.Join(left.String(), name), p.UnlessBusy(id, take))
 	}
 	return nil
@@ -204,16 +195,16 @@ func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
 	if err := p.finishRemoval(left, name); err != nil {
 		return err
 	}
-	carried, err := p.Keeper.IDs.In(left, name)
+	carried, err := p.Enforcer.IDs.In(left, name)
 	if err != nil {
 		return err
 	}
 	// The index may have had the volume, and its record the id.
-	t := store.ParseThrown(name)
-	if uid := p.Keeper.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
+	t := store.ParseTrashName(name)
+	if uid := p.Enforcer.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
 		t.UID = store.RandomSuffix()
 	}
-	p.Keeper.IDs.Claims.Try(carried, t.UID)
+	p.Enforcer.IDs.Claims.Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
 		t.Promised = p.Usage().HeldBy(left, name, carried)
 	}

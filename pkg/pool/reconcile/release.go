@@ -9,17 +9,17 @@ import (
 // keeps the id, which is then not given again.
 func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
 	c := CardOf(e)
-	if !p.Keeper.Enforces(c) {
+	if !p.Enforcer.Enforces(c) {
 		return
 	}
-	if err := p.Keeper.IDs.Release(p.Store.Root(), c.QuotaID()); err != nil {
+	if err := p.Enforcer.IDs.Release(p.Store.Root(), c.QuotaID()); err != nil {
 		p.Log.Error(err, "The limit of a deleted volume is still there", "volume", id.String())
 	}
 }
 
 // ReleaseUnused removes limits that no directory has.
 func (p *Leftovers) ReleaseUnused() {
-	released, err := p.Keeper.IDs.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
+	released, err := p.Enforcer.IDs.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
 	if err != nil {
 		p.Log.Error(err, "Failed to remove limits that no directory has")
 	}

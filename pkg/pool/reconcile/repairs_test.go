@@ -79,9 +79,9 @@ func TestLimitsAreRestored(t *testing.T) {
 	} {
 		must.Succeed(t, quotas.Limit(d, c.QuotaID(), quota.Limit{Bytes: mib}))
 		restore()
-		usage, err := p.Keeper.Accounting.Usage(d, c)
+		usage, err := p.Enforcer.Accounting.Usage(d, c)
 		must.Succeed(t, err)
-		if want := p.Keeper.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
+		if want := p.Enforcer.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
 			t.Errorf("%s: the limit is %+v, want %+v", title, usage.Limit, want)
 		}
 	}

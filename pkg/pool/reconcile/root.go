@@ -54,10 +54,10 @@ func CountErrors(count func(*dir.Dir) (int64, error), root *dir.Dir) int64 {
 	return errors
 }
 
-// Unfit is why the pool must not serve now: an ext4 that is read-only has its quotas off, and
+// MustNotServe is why the pool must not serve now: an ext4 that is read-only has its quotas off, and
 // serves what it has all the same, since nothing in it can grow.
-func (p *Pool) Unfit(limits limit.Options) error {
-	err := limits.Unfit(p.Keeper)
+func (p *Pool) MustNotServe(limits limit.Options) error {
+	err := limits.MustNotServe(p.Enforcer)
 	if err == nil {
 		return nil
 	}

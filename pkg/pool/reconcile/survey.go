@@ -85,7 +85,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	used, facts := l.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	v := l.surveyed(id, c, facts)
-	if l.Keeper.Enforces(c) && d != nil && !e.Block() {
+	if l.Enforcer.Enforces(c) && d != nil && !e.Block() {
 		v.Used = used.UsedBytes
 	}
 	if v.Used != volume.Unknown && used.Inodes > 0 {
@@ -96,7 +96,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 }
 
 // unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
-// end of the disk stops it, as far as anybody knows.
+// end of the disk stops it as far as is known.
 func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {
 	case d == nil:
@@ -107,7 +107,7 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 			return e.Promised() // at most
 		}
 		return max(0, e.Promised()-allocated)
-	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
+	case !p.Enforcer.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
 		return volume.Unknown
 	}
 	return max(0, e.Promised()-used.UsedBytes)

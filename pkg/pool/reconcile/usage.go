@@ -15,23 +15,23 @@ import (
 
 // A Usage measures what the volumes and the trash of a pool hold.
 type Usage struct {
-	shared bool // between nodes
-	store  *store.Store
-	keeper *limit.Keeper
-	ledger *ledger.Ledger
-	steps  *atomic.Uint64
-	failed func(err error, what string, about ...any)
+	shared   bool // between nodes
+	store    *store.Store
+	enforcer *limit.Enforcer
+	ledger   *ledger.Ledger
+	steps    *atomic.Uint64
+	failed   func(err error, what string, about ...any)
 }
 
 // Usage is what the pool holds.
 func (p *Pool) Usage() Usage {
-	return Usage{p.Config.Shared, p.Store, p.Keeper, p.Ledger, p.Steps, p.Failed}
+	return Usage{p.Config.Shared, p.Store, p.Enforcer, p.Ledger, p.Steps, p.Failed}
 }
 
 // LearnForeign notes what others hold on the pool's filesystem while nothing at all
 // can be ours. Where it is not counted what volumes hold it is not known otherwise.
 func (u Usage) LearnForeign(space dir.Space) {
-	if u.shared || u.keeper.Unenforced() == nil {
+	if u.shared || u.enforcer.Unenforced() == nil {
 		return // what others promised meanwhile is not known, or Held knows better
 	}
 	u.ledger.LearnForeign(space)
@@ -57,12 +57,12 @@ func (u Usage) Held(volumes *atomic.Int64, look func()) (bytes int64, counted bo
 
 // Counts reports whether it is counted what the volumes of the pool hold.
 func (u Usage) Counts() bool {
-	return u.keeper.Kind() != "" && !u.shared && !u.anyUnlimited()
+	return u.enforcer.Kind() != "" && !u.shared && !u.anyUnlimited()
 }
 
 // anyUnlimited reports whether there is a promise of which the use is not counted.
 func (u Usage) anyUnlimited() bool {
-	return u.ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !u.keeper.Enforces(c) })
+	return u.ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !u.enforcer.Enforces(c) })
 }
 
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what its trash holds, each no more than
@@ -72,7 +72,7 @@ func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
 	thrown := u.ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
 	families := make(map[string]int64)
 	look()
-	for id, c := range u.ledger.Each(isLimited(u.keeper)) {
+	for id, c := range u.ledger.Each(isLimited(u.enforcer)) {
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
@@ -105,7 +105,7 @@ func (u Usage) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
 	if err != nil {
 		return quota.Usage{}, err
 	}
-	return u.keeper.Accounting.UsedBy(in, id.String(), c)
+	return u.enforcer.Accounting.UsedBy(in, id.String(), c)
 }
 
 // addToFamily keeps the largest use of each family, of those within the promises of its members.
@@ -152,9 +152,9 @@ func (u Usage) usedByTrash(names []string, families map[string]int64) (sum int64
 func (u Usage) measurePiece(name string) (bytes, shared int64) {
 	used := quota.Usage{Bytes: volume.Unknown}
 	err := u.store.Trash().In(name, func(in *dir.Dir, entry string) error {
-		id, err := u.keeper.IDs.In(in, entry)
+		id, err := u.enforcer.IDs.In(in, entry)
 		if err == nil && id != 0 {
-			used, err = u.keeper.Accounting.UsedIn(in, entry, id)
+			used, err = u.enforcer.Accounting.UsedIn(in, entry, id)
 		}
 		return err
 	})
@@ -169,7 +169,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
 func (u Usage) MeasureTrash() {
-	if u.keeper.Kind() != "" {
+	if u.enforcer.Kind() != "" {
 		u.usedByTrash(u.ledger.Trash().Names(true), make(map[string]int64))
 	}
 }
@@ -177,7 +177,7 @@ func (u Usage) MeasureTrash() {
 // HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
 // volume.Unknown.
 func (u Usage) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
-	if bytes := u.keeper.Accounting.UsedByID(u.store.Root(), carried); bytes != volume.Unknown {
+	if bytes := u.enforcer.Accounting.UsedByID(u.store.Root(), carried); bytes != volume.Unknown {
 		return bytes
 	}
 	return store.Measured(in, name)

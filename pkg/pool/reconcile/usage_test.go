@@ -21,10 +21,10 @@ func makeShared(t *testing.T, p *reconcile.Pool, f *quotatest.Fake, name, family
 	must.Succeed(t, err)
 	rec := store.NewRecord(id, volume.ModeMount, 2*bytes)
 	rec.Family = family
-	d, kept, err := p.Keeper.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
-	rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+	rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 	must.Succeed(t, f.Write(d, bytes), p.Store.Records().Write(rec))
 	e := store.Entry{Record: rec, Present: true}
 	p.Ledger.Note(id, reconcile.CardOf(e))

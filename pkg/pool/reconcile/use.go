@@ -18,7 +18,8 @@ import (
 
 // A VolumeUse is how this node uses a volume, as a call has read it.
 type VolumeUse struct {
-	*Pool
+	Host  content.Host
+	Root  *dir.Dir // of the pool
 	ID    volume.ID
 	Entry store.Entry
 	Dir   *dir.Dir // nil if the directory is lost
@@ -39,7 +40,7 @@ func (v *VolumeUse) attachments() (content.Attachments, error) {
 
 // Published are the mounts of the volume, of what is inside it, and of its devices.
 func (v *VolumeUse) Published() ([]bind.Publication, error) {
-	all, err := v.Host.Mounts.Published(v.Store.Root())
+	all, err := v.Host.Mounts.Published(v.Root)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +54,7 @@ func (v *VolumeUse) Published() ([]bind.Publication, error) {
 
 // Used reports whether this node has the volume published, or its file attached.
 func (v *VolumeUse) Used() (bool, error) {
-	all, err := v.Host.Mounts.Published(v.Store.Root())
+	all, err := v.Host.Mounts.Published(v.Root)
 	if err != nil || len(all[v.ID.String()]) > 0 {
 		return true, err
 	}

@@ -60,16 +60,16 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 	switch {
 	case e.Record == nil:
 		facts.Unpromised = true
-	case !p.Keeper.Enforces(c):
+	case !p.Enforcer.Enforces(c):
 		facts.LimitOff = e.Record.Quota
 	case d != nil:
 		facts.Unenforced = false
-		usage, err := p.Keeper.Accounting.Usage(d, c)
+		usage, err := p.Enforcer.Accounting.Usage(d, c)
 		switch {
 		case err == nil:
 			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
 			if facts.IO == nil {
-				facts.Outside, facts.IO = p.Keeper.Accounting.Outside(d)
+				facts.Outside, facts.IO = p.Enforcer.Accounting.Outside(d)
 			}
 			if p.Strays != nil {
 				facts.Strays, facts.Unsearched = p.Strays(id)
@@ -140,7 +140,7 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 // caller holds no lock, so that both may be changing: what differs is checked again
 // while no call works on the volume.
 func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
-	if ok, err := p.Keeper.Agrees(d, c, has); err != nil || ok {
+	if ok, err := p.Enforcer.Agrees(d, c, has); err != nil || ok {
 		return false, err
 	}
 	unlock, err := p.Lock(id)
@@ -156,10 +156,10 @@ func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.L
 		return false, err
 	}
 	c = CardOf(store.Entry{Record: rec})
-	usage, err := p.Keeper.Accounting.Usage(d, c)
+	usage, err := p.Enforcer.Accounting.Usage(d, c)
 	if err != nil {
 		return false, err
 	}
-	ok, err := p.Keeper.Agrees(d, c, usage.Limit)
+	ok, err := p.Enforcer.Agrees(d, c, usage.Limit)
 	return err == nil && !ok, err
 }

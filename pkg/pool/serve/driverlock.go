@@ -42,7 +42,7 @@ type Guard struct {
 	looks, looked time.Time
 	// signed says that this driver has written its sign of life into that pool: another there is newer.
 	signed bool
-	// node is the lock of the node, and waiting that of who waits for it; nil without.
+	// node is the lock of the node, and waiting that of the driver that waits for it; nil without.
 	node, waiting *store.NodeLock
 	signs         store.Signs
 	// waiter is who waits for the pool, and waits since when it was seen to; nil for no driver.

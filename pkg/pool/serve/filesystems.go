@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -21,28 +20,6 @@ func (p *Pool) onFilesystem() []*Pool {
 	pools := p.node.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.Config.Name.String(), b.Config.Name.String()) })
 	return pools
-}
-
-// OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
-// filesystem: what it has promised is not known yet, and would be promised again. It is known
-// when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
-func (p *Pool) OthersAreRead() error {
-	for _, other := range p.node.Pools {
-		if other == p || p.node.filesystems.Apart(p, other) {
-			continue
-		}
-		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {
-			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
-		}
-	}
-	return nil
-}
-
-// awaits reports whether another pool hangs before it was read, and is on this one's filesystem by the mount table, which no disk can
-// delay. Of one whose path cannot even be opened that is not known.
-func (p *Pool) awaits(other *Pool) bool {
-	here, there := p.Where(), other.Where()
-	return other != p && other.state.Load().hung && other.Ledger.Unread() && here != nil && there != nil && here.At.SameFilesystem(there.At)
 }
 
 // readPromises has the promises of a pool that cannot be served count against its filesystem, as far
@@ -82,7 +59,7 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 	if err != nil {
 		return err
 	}
-	v := &Visit{Pool: c.pool, Store: s, Keeper: id.keeper}
+	v := &Visit{Pool: c.pool, Store: s, Enforcer: id.enforcer}
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
@@ -98,7 +75,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.Pool
-	trees, err := v.Keeper.Trees(v.Store.Root())
+	trees, err := v.Enforcer.Trees(v.Store.Root())
 	if err != nil {
 		return false, err
 	}
@@ -106,7 +83,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	p.Ledger.SetInodes(v.Keeper.Sizes.NewInodes(), v.Keeper.Sizes.InodeBytes())
+	p.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
 	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
@@ -156,7 +133,7 @@ func (u *usage) countsForAll() bool {
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
 // that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
 func (v *Visit) count() (all bool) {
-	trees, err := v.Keeper.Trees(v.Store.Root())
+	trees, err := v.Enforcer.Trees(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -181,7 +158,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Keeper.Accounting.Beside(v.Store.Root())
+	beside, err := v.Enforcer.Accounting.Beside(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -197,8 +174,8 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 		var err error
 		if v, err = u.pool.Enter(); err != nil {
 			in := u.pool.Scan()
-			if in.Keeper == nil {
-				in.Keeper = by.Keeper
+			if in.Enforcer == nil {
+				in.Enforcer = by.Enforcer
 			}
 			return 0, false, in.Usage().Counts()
 		}

@@ -7,23 +7,23 @@ import (
 // checkQuota notices quotas that were switched on or off since the pool was opened,
 // or that the filesystem was mounted anew without or with.
 func (c *checks) checkQuota(v *Visit) error {
-	keeper, err := v.Pool.Limits().Keeper(v.Store.Root(), v.Keeper.IDs.Claims)
+	enforcer, err := v.Pool.Limits().Enforcer(v.Store.Root(), v.Enforcer.IDs.Claims)
 	if err != nil {
 		return err
 	}
-	if !keeper.Like(v.Keeper) {
-		v.Keeper = keeper
-		c.changeKeeper(v)
+	if !enforcer.Like(v.Enforcer) {
+		v.Enforcer = enforcer
+		c.changeEnforcer(v)
 	}
-	if v.Keeper.Kind() != "" {
+	if v.Enforcer.Kind() != "" {
 		if c.limitsDiffer.Swap(false) {
 			c.queueLimitChecks(v)
 		}
 		c.restoreQueued(v)
 	}
 	now := *v.Scan()
-	now.Keeper = keeper
-	return now.Unfit(v.Pool.Limits())
+	now.Enforcer = enforcer
+	return now.MustNotServe(v.Pool.Limits())
 }
 
 // Limits are the options that say who is to enforce the sizes of the pool's volumes.
@@ -33,16 +33,16 @@ func (p *Pool) Limits() limit.Options {
 	}
 }
 
-// changeKeeper has the calls to come use what this visit has.
-func (c *checks) changeKeeper(v *Visit) {
+// changeEnforcer has the calls to come use what this visit has.
+func (c *checks) changeEnforcer(v *Visit) {
 	now := *v.Pool.identity.Load()
-	now.keeper = v.Keeper
+	now.enforcer = v.Enforcer
 	v.Pool.identity.Store(&now)
-	v.Pool.Ledger.SetInodes(v.Keeper.Sizes.NewInodes(), v.Keeper.Sizes.InodeBytes())
-	if why := v.Keeper.Unenforced(); why != nil {
+	v.Pool.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
+	if why := v.Enforcer.Unenforced(); why != nil {
 		v.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
 	} else {
-		v.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", v.Keeper.Kind())
+		v.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", v.Enforcer.Kind())
 	}
 	c.queueLimitChecks(v)
 }
@@ -61,7 +61,7 @@ func (c *checks) restoreQueued(v *Visit) {
 // enforcing reports whether new volumes get limits.
 func (p *Pool) enforcing() bool {
 	id := p.identity.Load()
-	return id != nil && id.keeper.Unenforced() == nil
+	return id != nil && id.enforcer.Unenforced() == nil
 }
 
 // restoreLimits compares all limits with the promises, before the pool serves.

@@ -6,20 +6,19 @@ package serve
 //  2. the target, in this process (Node.targets);
 //  3. the turn at the devices of the volume, in this process (Node.attaching), or
 //     the byte of the volume, or the byte of promises, in the lock file of a shared pool,
-//     against other nodes. No call waits for one of the three while holding another. In a shared pool the turn at the
-//     mark of the volume (Node.marking) comes after these, and its publications under way (Node.publishing) are counted
-//     under it: see marks.go;
+//     against other nodes. No call waits for one of the three while holding another. In a shared pool Node.marking comes
+//     after these: with it a call writes or removes the mark of the volume. Under that comes Node.publishing: see marks.go;
 //  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
-// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Trash),
-// under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
+// In a shared pool the reaper locks the byte of the piece of trash that it erases (store.Trash), and takes no other lock under it.
+// Making the layout of a pool locks the whole lock file (store.ensureFormat), before any call is served.
 //
-// Calls do not wait for each other's 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
-// takes the source, by 1, whatever it has of 1 to 3. Publishing and unpublishing at different targets share 1. Checks in the
-// background have 1 for an instant, and calls wait for that.
-// Recovery does not wait for 3 either, and leaves to another node what that works on.
+// A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
+// its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
+// lock 1. Checks in the background hold lock 1 for an instant, and calls wait for that.
+// Recovery does not wait for 3 either: what another node works on it leaves to that node.
 //
-// What a pool is served under is taken before all others, and had as long as it is served: its uuid, in this
+// Two locks are taken before all others, and held as long as the pool is served: its uuid, in this
 // process (Node.serving), and a byte against other drivers of the node (Guard). No call waits
 // for either while holding any other.
 //

@@ -114,8 +114,8 @@ func (p *Pool) Where() *bind.Root { return p.directory.where.Load() }
 // opened is what a pool was found to be when it was opened.
 type opened struct {
 	*store.Identity
-	keeper *limit.Keeper
-	calls  *atomic.Int64 // at work in it
+	enforcer *limit.Enforcer
+	calls    *atomic.Int64 // at work in it
 }
 
 func (n *Node) newPool(config poolconfig.Pool) *Pool {
@@ -139,15 +139,15 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 	p.directory.place = n.places.Add(config.Name, options.Mounts, log, p.checks.now)
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})
 	p.directory.at = &store.Location{
-		Path:     config.Path,
-		Node:     options.Node,
-		Reserved: config.Reserved(),
-		Shared:   config.Shared,
-		MakePath: !config.RequireMount,
-		Verify:   p.directory.checkRoot,
-		Nested:   p.directory.place.Check,
-		Thrown:   p.Thrown,
-		Refuses:  p.checks.refuses.Load,
+		Path:       config.Path,
+		Node:       options.Node,
+		Reserved:   config.Reserved(),
+		Shared:     config.Shared,
+		MakePath:   !config.RequireMount,
+		Verify:     p.directory.checkRoot,
+		Nested:     p.directory.place.Check,
+		QueueTrash: p.QueueTrash,
+		Refuses:    p.checks.refuses.Load,
 	}
 	p.usage.bytes.Store(volume.Unknown)
 	p.directory.needMount.Store(config.RequireMount)
@@ -195,12 +195,12 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 	if err != nil {
 		return nil, err
 	}
-	v.Keeper = id.keeper
+	v.Enforcer = id.enforcer
 	seen, err := dir.Seen(s.Root())
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Scan().Unfit(c.pool.Limits()); err != nil {
+	if err := v.Scan().MustNotServe(c.pool.Limits()); err != nil {
 		return nil, err
 	}
 	giveUp, err := c.pool.node.claim(f.UUID)
@@ -235,9 +235,9 @@ func (c *checks) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := c.pool.Limits().Keeper(s.Root(), c.pool.node.claims.On(id.Filesystem))
+	enforcer, err := c.pool.Limits().Enforcer(s.Root(), c.pool.node.claims.On(id.Filesystem))
 	if err != nil {
 		return nil, err
 	}
-	return &opened{id, keeper, new(atomic.Int64)}, nil
+	return &opened{id, enforcer, new(atomic.Int64)}, nil
 }

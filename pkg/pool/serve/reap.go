@@ -9,9 +9,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
-// Thrown queues an entry of the trash for the reaper.
-func (p *Pool) Thrown(name string) {
-	if p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) {
+// QueueTrash queues an entry of the trash for the reaper.
+func (p *Pool) QueueTrash(name string) {
+	if p.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised) {
 		p.reaper.wake()
 	}
 }

@@ -14,9 +14,9 @@ type moment uint8
 const (
 	// atOpen is before the pool serves: no call works on it.
 	atOpen moment = 1 << iota
-	// again is while it serves, after a start that could not recover all: the pool was
+	// atRetry is while it serves, after a start that could not recover all: the pool was
 	// read-only, or another node worked on a volume.
-	again
+	atRetry
 	// eachMinute is while it serves, for what changes by hand, and what failed calls and
 	// departed nodes left.
 	eachMinute
@@ -38,27 +38,27 @@ type recoveryStep struct {
 // docs/layout.md. Limits that calls found missing are restored by each check, from a queue: limits.go.
 var recovery = []recoveryStep{
 	// Take from others the permission to enter the directories of the layout.
-	{at: again, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
+	{at: atRetry, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
 	// Compare the index with the disk.
 	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Resync() }},
 	// Remove records that were being written.
-	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
+	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating().Dir()) }},
+	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating().Dir()) }},
 	// Remove the references of moves that a crash has ended.
-	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverReferences() }},
+	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverReferences() }},
 	// Finish removals and queue the trash.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
+	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
 	// Take over what this node left under another name.
-	{at: atOpen | again, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
+	{at: atOpen | atRetry, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Load the index.
 	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Load() }},
 	// Finish growths of files.
-	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
+	{at: atOpen | atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
 	// Restore limits.
 	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimits(v) })},
 	// Restore limits during calls.
-	{at: again, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimitsAgain(v) })},
+	{at: atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimitsAgain(v) })},
 	// Remove limits that nothing has.
 	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
 	// Detach devices that are not published.
@@ -66,7 +66,7 @@ var recovery = []recoveryStep{
 	// Detach devices on deleted files.
 	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachDeleted(ctx) })},
 	// Finish growths of devices.
-	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
+	{at: atOpen | atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
 	// Take over from nodes that are gone.
 	{at: eachMinute, writable: eachMinute, only: shared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Remove stale marks of this node.
@@ -142,7 +142,7 @@ func (c *checks) recoverAgain(ctx context.Context, v *Visit) (done bool, err err
 		return false, err
 	}
 	c.skipped = false
-	if err := v.recover(ctx, again); err != nil {
+	if err := v.recover(ctx, atRetry); err != nil {
 		return false, err
 	}
 	c.unrecovered, c.tried = c.skipped, time.Now()

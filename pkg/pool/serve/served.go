@@ -9,16 +9,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
-// without.
-func (v *Visit) Making() (done func()) {
-	done, err := v.Pool.note.Making(v.Pool.noted(v.Pool.identity.Load()))
-	if err != nil {
-		v.Pool.Log.Error(err, errForgotten)
-	}
-	return done
-}
-
 const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
 
 // noted is what is remembered of the pool, without its volumes.

@@ -95,7 +95,7 @@ func (s *searches) volume(ctx context.Context, id volume.ID) error {
 	defer func() { _ = d.Close() }() // opened for reading
 	limited, stop := context.WithTimeout(ctx, longestSearch)
 	defer stop()
-	found, err := v.Keeper.Strays(d, reconcile.CardOf(e), unhurried(limited))
+	found, err := v.Enforcer.Strays(d, reconcile.CardOf(e), unhurried(limited))
 	if ctx.Err() != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -19,10 +20,10 @@ import (
 // A Visit is one call's work in a pool: the pool's directories, and who enforces the sizes of
 // its volumes, both as they were when it began.
 type Visit struct {
-	Pool   *Pool
-	Store  *store.Store
-	Keeper *limit.Keeper
-	calls  *atomic.Int64 // counts this one; nil for a check
+	Pool     *Pool
+	Store    *store.Store
+	Enforcer *limit.Enforcer
+	calls    *atomic.Int64 // counts this one; nil for a check
 	// reading is what Scan has made.
 	reading *reconcile.Pool
 }
@@ -53,7 +54,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	if !p.checks.guarded.Load() {
 		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
 	}
-	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
+	if err := p.Limits().MustNotServe(id.enforcer); err != nil && !st.readOnly() {
 		return nil, p.Unavailable(err)
 	}
 	id.calls.Add(1) // before the pool is opened: see replaced
@@ -91,7 +92,7 @@ func (p *Pool) openCached(id *opened) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+	return &Visit{Pool: p, Store: s, Enforcer: id.enforcer}, nil
 }
 
 // visit opens the pool that was opened before.
@@ -100,12 +101,12 @@ func (p *Pool) visit(id *opened) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+	return &Visit{Pool: p, Store: s, Enforcer: id.enforcer}, nil
 }
 
-// inTime has a call, and the volume that it holds, not wait for a filesystem that hangs, and those
-// that come after it not at all, until a check has found out more than st says. A caller that waits
-// less than that gets the same answer in its time, which says nothing to others.
+// inTime gives up on a filesystem that hangs, so that the call returns and releases its volume. Later calls then do not wait at
+// all, until a check has found another state than st. A call with an earlier deadline gets the same answer before that deadline, but
+// proves nothing to other calls.
 func inTime[T any](ctx context.Context, p *Pool, st *state, do func() (T, error), late func(T, error)) (T, error) {
 	limit := patience(ctx, p.Options.HangAfter)
 	answer, err := hang.Run(ctx, limit, do, late)
@@ -152,9 +153,9 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 
 // Scan is the pool for reading it. A call asks for it several times.
 func (v *Visit) Scan() *reconcile.Pool {
-	if v.reading == nil || v.reading.Keeper != v.Keeper {
+	if v.reading == nil || v.reading.Enforcer != v.Enforcer {
 		v.reading = v.Pool.Scan()
-		v.reading.Store, v.reading.Keeper, v.reading.Lock = v.Store, v.Keeper, v.tryLock
+		v.reading.Store, v.reading.Enforcer, v.reading.Lock = v.Store, v.Enforcer, v.tryLock
 	}
 	return v.reading
 }
@@ -168,7 +169,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 		Steps:     &p.checks.steps, Log: p.Log, Failed: p.problems.failed, Left: p.problems.left,
 	}
 	if id := p.identity.Load(); id != nil {
-		s.Keeper = id.keeper
+		s.Enforcer = id.enforcer
 	}
 	if contender := p.checks.contender.Load(); contender != nil {
 		s.Contender = *contender
@@ -176,10 +177,9 @@ func (p *Pool) Scan() *reconcile.Pool {
 	return s
 }
 
-// Discard is the pool for undoing creations and for the trash. The directories of this node have
-// to be open.
+// Discard is the pool for undoing creations and for the trash. Work has to be called before.
 func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.reaper.wake}
+	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, QueueTrash: v.Pool.QueueTrash, Wake: v.Pool.reaper.wake}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.
@@ -191,7 +191,7 @@ func (v *Visit) Repair() *reconcile.Repairs {
 
 // Use is how this node uses a volume.
 func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Pool: v.Scan(), ID: id, Entry: e, Dir: d}
+	return &reconcile.VolumeUse{Host: v.Scan().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.
@@ -200,4 +200,36 @@ func (v *Visit) Work() error {
 		return v.Pool.Unavailable(err)
 	}
 	return nil
+}
+
+// Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
+// without.
+func (v *Visit) Making() (done func()) {
+	done, err := v.Pool.note.Making(v.Pool.noted(v.Pool.identity.Load()))
+	if err != nil {
+		v.Pool.Log.Error(err, errForgotten)
+	}
+	return done
+}
+
+// OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
+// filesystem: what it has promised is not known yet, and would be promised again. It is known
+// when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
+func (p *Pool) OthersAreRead() error {
+	for _, other := range p.node.Pools {
+		if other == p || p.node.filesystems.Apart(p, other) {
+			continue
+		}
+		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {
+			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
+		}
+	}
+	return nil
+}
+
+// awaits reports whether another pool hangs before it was read, and is on this one's filesystem by the mount table, which no disk can
+// delay. Of one whose path cannot even be opened that is not known.
+func (p *Pool) awaits(other *Pool) bool {
+	here, there := p.Where(), other.Where()
+	return other != p && other.state.Load().hung && other.Ledger.Unread() && here != nil && there != nil && here.At.SameFilesystem(there.At)
 }

@@ -136,11 +136,11 @@ func (c *checks) settle(st state) {
 func (c *checks) logServing(st state) {
 	log := c.pool.Log.WithValues("path", c.pool.Config.Path, "volumes", c.pool.Status().Volumes, "systemDisk", st.systemDisk)
 	id := c.pool.identity.Load()
-	if id.keeper.Unenforced() != nil {
-		log.Info("Pool serves; volume sizes are promised but not enforced", "why", id.keeper.Unenforced().Error())
+	if id.enforcer.Unenforced() != nil {
+		log.Info("Pool serves; volume sizes are promised but not enforced", "why", id.enforcer.Unenforced().Error())
 		return
 	}
-	log.Info("Pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
+	log.Info("Pool serves; the kernel enforces volume sizes", "quota", id.enforcer.Kind())
 }
 
 // check opens the pool at first, and later makes sure that it is still there.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -23,10 +24,7 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 	if len(pods) == 0 {
 		return ctx, func() error { return nil }, nil
 	}
-	limit := freezer.Limit
-	if s.way.MaxStall > 0 {
-		limit = min(limit, s.way.MaxStall)
-	}
+	limit := s.way.frozenAtMost()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
 	still, thawed, err := s.pool.Freezer.Freeze(limited, pods)
 	if err != nil {
@@ -41,6 +39,14 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 		}
 		return err
 	}, nil
+}
+
+// frozenAtMost is for how long pods may be frozen.
+func (w Way) frozenAtMost() time.Duration {
+	if w.MaxStall > 0 {
+		return min(freezer.Limit, w.MaxStall)
+	}
+	return freezer.Limit
 }
 
 // errTooLong reports a copy that takes longer than pods may be frozen.
@@ -73,6 +79,8 @@ func refused(err error) error {
 		return fmt.Errorf("%w: the class asks for consistency: freeze, which needs the component deploy/csi/freeze: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, freezer.ErrThawed), errors.Is(err, freezer.ErrUnstoppable), errors.Is(err, errTooLong):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
+	case errors.Is(err, clone.ErrTooMany):
+		return fmt.Errorf("%w: %w, longer than pods may be frozen: they were not", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrLeased):
 		return fmt.Errorf("%w: %w: have the process end its lease, or the pod", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrMounted):

@@ -84,18 +84,18 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 		return err
 	}
 	rec.Family = s.family() // which owes more
-	k := s.pool.Keeper
-	if rec.Mode == volume.ModeBlock || k.Unenforced() != nil {
+	enforcer := s.pool.Enforcer
+	if rec.Mode == volume.ModeBlock || enforcer.Unenforced() != nil {
 		return nil //nolint:nilerr // its size is not to be enforced
 	}
 	used := quota.Usage{Bytes: s.bytes()}
-	if c := reconcile.CardOf(s.entry); k.Enforces(c) {
+	if c := reconcile.CardOf(s.entry); enforcer.Enforces(c) {
 		var err error
-		if used, err = k.Accounting.Usage(s.dir, c); err != nil {
+		if used, err = enforcer.Accounting.Usage(s.dir, c); err != nil {
 			return err
 		}
 	}
-	limit := k.Sizes.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
+	limit := enforcer.Sizes.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
 	bytesPerInode := rec.Bytes / max(1, used.Inodes) >> 10 << 10 // 0 is for no limit
 	switch {
 	case limit == 0 || used.Inodes <= limit:
@@ -112,13 +112,13 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 // fit has a restore promise what was asked for, or what its content holds if that is more, and takes back what only the copier needed.
 func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	c := reconcile.CardOf(store.Entry{Record: rec})
-	if !s.pool.Keeper.Enforces(c) {
+	if !s.pool.Enforcer.Enforces(c) {
 		return nil
 	}
 	if rec.Bytes == asked.Required && !s.mayExceed() {
-		return s.pool.Keeper.Apply(d, c)
+		return s.pool.Enforcer.Apply(d, c)
 	}
-	used, err := s.pool.Keeper.Accounting.Usage(d, c)
+	used, err := s.pool.Enforcer.Accounting.Usage(d, c)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if asked.Limit > 0 && rec.Bytes > asked.Limit {
 		return fmt.Errorf("%w: the content of %s takes %d bytes in a copy, and the limit is %d", volume.ErrOutOfRange, s.id.Named(), rec.Bytes, asked.Limit)
 	}
-	return s.pool.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
+	return s.pool.Enforcer.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
 }
 
 // Restore makes the content of a new volume from the source, and notes in its record how

@@ -50,7 +50,7 @@ type Entries interface {
 	// enforces its size.
 	Limited(ctx context.Context, rec *store.Record) func(creating *dir.Dir) (*dir.Dir, error)
 	// Build makes an entry aside and then puts it in its place in one step.
-	Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error
+	Build(ctx context.Context, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error
 	// Undo removes what a failed Build left.
 	Undo(id volume.ID)
 }
@@ -63,11 +63,11 @@ type Request struct {
 	Way    Way
 }
 
-// A Way is how an entry is to be copied that others use.
+// A Way is how to copy an entry, which pods may use.
 type Way struct {
 	// WhenWritten says what to do with a directory that is written to meanwhile.
 	WhenWritten volume.WhenWritten
-	// MaxStall is for how long those who write may be stopped; 0 for no limit.
+	// MaxStall is for how long writers may be stopped; 0 for no limit.
 	MaxStall time.Duration
 	// Shared refuses a copy that would share no blocks with its source.
 	Shared bool
@@ -112,7 +112,7 @@ func (p *Pool) Describe(id volume.ID, e store.Entry) Snapshot {
 
 // Make makes a snapshot of a source, which is open.
 func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, error) {
-	if err := p.Limits.Unfit(p.Keeper); err != nil {
+	if err := p.Limits.MustNotServe(p.Enforcer); err != nil {
 		return Snapshot{}, reconcile.Unavailable(p.Config, err)
 	}
 	space, err := p.Store.Space()
@@ -174,33 +174,33 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *Source) mostHeld(space dir.Space) (int64, error) {
-	c, promised := reconcile.CardOf(s.entry), s.entry.Record.Bytes
-	if s.entry.Block() || !s.pool.Keeper.Enforces(c) {
+	c, promised := reconcile.CardOf(s.entry), s.bytes()
+	if s.entry.Block() || !s.pool.Enforcer.Enforces(c) {
 		return promised, nil
 	}
-	if s.pool.Keeper.Kind() == quota.Btrfs { // which counts when it commits
+	if s.pool.Enforcer.Kind() == quota.Btrfs { // which counts when it commits
 		if err := clone.Sync(s.dir); err != nil {
 			return 0, err
 		}
 	}
-	usage, err := s.pool.Keeper.Accounting.Usage(s.dir, c)
+	usage, err := s.pool.Enforcer.Accounting.Usage(s.dir, c)
 	if err != nil {
 		return 0, err
 	}
-	outside, err := s.pool.Keeper.Accounting.Outside(s.dir)
+	outside, err := s.pool.Enforcer.Accounting.Outside(s.dir)
 	if err != nil {
 		return 0, err
 	}
 	if outside > 0 { // what is in them does not count for the source
 		usage.Bytes = max(usage.Bytes, promised)
 	}
-	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.Sizes.InodeBytes()), space.BlockBytes), nil
+	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Enforcer.Kind(), usage.Inodes, s.pool.Enforcer.Sizes.InodeBytes()), space.BlockBytes), nil
 }
 
 // copyOf is what a copy of so much may hold, in bytes.
 func (p *Pool) copyOf(u quota.Usage) int64 {
 	bytes := u.Bytes + u.Bytes/16 + 1<<20
-	if p.Keeper.Kind() == quota.Ext4 {
+	if p.Enforcer.Kind() == quota.Ext4 {
 		// The blocks of its directories, which were full, may be half empty in a copy.
 		bytes += u.Inodes * longestName
 	}
@@ -232,7 +232,7 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile, or in subvolumes that do not count", volume.ErrPrecondition, rec.Bytes, held)
 		}
 		rec.Bytes = min(rec.Bytes, held)
-		return p.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
+		return p.Enforcer.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
 	}
 }
 
@@ -246,9 +246,9 @@ func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
 			return 0, err
 		}
 		return content.Allocated(id, d)
-	case !p.Keeper.Enforces(c):
+	case !p.Enforcer.Enforces(c):
 		return rec.Bytes, nil
 	}
-	usage, err := p.Keeper.Accounting.Usage(d, c)
-	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes, p.Keeper.Sizes.InodeBytes()), err
+	usage, err := p.Enforcer.Accounting.Usage(d, c)
+	return usage.Bytes + ledger.OfInodes(p.Enforcer.Kind(), usage.Inodes, p.Enforcer.Sizes.InodeBytes()), err
 }

@@ -30,6 +30,7 @@ type Source struct {
 	// fixed: it is a snapshot of this driver, which does not change.
 	fixed   bool
 	held    int64 // what the file of a block volume keeps, where that is counted: see measure
+	file    int64 // the size of that file in bytes, which may be more than was recorded of a growth; 0 of a directory
 	release func()
 }
 
@@ -75,21 +76,21 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again.
 func (s *Source) measure() error {
-	k, c := s.pool.Keeper, reconcile.CardOf(s.entry)
-	if s.fixed || s.method == volume.ByCopy || k.Kind() != quota.Btrfs || !k.Enforces(c) {
+	enforcer, c := s.pool.Enforcer, reconcile.CardOf(s.entry)
+	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
 		return nil
 	}
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
-	usage, err := k.Accounting.Usage(s.dir, c)
+	usage, err := enforcer.Accounting.Usage(s.dir, c)
 	if err != nil {
 		return err
 	}
 	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := k.Sizes.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
+	room := enforcer.Sizes.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
@@ -100,12 +101,12 @@ func (s *Source) measure() error {
 // methodFor is how a source is copied: without sharing where the kernel would count shared blocks
 // for a volume that has let go of them.
 func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
-	if !p.Keeper.MayShare() {
+	if !p.Enforcer.MayShare() {
 		return volume.ByCopy, nil
 	}
 	// In the pool's directory: the source may be at its limit.
 	try := func() (bool, error) { return clone.Supported(p.Store.Root()) }
-	shares := func() (bool, error) { return p.Keeper.Shares(try) }
+	shares := func() (bool, error) { return p.Enforcer.Shares(try) }
 	return content.MethodFor(src.dir, shares, src.entry.Block() || src.standsStill())
 }
 
@@ -117,12 +118,12 @@ func (s *Source) standsStill() bool {
 
 // limitedAfter reports whether a copy gets its limit when it is made: near that btrfs commits the filesystem for each few files.
 func (s *Source) limitedAfter() bool {
-	return s.method == volume.ByReference && s.standsStill() && s.pool.Keeper.Kind() == quota.Btrfs
+	return s.method == volume.ByReference && s.standsStill() && s.pool.Enforcer.Kind() == quota.Btrfs
 }
 
 // mayExceed reports whether a copy may hold more than its limit: btrfs lets a subvolume share blocks beyond that.
 func (s *Source) mayExceed() bool {
-	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Keeper.Kind() == quota.Btrfs
+	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Enforcer.Kind() == quota.Btrfs
 }
 
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
@@ -167,10 +168,15 @@ func (s *Source) copyable() error {
 	}
 	disk := s.pool.Disk(s.id, s.entry.Record)
 	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
-	return disk.Check(s.dir)
+	if err := disk.Check(s.dir); err != nil {
+		return err
+	}
+	var err error
+	s.file, err = content.FileBytes(s.id, s.dir)
+	return err
 }
 
-// written reports whether anybody may write to the source. A snapshot is never published.
+// written reports whether a pod or a device may write to the source. A snapshot is never published.
 func (s *Source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
@@ -178,7 +184,7 @@ func (s *Source) written() (bool, error) {
 	return s.pool.Entries.Written(s.id, s.entry, s.dir)
 }
 
-// wasWritten reports whether anybody may have written to the source at any time since it was opened.
+// wasWritten reports whether a pod or a device may have written to the source at any time since it was opened.
 func (s *Source) wasWritten() (bool, error) {
 	if s.inUse || s.pool.Pins.Used(s.id) {
 		return true, nil
@@ -228,12 +234,12 @@ func (s *Source) Close() {
 	}
 }
 
-// bytes is the size that the source promises.
+// bytes is the size that the source promises, or that its file has if that is more: its devices show all of that.
 func (s *Source) bytes() int64 {
 	if s.id.IsSnapshot() {
-		return s.entry.Record.Origin.Bytes
+		return max(s.entry.Record.Origin.Bytes, s.file)
 	}
-	return s.entry.Record.Bytes
+	return max(s.entry.Record.Bytes, s.file)
 }
 
 // Begin notes in the record of a copy where it comes from, and lets others use the source again
@@ -259,16 +265,16 @@ func (s *Source) join(rec *store.Record) error {
 		return nil
 	}
 	if rec.Family != s.entry.Record.Family {
-		if err := s.found(rec.Family); err != nil {
+		if err := s.startFamily(rec.Family); err != nil {
 			return err
 		}
 	}
 	// The call that founded the family may have failed after its record was written.
-	return s.pool.Keeper.Ensure(s.dir, reconcile.CardOf(s.entry))
+	return s.pool.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
 }
 
-// found makes the source the first of a family.
-func (s *Source) found(family string) error {
+// startFamily makes the source the first of a family.
+func (s *Source) startFamily(family string) error {
 	sharing := *s.entry.Record
 	sharing.Family = family
 	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
@@ -309,9 +315,9 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 				return nil, err
 			}
 			if s.limitedAfter() {
-				_, err = s.pool.Keeper.Lift(creating, rec.ID, rec.UID)
+				_, err = s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
 			} else {
-				err = s.pool.Keeper.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
+				err = s.pool.Enforcer.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
 			}
 			if err != nil {
 				return nil, errors.Join(err, d.Close())
@@ -320,18 +326,18 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 		}
 		began := time.Now()
 		d, err := s.subvolume(ctx, creating, rec.ID, func() error {
-			_, err := s.pool.Keeper.Lift(creating, rec.ID, rec.UID)
+			_, err := s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
 			return err
 		})
 		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
 		}
-		kept, err := s.pool.Keeper.Adopt(s.pool.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		applied, err := s.pool.Enforcer.Adopt(s.pool.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
-		rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+		rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 		return d, nil
 	}
 }
@@ -404,10 +410,10 @@ func (s *Source) options() clone.Options {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil
 	case volume.Freeze:
-		o.Rounds, o.Hold = 1, s.freeze
+		o.Rounds, o.Hold, o.HoldAtMost = 1, s.freeze, s.way.frozenAtMost()
 	}
 	return o
 }
 
-// errUnstill is the answer to who wants a consistent copy of a tree that never held still.
+// errUnstill is the answer to a request for a consistent copy of a tree that changed during each attempt.
 var errUnstill = fmt.Errorf("%w: its files changed during each attempt to copy them", volume.ErrPrecondition)

@@ -45,7 +45,7 @@ type Presence struct {
 
 // Find reads what is where. Errors: ErrDamagedRecord, ErrIO, ErrPrecondition for a volume that moves between nodes.
 func (h Handover) Find() (w Whereabouts, err error) {
-	return w, h.open(func(from, to *Side) error {
+	return w, h.open(func(from, to *ParentDir) error {
 		var err error
 		if w.From, err = find(from, h.From.Name); err != nil {
 			return err
@@ -55,19 +55,19 @@ func (h Handover) Find() (w Whereabouts, err error) {
 	})
 }
 
-func find(side *Side, name string) (p Presence, err error) {
-	if p.Directory, err = side.Root().IsDir(name); err != nil {
+func find(parent *ParentDir, name string) (p Presence, err error) {
+	if p.Directory, err = parent.Root().IsDir(name); err != nil {
 		return p, err
 	}
-	rec, err := side.Record(name)
+	rec, err := parent.Record(name)
 	if err != nil || rec == nil {
 		return p, err
 	}
 	if rec.Mode != volume.ModeMount {
-		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, side.Root(), name)
+		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, parent.Root(), name)
 	}
 	if err := (Entry{Record: rec}).Unmoved(); err != nil {
-		return p, fmt.Errorf("%s/%s: %w", side.Root(), name, err)
+		return p, fmt.Errorf("%s/%s: %w", parent.Root(), name, err)
 	}
 	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
 	return p, nil
@@ -75,7 +75,7 @@ func find(side *Side, name string) (p Presence, err error) {
 
 // Promise is the size that a record of so many bytes gets: whole blocks.
 func (h Handover) Promise(bytes int64) (promised int64, err error) {
-	return promised, h.open(func(_, to *Side) error {
+	return promised, h.open(func(_, to *ParentDir) error {
 		space, err := dir.SpaceOf(to.Root())
 		if err != nil {
 			return err
@@ -87,7 +87,7 @@ func (h Handover) Promise(bytes int64) (promised int64, err error) {
 
 // Check finds all that would stop the steps, and changes nothing.
 func (h Handover) Check() error {
-	return h.open(func(from, to *Side) error {
+	return h.open(func(from, to *ParentDir) error {
 		var problems []error
 		if !to.IsPool() {
 			problems = append(problems, fmt.Errorf("%s: %w", h.To.Directory, ErrNoLayout))
@@ -105,7 +105,7 @@ func (h Handover) Check() error {
 // Movable finds all that would stop Move.
 func (h Handover) Movable() error { return h.open(h.checkMove) }
 
-func (h Handover) checkMove(from, to *Side) error {
+func (h Handover) checkMove(from, to *ParentDir) error {
 	if h.inPlace() {
 		return nil
 	}
@@ -133,15 +133,15 @@ func (h Handover) checkMove(from, to *Side) error {
 }
 
 // checkNoMount refuses a directory on which something is mounted: rename(2) fails with EBUSY.
-func checkNoMount(side *Side, p VolumePath) error {
-	d, err := side.Root().Open(p.Name)
+func checkNoMount(parent *ParentDir, p VolumePath) error {
+	d, err := parent.Root().Open(p.Name)
 	if dir.IsMissing(err) {
 		return nil // Check says so
 	}
 	if err != nil {
 		return err
 	}
-	same, err := dir.SameMount(side.Root(), d)
+	same, err := dir.SameMount(parent.Root(), d)
 	if err == nil && !same {
 		err = fmt.Errorf("%s is a mount point, which cannot be renamed: unmount it, or migrate it by hand", p)
 	}
@@ -151,18 +151,18 @@ func checkNoMount(side *Side, p VolumePath) error {
 // Confirm records that the volume is not provisional, so that no driver removes its directory while no PersistentVolume
 // names it.
 func (h Handover) Confirm() error {
-	return h.open(func(from, _ *Side) error { return from.Confirm(h.From.Name) })
+	return h.open(func(from, _ *ParentDir) error { return from.Confirm(h.From.Name) })
 }
 
 // Move renames the directory, durably.
 func (h Handover) Move() error {
-	return h.open(func(from, to *Side) error { return to.Take(from, h.From.Name, h.To.Name) })
+	return h.open(func(from, to *ParentDir) error { return to.Take(from, h.From.Name, h.To.Name) })
 }
 
 // Record gives the directory, which is in its new place, its record: that of the old place, or else one of
 // so many bytes. Then it removes that of the old place.
 func (h Handover) Record(bytes int64) error {
-	return h.open(func(from, to *Side) error {
+	return h.open(func(from, to *ParentDir) error {
 		if err := to.KeepRecord(from, h.From.Name, h.To.Name, bytes); err != nil || h.inPlace() {
 			return err
 		}
@@ -172,18 +172,18 @@ func (h Handover) Record(bytes int64) error {
 
 // Forget removes the records of both places, for a directory whose new place keeps none.
 func (h Handover) Forget() error {
-	return h.open(func(from, to *Side) error {
+	return h.open(func(from, to *ParentDir) error {
 		return errors.Join(from.DropRecord(h.From.Name), to.DropRecord(h.To.Name))
 	})
 }
 
-func (h Handover) open(do func(from, to *Side) error) error {
-	from, err := OpenSide(h.From.Directory)
+func (h Handover) open(do func(from, to *ParentDir) error) error {
+	from, err := OpenParentDir(h.From.Directory)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	to, err := OpenSide(h.To.Directory)
+	to, err := OpenParentDir(h.To.Directory)
 	if err != nil {
 		return err
 	}

@@ -45,19 +45,19 @@ func poolToPool(t *testing.T) store.Handover {
 
 // A handover is ended between any two of its changes to the disk, and what was done last is repeated.
 func TestAHandoverIsRepeated(t *testing.T) {
-	sides := func(t *testing.T, h store.Handover) (from, to *store.Side) {
+	sides := func(t *testing.T, h store.Handover) (from, to *store.ParentDir) {
 		t.Helper()
-		from, err := store.OpenSide(h.From.Directory)
+		from, err := store.OpenParentDir(h.From.Directory)
 		must.Succeed(t, err)
 		t.Cleanup(from.Close)
-		to, err = store.OpenSide(h.To.Directory)
+		to, err = store.OpenParentDir(h.To.Directory)
 		must.Succeed(t, err)
 		t.Cleanup(to.Close)
 		return from, to
 	}
-	for title, begin := range map[string]func(from, to *store.Side) error{
-		"renamed": func(from, to *store.Side) error { return from.Root().Rename("pvc-1", to.Root(), "pvc-1") },
-		"renamed, and two records": func(from, to *store.Side) error {
+	for title, begin := range map[string]func(from, to *store.ParentDir) error{
+		"renamed": func(from, to *store.ParentDir) error { return from.Root().Rename("pvc-1", to.Root(), "pvc-1") },
+		"renamed, and two records": func(from, to *store.ParentDir) error {
 			if err := to.Take(from, "pvc-1", "pvc-1"); err != nil {
 				return err
 			}

@@ -90,7 +90,7 @@ func removedInPlace(entry dir.Entry, snapshots bool) (as string, is bool) {
 	if !is || !entry.IsDir {
 		return "", false
 	}
-	t := ParseThrown(as)
+	t := ParseTrashName(as)
 	id, ok := t.Volume()
 	return as, ok && id.IsSnapshot() == snapshots && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
 }
@@ -111,7 +111,7 @@ func (t Trash) In(name string, do func(in *dir.Dir, entry string) error) error {
 	if !here {
 		return do(t.store.trash, name)
 	}
-	id, ok := ParseThrown(as).Volume()
+	id, ok := ParseTrashName(as).Volume()
 	if !ok {
 		return nil
 	}

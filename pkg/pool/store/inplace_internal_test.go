@@ -55,7 +55,7 @@ func TestRenamedInPlace_names(t *testing.T) {
 	wantPieces(t, s)
 
 	longest := strings.Repeat("x", 200)
-	as := Thrown{Of: longest, UID: longestUID(t, longest), Promised: volume.MaxBytes}.String()
+	as := TrashName{Of: longest, UID: longestUID(t, longest), Promised: volume.MaxBytes}.String()
 	must.Succeed(t, os.Mkdir(filepath.Join(path, longest), 0o700))
 	must.Succeed(t, removeInPlace(s.root, idOf(longest), as))
 	wantPieces(t, s, "./"+as)

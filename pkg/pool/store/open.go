@@ -1,7 +1,7 @@
 // Package store has the layout of a pool on disk: it opens pools, reads and writes records,
 // and has the steps by which volumes come and go. The order of those steps is what makes a
-// crash harmless, and it is written only here: steps.go does them, recover.go finishes or
-// undoes one that was interrupted. It also has what the nodes of a shared pool write for each
+// crash harmless, and it is written only here: steps.go does them, and undoes a
+// creation; recover.go finishes a removal that was interrupted. It also has what the nodes of a shared pool write for each
 // other; whether a node counts as alive is not decided here. Between two calls nothing is kept in memory.
 // docs/layout.md describes the layout.
 package store
@@ -40,8 +40,8 @@ type Location struct {
 	// Nested is a check of its own that another pool does not lie in the directory. Only
 	// Create and OpenReadOnly make it.
 	Nested func(root *dir.Dir) error
-	// Thrown is reported of what the store itself puts into the trash.
-	Thrown func(name string)
+	// QueueTrash is called with the name of what the store itself puts into the trash.
+	QueueTrash func(name string)
 	// Refuses reports what Store.Refuses was last; nil for false.
 	Refuses func() bool
 }

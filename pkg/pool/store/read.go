@@ -189,8 +189,8 @@ func (s *Store) Vacant() (bool, error) {
 // mostLookups is how often a volume is read while calls work on it.
 const mostLookups = 5
 
-// LookupUnlocked is Lookup for those who cannot take the lock of the volume, because another
-// process has it: what it returns was there at one time. A volume that is being made or
+// LookupUnlocked is Lookup for a process that cannot take the lock of the volume, because the driver
+// has it: what it returns was there at one time. A volume that is being made or
 // removed does not exist.
 func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 	for range mostLookups {
@@ -244,7 +244,7 @@ func (n Nodes) inProgress(id volume.ID, uid string) (found bool, err error) {
 		return found, err
 	}
 	removed := func(name string) bool {
-		t := ParseThrown(name) // the promise may have grown since the record was read
+		t := ParseTrashName(name) // the promise may have grown since the record was read
 		return t.Of == id.String() && t.UID == uid
 	}
 	err = n.EachIn(InTrash, func(_ string, d *dir.Dir) error {

@@ -224,11 +224,11 @@ func (t Trash) drop(from *dir.Dir, name string) error {
 	if err := t.store.OpenWork(); err != nil {
 		return err
 	}
-	as := Thrown{UID: RandomSuffix(), Promised: Measured(from, name)}.String()
+	as := TrashName{UID: RandomSuffix(), Promised: Measured(from, name)}.String()
 	if err := t.Throw(from, name, as); err != nil {
 		return err
 	}
-	t.store.at.Thrown(as)
+	t.store.at.QueueTrash(as)
 	return nil
 }
 

@@ -64,26 +64,10 @@ func (r Records) RemoveUnwritten(t Temporary) error {
 	return err
 }
 
-// Undo drops the record of a creation that had not put its directory in place. What is
-// in creating/ is the sign that there is something to undo, so that goes after it.
-func (r Records) Undo(id volume.ID) error {
-	in, err := r.store.Parent(id)
-	if err == nil {
-		var present bool
-		if present, err = in.IsDir(id.String()); present {
-			return nil
-		}
-	}
-	if err != nil && !dir.IsMissing(err) {
-		return err
-	}
-	return r.Drop(id)
-}
-
 // FinishRemoval drops the record of a volume that is in a directory of trash, and reports whether there
 // was one. Nothing may be erased before that: see Remove, which may have been killed before it made the removal durable.
 func (t Trash) FinishRemoval(trash *dir.Dir, name string) (id volume.ID, dropped bool, err error) {
-	thrown := ParseThrown(name)
+	thrown := ParseTrashName(name)
 	id, ok := thrown.Volume()
 	if !ok {
 		return id, false, nil // not a volume's: it is only removed

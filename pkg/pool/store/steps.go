@@ -34,10 +34,10 @@ func (s *Store) Creating() Creating { return Creating{s} }
 // Dir is its directory. OpenWork opens it.
 func (c Creating) Dir() *dir.Dir { return c.store.creating }
 
-// Stage makes what is to be a volume aside, where nothing is a volume: makes the directory by
-// that name in a directory, fills it, and makes it durable.
-func (c Creating) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
-	d, err := make(c.store.creating)
+// Stage makes what is to be a volume aside, where nothing is a volume: makeDir makes its directory in
+// creating/, and fill what is in it. Then it is durable.
+func (c Creating) Stage(makeDir func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
+	d, err := makeDir(c.store.creating)
 	if err != nil {
 		return err
 	}
@@ -84,6 +84,22 @@ func (c Creating) SyncParent(id volume.ID) error {
 	return notDurable(IgnoreReadOnly(in.Sync()))
 }
 
+// Undo drops the record of a creation that had not put its directory in place. What is
+// in creating/ is the sign that there is something to undo, so that goes after it.
+func (r Records) Undo(id volume.ID) error {
+	in, err := r.store.Parent(id)
+	if err == nil {
+		var present bool
+		if present, err = in.IsDir(id.String()); present {
+			return nil
+		}
+	}
+	if err != nil && !dir.IsMissing(err) {
+		return err
+	}
+	return r.Drop(id)
+}
+
 // notDurable is the error of a volume that is in place. It hides the cause from callers that
 // test for it: ENOSPC would become RESOURCE_EXHAUSTED, which is final for external-provisioner,
 // and another node would make a second volume. After UNAVAILABLE it repeats the call here.
@@ -98,7 +114,7 @@ func notDurable(err error) error {
 // recovery sees that its removal was begun, and not that the directory was lost. What a
 // directory without a record holds was foreign use and stays that until it is erased.
 func Trashed(id volume.ID, e Entry) string {
-	t := Thrown{Of: id.String(), UID: RandomSuffix(), Promised: e.Promised()}
+	t := TrashName{Of: id.String(), UID: RandomSuffix(), Promised: e.Promised()}
 	if e.Record != nil {
 		t.UID = e.Record.UID
 	}
@@ -127,9 +143,9 @@ func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
 	return "", err
 }
 
-// RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
+// FinishRemove does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
 // making that durable failed. It returns the piece of trash; empty for a volume whose directory is not there.
-func (t Trash) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
+func (t Trash) FinishRemove(id volume.ID, e Entry) (piece string, err error) {
 	if err := t.store.OpenWork(); err != nil {
 		return "", err
 	}

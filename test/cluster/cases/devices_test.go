@@ -54,7 +54,7 @@ patches:
         spec:
           containers:
           - name: provisioner
-            env: [{name: LP_NESTED_NODE, value: "true"}]
+            env: [{name: LP_NESTED_NODE, value: "true"}, {name: LP_NEW_DEVICE_DELAY, value: 1s}]
             volumeMounts: [{name: disks, mountPath: %[2]q, readOnly: true}]
           volumes:
           - {name: disks, hostPath: {path: %[2]q, type: Directory}}

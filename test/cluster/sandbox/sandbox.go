@@ -99,12 +99,12 @@ func CheckPaths() error {
 // Shared fails if a path does not lead to the same file inside a sandbox and outside
 // of one.
 func Shared(path string) error {
-	real, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		real = path // of what is to be made the name has to do
+		resolved = path // of what is to be made the name has to do
 	}
 	for _, hidden := range []string{"/var", "/run"} {
-		if real == hidden || strings.HasPrefix(real, hidden+"/") {
+		if resolved == hidden || strings.HasPrefix(resolved, hidden+"/") {
 			return fmt.Errorf("%s is below %s, which a sandbox has of its own", path, hidden)
 		}
 	}

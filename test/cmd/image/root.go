@@ -156,22 +156,22 @@ func (r *root) links() error {
 
 // take copies a program or library, and all that it loads.
 func (r *root) take(name string) error {
-	real, err := r.resolve(name)
+	resolved, err := r.resolve(name)
 	if err != nil {
 		return err
 	}
-	if err := r.link(name, real); err != nil || r.taken[real] {
+	if err := r.link(name, resolved); err != nil || r.taken[resolved] {
 		return err
 	}
-	r.taken[real] = true
-	content, err := os.ReadFile(filepath.Join(r.tree, real))
+	r.taken[resolved] = true
+	content, err := os.ReadFile(filepath.Join(r.tree, resolved))
 	if err != nil {
 		return err
 	}
-	if err := r.write(real, content, 0o755); err != nil {
+	if err := r.write(resolved, content, 0o755); err != nil {
 		return err
 	}
-	file, err := elf.Open(filepath.Join(r.tree, real))
+	file, err := elf.Open(filepath.Join(r.tree, resolved))
 	if err != nil {
 		return fmt.Errorf("%s: %v", name, err)
 	}
@@ -261,12 +261,12 @@ func (r *root) resolve(name string) (string, error) {
 }
 
 // link has a file of the image found under the name by which it is loaded.
-func (r *root) link(name, real string) error {
+func (r *root) link(name, resolved string) error {
 	loaded := inUsr(name)
-	if loaded == real {
+	if loaded == resolved {
 		return nil
 	}
-	target, err := filepath.Rel(filepath.Dir(loaded), real)
+	target, err := filepath.Rel(filepath.Dir(loaded), resolved)
 	if err != nil {
 		return err
 	}

@@ -117,20 +117,20 @@ func makeKernel(ctx context.Context, name, unfinished, dir string) (err error) {
 // fetch downloads a package into a directory and returns its file. For one of the
 // packages that only stand for the current kernel, it is that kernel's.
 func fetch(ctx context.Context, name, dir string) (string, error) {
-	real, err := download(ctx, name, dir)
+	downloaded, err := download(ctx, name, dir)
 	if err != nil && os.Geteuid() == 0 && ctx.Err() == nil {
 		// The lists are missing, or older than what the archive still has.
 		if _, e := output(ctx, "apt-get", "--quiet", "update"); e != nil {
 			fmt.Fprintln(os.Stderr, "kernel:", e)
 		}
-		real, err = download(ctx, name, dir)
+		downloaded, err = download(ctx, name, dir)
 	}
 	if err != nil {
 		return "", fmt.Errorf("fetch the kernel: %w", err)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil || len(files) != 1 {
-		return "", fmt.Errorf("fetch the kernel: apt-get downloaded %v for %s", files, real)
+		return "", fmt.Errorf("fetch the kernel: apt-get downloaded %v for %s", files, downloaded)
 	}
 	return files[0], nil
 }

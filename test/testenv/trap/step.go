@@ -79,6 +79,7 @@ var readingRequests = map[uint32]bool{
 	unix.BLKGETSIZE64:        true,
 	unix.BLKSSZGET:           true,
 	unix.LOOP_GET_STATUS64:   true,
+	0xc0686611:               true, // PROCMAP_QUERY
 	unix.FS_IOC_GETFLAGS:     true,
 	0x801c581f:               true, // FS_IOC_FSGETXATTR
 	0xd0009411:               true, // BTRFS_IOC_TREE_SEARCH

@@ -88,9 +88,11 @@ type cluster struct {
 	uids     int
 	ahead    time.Duration // of the clock of the API server
 
-	// at is before which write of the operator, from 1 on, now is called; 0 for none.
-	at, writes int
-	now        func()
+	// writes are those of the operator, and at is the one before which now is called; empty for none.
+	writes []string
+	seen   map[string]int
+	at     string
+	now    func()
 }
 
 var scheme = func() *runtime.Scheme {
@@ -166,7 +168,7 @@ func (c *cluster) begin(policy corev1.PersistentVolumeReclaimPolicy) {
 	c.volume = drivertest.Volume{ID: fmt.Sprintf("pvc-%d", c.count), Bytes: 16 * mib}
 	c.writer, c.policy, c.replicas = &drivertest.Writer{}, policy, true
 	c.movers, c.address = map[types.UID]*mover{}, testenv.FreeAddress(c)
-	c.at, c.writes, c.now = 0, 0, nil
+	c.at, c.writes, c.seen, c.now = "", nil, map[string]int{}, nil
 	_, err := c.nodes[nodeA].Create(c.Context(), c.volume)
 	must.Succeed(c, err)
 	objects := []client.Object{c.claim(), c.persistentVolume(), driverSet(), appPod()}
@@ -175,7 +177,7 @@ func (c *cluster) begin(policy corev1.PersistentVolumeReclaimPolicy) {
 	}
 	c.api = interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build(),
 		interceptor.Funcs{Create: c.admit})
-	c.operator = &move.Reconciler{Client: c.counted(), APIReader: c.api, Reports: c, DriverNamespace: storage, Now: c.clock}
+	c.operator = &move.Reconciler{Client: c.watched(), APIReader: c.api, Reports: c, DriverNamespace: storage, Now: c.clock}
 	for !c.isRunning() {
 		c.live()
 	}
@@ -198,39 +200,50 @@ func (c *cluster) admit(ctx context.Context, api client.WithWatch, o client.Obje
 	return api.Create(ctx, o, options...)
 }
 
-// counted is the client of the operator.
-func (c *cluster) counted() client.Client {
+// watched is the client of the operator.
+func (c *cluster) watched() client.Client {
 	return interceptor.NewClient(c.api, interceptor.Funcs{
 		Create: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			c.write()
+			c.write("create", o)
 			return api.Create(ctx, o, opts...)
 		},
 		Update: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			c.write()
+			c.write("update", o)
 			return api.Update(ctx, o, opts...)
 		},
 		Patch: func(ctx context.Context, api client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			c.write()
+			c.write("patch", o)
 			return api.Patch(ctx, o, p, opts...)
 		},
 		Delete: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			c.write()
+			c.write("delete", o)
 			return api.Delete(ctx, o, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, api client.Client, kind string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			c.write()
+			c.write("update the "+kind+" of", o)
 			return api.SubResource(kind).Update(ctx, o, opts...)
 		},
 		SubResourceCreate: func(ctx context.Context, api client.Client, kind string, o, sub client.Object, opts ...client.SubResourceCreateOption) error {
-			c.write()
+			c.write("create the "+kind+" of", o)
 			return api.SubResource(kind).Create(ctx, o, sub, opts...)
 		},
 	})
 }
 
-// write is before each write of the operator.
-func (c *cluster) write() {
-	if c.writes++; c.writes == c.at {
+// write is before each write of the operator. How many there are depends on how often it looks; which there are, and the first few of each, do
+// not.
+func (c *cluster) write(verb string, o client.Object) {
+	words := fmt.Sprintf("%s %T %s", verb, o, strings.TrimPrefix(o.GetName(), "volumemove-"+string(c.uid("move"))))
+	if m, is := o.(*v1alpha1.VolumeMove); is {
+		words += " " + string(m.Status.Phase)
+	}
+	const few = 3
+	if c.seen[words]++; c.seen[words] > few {
+		return
+	}
+	words = fmt.Sprintf("%s, %d", words, c.seen[words])
+	c.writes = append(c.writes, words)
+	if words == c.at {
 		c.now()
 	}
 }

@@ -105,8 +105,10 @@ func (c *cluster) roll(on, generation string) {
 // waits has the move go on until it says something, in a phase, and expects the pod to have the volume, and nothing else to be on a node.
 func (c *cluster) waits(says string, in v1alpha1.Phase) {
 	c.Helper()
+	again := time.NewTicker(often)
+	defer again.Stop()
 	said := "" // before: a mover that is started again says nothing for a moment
-	for began := time.Now(); !strings.Contains(c.says(), says) || in == v1alpha1.Copying && !c.failsAgain(); {
+	for began := time.Now(); !strings.Contains(c.says(), says) || in == v1alpha1.Copying && !c.failsAgain(); <-again.C {
 		if now := c.says(); now != "" {
 			said = now
 		}

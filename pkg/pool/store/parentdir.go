@@ -8,20 +8,20 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Side is one of the two directories between which the directory of a volume moves: a pool,
+// A ParentDir is one of the two directories between which the directory of a volume moves: a pool,
 // or the directory of a provisioner that keeps no records. It is opened beside the process that
 // serves it, and takes no lock: the caller sees to it that no call asks for the volume meanwhile.
-type Side struct {
+type ParentDir struct {
 	root *dir.Dir
 	pool *Store // nil without the layout of a pool
 }
 
-// OpenSide opens a directory, and the records that it has.
-func OpenSide(path string) (*Side, error) {
+// OpenParentDir opens a directory, and the records that it has.
+func OpenParentDir(path string) (*ParentDir, error) {
 	anything := func(*dir.Dir) error { return nil }
-	s, _, err := OpenReadOnly(&Location{Path: path, ReadOnly: true, Verify: anything, Nested: anything, Thrown: func(string) {}})
+	s, _, err := OpenReadOnly(&Location{Path: path, ReadOnly: true, Verify: anything, Nested: anything, QueueTrash: func(string) {}})
 	if err == nil {
-		return &Side{root: s.Root(), pool: s}, nil
+		return &ParentDir{root: s.Root(), pool: s}, nil
 	}
 	if !errors.Is(err, ErrNoLayout) {
 		return nil, err
@@ -30,11 +30,11 @@ func OpenSide(path string) (*Side, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Side{root: root}, nil
+	return &ParentDir{root: root}, nil
 }
 
 // Close closes the directories.
-func (s *Side) Close() {
+func (s *ParentDir) Close() {
 	if s.pool != nil {
 		s.pool.Close()
 		return
@@ -43,13 +43,13 @@ func (s *Side) Close() {
 }
 
 // Root is the directory.
-func (s *Side) Root() *dir.Dir { return s.root }
+func (s *ParentDir) Root() *dir.Dir { return s.root }
 
 // IsPool reports whether a driver or a provisioner has served the directory, so that it has records.
-func (s *Side) IsPool() bool { return s.pool != nil }
+func (s *ParentDir) IsPool() bool { return s.pool != nil }
 
 // Record is that of a volume; nil if there is none. Errors: ErrDamagedRecord, ErrIO.
-func (s *Side) Record(name string) (*Record, error) {
+func (s *ParentDir) Record(name string) (*Record, error) {
 	id, err := volume.ParseID(name)
 	if err != nil || s.pool == nil {
 		return nil, nil //nolint:nilerr // what is no volume has no record
@@ -58,7 +58,7 @@ func (s *Side) Record(name string) (*Record, error) {
 }
 
 // Confirm records that a volume is not provisional. One without a record is not.
-func (s *Side) Confirm(name string) error {
+func (s *ParentDir) Confirm(name string) error {
 	rec, err := s.Record(name)
 	if err != nil || rec == nil || !rec.Provisional {
 		return err
@@ -69,18 +69,20 @@ func (s *Side) Confirm(name string) error {
 
 // Take moves a directory here from the other side, under a name that is free, durably and in one step.
 // After it come KeepRecord here, and then DropRecord on the other side.
-func (s *Side) Take(from *Side, name, as string) error {
+func (s *ParentDir) Take(from *ParentDir, name, as string) error {
 	if err := from.root.Rename(name, s.root, as); err != nil {
 		return err
 	}
 	return s.sync(from)
 }
 
-func (s *Side) sync(other *Side) error { return errors.Join(s.root.Sync(), other.root.Sync()) }
+func (s *ParentDir) sync(other *ParentDir) error {
+	return errors.Join(s.root.Sync(), other.root.Sync())
+}
 
 // KeepRecord writes the record of a volume that is here, unless it has one: with what the record of the
 // other side says, or else with a new one for that many bytes. The directory is made durable before.
-func (s *Side) KeepRecord(other *Side, name, as string, bytes int64) error {
+func (s *ParentDir) KeepRecord(other *ParentDir, name, as string, bytes int64) error {
 	id, err := volume.ParseID(as)
 	if err != nil {
 		return err
@@ -106,7 +108,7 @@ func (s *Side) KeepRecord(other *Side, name, as string, bytes int64) error {
 }
 
 // DropRecord removes the record of a volume, durably; one that is not there is no error.
-func (s *Side) DropRecord(name string) error {
+func (s *ParentDir) DropRecord(name string) error {
 	id, err := volume.ParseID(name)
 	if err != nil || s.pool == nil {
 		return nil //nolint:nilerr // what is no volume has no record

@@ -9,8 +9,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-func TestThrown(t *testing.T) {
-	for name, want := range map[string]store.Thrown{
+func TestTrashName(t *testing.T) {
+	for name, want := range map[string]store.TrashName{
 		"pvc-1.u+4096":               {Of: "pvc-1", UID: "u", Promised: 4096},
 		"pvc.1.u+0":                  {Of: "pvc.1", UID: "u"},
 		"pvc-1.u":                    {Of: "pvc-1", UID: "u", Promised: volume.Unknown},
@@ -21,19 +21,19 @@ func TestThrown(t *testing.T) {
 		"pvc-1.u+99999999999999999":  {Of: "pvc-1", UID: "u+99999999999999999", Promised: volume.Unknown},
 		"pvc-1.u+99999999999999999x": {Of: "pvc-1", UID: "u+99999999999999999x", Promised: volume.Unknown},
 	} {
-		if diff := cmp.Diff(want, store.ParseThrown(name)); diff != "" {
+		if diff := cmp.Diff(want, store.ParseTrashName(name)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
-func FuzzParseThrown(f *testing.F) {
+func FuzzParseTrashName(f *testing.F) {
 	for _, name := range []string{"pvc-1.u+4096", "pvc-1.u", "u", ".u", "a.+1", "+", "a..+0"} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		thrown := store.ParseThrown(name)
-		if again := store.ParseThrown(thrown.String()); again != thrown {
+		thrown := store.ParseTrashName(name)
+		if again := store.ParseTrashName(thrown.String()); again != thrown {
 			t.Errorf("%q is %+v, and written and read again %+v", name, thrown, again)
 		}
 	})

@@ -8,10 +8,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Thrown is what the name of an entry in the trash says: <volume id>.<uid>+<bytes>. The
+// A TrashName is what the name of an entry in the trash says: <volume id>.<uid>+<bytes>. The
 // promise goes with the entry by its name, so that a restart and other nodes know how much of
 // the pool it may still occupy. An id has no "+".
-type Thrown struct {
+type TrashName struct {
 	// Of is the name that the entry had before; empty for what was no volume.
 	Of string
 	// UID is that of its record, or random.
@@ -21,10 +21,10 @@ type Thrown struct {
 	Promised int64
 }
 
-// ParseThrown reads any name, also that of a piece that does not lie in the trash of this node.
-func ParseThrown(name string) Thrown {
+// ParseTrashName reads any name, also that of a piece that does not lie in the trash of this node.
+func ParseTrashName(name string) TrashName {
 	name = name[strings.LastIndexByte(name, '/')+1:]
-	t := Thrown{UID: name, Promised: volume.Unknown}
+	t := TrashName{UID: name, Promised: volume.Unknown}
 	if at := strings.LastIndexByte(name, '+'); at >= 0 {
 		bytes, err := strconv.ParseUint(name[at+1:], 10, 63)
 		if err == nil && bytes <= volume.MaxBytes && strconv.FormatUint(bytes, 10) == name[at+1:] {
@@ -38,7 +38,7 @@ func ParseThrown(name string) Thrown {
 }
 
 // String is the name.
-func (t Thrown) String() string {
+func (t TrashName) String() string {
 	name := t.UID
 	if t.Of != "" {
 		name = t.Of + "." + name
@@ -50,7 +50,7 @@ func (t Thrown) String() string {
 }
 
 // Volume is the volume that the entry was, if it was one.
-func (t Thrown) Volume() (volume.ID, bool) {
+func (t TrashName) Volume() (volume.ID, bool) {
 	id, err := volume.ParseEntry(t.Of)
 	return id, err == nil
 }

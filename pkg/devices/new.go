@@ -1,0 +1,103 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+)
+
+// A sighting says since when a device is as it is. One that another program has attached is empty and unused at first, as a disk that was
+// put in: only time shows that nothing comes for it.
+type sighting struct {
+	as, written string
+	since       time.Time
+	// had: it is or was that of a volume, so that no other program has attached it.
+	had bool
+}
+
+// appearance distinguishes a device from one that has its number or its path later, and from itself with another size.
+func appearance(f blockdev.Facts) string {
+	instance, err := f.Instance()
+	if err != nil {
+		instance = "" // the kernel is older
+	}
+	return fmt.Sprintf("%s %s %d %d", instance, f.Identity, f.Start, f.SizeBytes)
+}
+
+// had notes that a device is that of a volume.
+func (a *Agent) had(number blockdev.Number) {
+	if facts, err := inspect(number); err == nil {
+		a.sightings[number] = sighting{as: appearance(facts), had: true}
+	}
+}
+
+// forget forgets devices that are gone. A link to one may be missing for a moment.
+func (p *pass) forget(seen map[blockdev.Number]bool) {
+	maps.DeleteFunc(p.sightings, func(number blockdev.Number, _ sighting) bool {
+		if seen[number] {
+			return false
+		}
+		_, err := inspect(number)
+		return err != nil
+	})
+}
+
+// settles is when a device without a volume will have been unchanged for long enough; zero if it has.
+func (p *pass) settles(f blockdev.Facts) time.Time {
+	if p.Settle == 0 {
+		return time.Time{}
+	}
+	as, written := appearance(f), f.Written()
+	s := p.sightings[f.Number]
+	if s.as == as && s.had {
+		return time.Time{}
+	}
+	now := p.Now()
+	if s.as != as || s.written != written {
+		s = sighting{as: as, written: written, since: now}
+		p.sightings[f.Number] = s
+	}
+	if at := s.since.Add(p.Settle); now.Before(at) {
+		return at
+	}
+	return time.Time{}
+}
+
+// unsettled reports a device that is not looked at yet, and when it will be. What its job has written is not what others have.
+func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
+	j := p.jobs[found.Number]
+	if j != nil && (!j.finished() || j.err == nil) {
+		return false
+	}
+	if s, known := p.sightings[found.Number]; known && j != nil && j.wrote {
+		s.written, j.wrote = facts.Written(), false
+		p.sightings[found.Number] = s
+	}
+	at := p.settles(facts)
+	if at.IsZero() {
+		return false
+	}
+	if p.report.Settles.IsZero() || at.Before(p.report.Settles) {
+		p.report.Settles = at
+	}
+	if j != nil && errors.Is(j.err, ErrChanged) {
+		return true
+	}
+	if j != nil {
+		p.problem("", found.Path, reasonOf(j.err), "%s", detail(j.err))
+		return true
+	}
+	p.problem("", found.Path, New, "it is new, or was just written to: it is offered after it was unused and unchanged for %s", p.Settle)
+	return true
+}
+
+// same refuses a device that is not as it was when it was found to have been unchanged.
+func (j *job) same(f blockdev.Facts) error {
+	if j.as == "" || j.as == appearance(f) {
+		return nil
+	}
+	return j.refuse(New, "it has just changed")
+}

@@ -1,0 +1,104 @@
+package devices_test
+
+import (
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const settle = 5 * time.Minute
+
+// settling is a node whose agent has just been started, and waits before it takes what is new.
+func settling(t *testing.T) *devicestest.World {
+	t.Helper()
+	w := devicestest.New(t)
+	w.Settle, w.Now = settle, time.Now()
+	w.Restart()
+	return w
+}
+
+// wantNew expects that a disk is not touched, and until when.
+func wantNew(t *testing.T, w *devicestest.World, d *devicestest.Disk, left time.Duration) {
+	t.Helper()
+	sum := d.Sum()
+	w.Refused(devices.New)
+	if r := w.Pass(); !r.Settles.Equal(w.Now.Add(left)) {
+		t.Errorf("it settles in %s, want %s", r.Settles.Sub(w.Now), left)
+	}
+	if record, err := w.Records.Get(d.Path); err != nil || record.State != "" || d.Sum() != sum || w.Wiped() != 0 {
+		t.Errorf("it was touched: %d bytes, %+v (%v)", w.Wiped(), record, err)
+	}
+}
+
+// A disk that another driver has attached is empty until it formats it.
+func TestNewDisk_isTakenOnceItWasUnchangedForAWhile(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle - time.Second)
+	wantNew(t, w, d, time.Second)
+	d.WriteAt(make([]byte, 4096), 0) // which leaves it empty
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
+// Also one that was there when the agent was started, however often that was.
+func TestNewDisk_isNewToEachAgent(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	for range 3 {
+		wantNew(t, w, d, settle)
+		w.Now = w.Now.Add(settle - time.Second)
+		w.Restart()
+	}
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
+// It may have the number and the path of one that is gone.
+func TestNewDisk_isNotThatBeforeIt(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle - time.Second)
+	must.Succeed(t, d.Resize(16*mib))
+	wantNew(t, w, d, settle)
+}
+
+// Also after its time.
+func TestNewDisk_isNotTakenWhileAVolumeIsBeingAttached(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	wantNew(t, w, d, settle)
+	w.Now, w.Attached = w.Now.Add(settle), "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
+	w.Refused(devices.Attaching)
+	if w.Wiped() != 0 {
+		t.Errorf("%d bytes were overwritten", w.Wiped())
+	}
+	w.Attached = ""
+	w.Offered()
+}
+
+// No other program has attached the disk of a volume.
+func TestDiskOfAVolume_isOfferedAgainAtOnce(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	offered := w.PVs[0]
+	w.PVs[0] = devicestest.Bound(offered)
+	w.Pass()
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	w.PVs[0] = devicestest.Released(offered)
+	if r := w.Pass(); len(r.Cleaned) != 1 {
+		t.Fatalf("found %+v, want it cleaned", r)
+	}
+	w.PVs, w.Attached = nil, "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
+	w.Offered()
+}
