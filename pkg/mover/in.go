@@ -62,12 +62,13 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 		}
 		all.Go(func() {
 			defer func() { _ = conn.Close() }() // what matters was answered
-			err := prove(ctx, conn)
+			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+			says, err := hear(ctx, conn)
 			<-unproven
 			ended := false
-			if err == nil {
+			if says != nil {
 				ctx, done := last.replace(ctx)
-				ended, err = i.serve(ctx, conn)
+				ended, err = i.serve(ctx, conn, says)
 				done()
 			}
 			if err != nil {
@@ -82,7 +83,7 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 
 var errEnded = errors.New("the volume is handed over")
 
-// mostUnproven is how many connections may be there that have not proven yet to be the source's.
+// mostUnproven is how many connections may be there that have not proven yet to be the source's, or have said nothing.
 const mostUnproven = 32
 
 // prove has a connection of TLS prove that it is the source's.
@@ -97,6 +98,21 @@ func prove(ctx context.Context, conn net.Conn) error {
 		return fmt.Errorf("%s is not the source: %w", conn.RemoteAddr(), err)
 	}
 	return nil
+}
+
+// hear has a connection prove that it is the source's, and returns what that says. It is nil for one that has only asked whether the target is
+// there: no session ends for that.
+func hear(ctx context.Context, conn net.Conn) (*hello, error) {
+	if err := prove(ctx, conn); err != nil {
+		return nil, err
+	}
+	says := new(hello)
+	if err := receive(conn, answerWithin, says); errors.Is(err, io.EOF) {
+		return nil, nil //nolint:nilnil // it says nothing
+	} else if err != nil {
+		return nil, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
+	}
+	return says, nil
 }
 
 // A session is the one that is served.
@@ -126,15 +142,9 @@ func (s *session) replace(ctx context.Context) (_ context.Context, done func()) 
 }
 
 // serve is one session.
-func (i *In) serve(ctx context.Context, conn net.Conn) (ended bool, err error) {
+func (i *In) serve(ctx context.Context, conn net.Conn, says *hello) (ended bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	var says hello
-	if err := receive(conn, answerWithin, &says); errors.Is(err, io.EOF) {
-		return false, nil // it has asked whether the target is there
-	} else if err != nil {
-		return false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
-	}
-	into, reply, err := i.answer(ctx, says)
+	into, reply, err := i.answer(ctx, *says)
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
 		var release func()

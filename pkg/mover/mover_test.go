@@ -436,6 +436,23 @@ func TestCopyAbortedBeforeReceived(t *testing.T) {
 	must.Succeed(t, r.out.Undo(t.Context(), false))
 }
 
+// A connection on which nothing is said, as that of a source which asks whether the target is there, ends no session.
+func TestSilentConnectionEndsNoSession(t *testing.T) {
+	r := newRig(t)
+	r.listen()
+	r.plane.during = func(mover.Pass) error {
+		conn, err := r.out.Dial(t.Context())
+		if err != nil {
+			return err
+		}
+		err = conn.(*net.TCPConn).CloseWrite()
+		_, readErr := io.Copy(io.Discard, conn) // until the target ends it
+		return errors.Join(err, readErr, conn.Close())
+	}
+	_, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+}
+
 // What was undone while the mover waits must not be handed over.
 func TestUndoneWhileWaiting(t *testing.T) {
 	r := newRig(t)
