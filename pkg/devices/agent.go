@@ -533,10 +533,11 @@ func (p *pass) ownerOf(numbers []blockdev.Number) string {
 func (p *pass) follow(number blockdev.Number, wanted *job) {
 	j := p.jobs[number]
 	var now status
+	finished := false
 	if j != nil {
-		now = j.status()
+		now, finished = j.status(), j.finished()
 	}
-	if j != nil && now.finished && (j.stale(wanted) || p.Retry && j.err != nil) {
+	if finished && (j.stale(wanted) || p.Retry && j.err != nil) {
 		if !j.stale(wanted) {
 			wanted.before = j.err
 		}
@@ -548,7 +549,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 		wanted.number = number
 		p.start(wanted)
 		p.stillRefused(wanted) // what comes of it is reported when it is known
-	case !now.finished:
+	case !finished:
 		p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, now.progress})
 		if quiet := time.Since(now.moved); quiet > hangs && !now.waiting {
 			p.problem(j.volume.Name, j.path, Hangs, "it has not answered for %s", quiet.Round(time.Second))

@@ -47,10 +47,8 @@ type job struct {
 	held  *Held           // of a device that can be offered
 	names map[string]bool // that volumes of all nodes have
 
-	mu       sync.Mutex
-	progress Progress
-	moved    time.Time
-	waiting  bool // for other devices to be cleaned
+	mu  sync.Mutex
+	now status
 }
 
 // ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.
@@ -62,7 +60,7 @@ func (j *job) refuse(reason Reason, format string, args ...any) error {
 
 func (a *Agent) start(j *job) {
 	ctx, cancel := context.WithCancel(a.ctx)
-	j.cancel, j.done, j.moved = cancel, make(chan struct{}), time.Now()
+	j.cancel, j.done, j.now.moved = cancel, make(chan struct{}), time.Now()
 	a.jobs[j.number] = j
 	a.wait.Go(func() {
 		defer a.Changed()
@@ -86,29 +84,29 @@ func (j *job) stale(wanted *job) bool {
 		errors.Is(j.err, context.Canceled)
 }
 
+// A status is how far a job is.
 type status struct {
-	finished bool
 	progress Progress
 	moved    time.Time
-	waiting  bool
+	waiting  bool // for other devices to be cleaned
 }
 
 func (j *job) status() status {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return status{j.finished(), j.progress, j.moved, j.waiting}
+	return j.now
 }
 
 func (j *job) wait(waiting bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.waiting, j.moved = waiting, time.Now()
+	j.now.waiting, j.now.moved = waiting, time.Now()
 }
 
 func (j *job) move(p Progress) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.progress, j.moved = p, time.Now()
+	j.now.progress, j.now.moved = p, time.Now()
 }
 
 // run returns the device, held, if it can be offered.
