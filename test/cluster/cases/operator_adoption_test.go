@@ -62,6 +62,8 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
   pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
 	s.upstreamObject(client, "earlier", spec)
 	t.Cleanup(func() { s.endProvisioner("earlier") })
+	// Of an earlier number than what the upstream operator observed, as ours are at first.
+	s.operatorOf("v0.1.0")
 	scale("1")
 	s.condition(client, "earlier", "RolledOut", "True")
 	s.condition(client, "earlier", "Available", "True")
