@@ -137,3 +137,19 @@ func TestUnmountedSnapshotPathIsUnavailable(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "snapshotPath")
 	wantEqual(t, "the snapshots", len(r.snapshots(t, &csi.ListSnapshotsRequest{})), 0)
 }
+
+// What is promised to the restore is not there if it shares blocks.
+func TestRestoreOfUpstreamSnapshotSharesNoBlocks(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			pool := testenv.LoopFS(t, kind, 512<<20)
+			upstreamSnapshot(t, pool+"/snapshots", "snapshot-1", "pvc-gone")
+			r := newRig(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `/snapshots","snapshotProvider":"reflink"}]`})
+			_, err := r.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
+			must.Succeed(t, err)
+			if taken, shared := clonetest.Extents(t, filepath.Join(pool, "pvc-1", "disk.img")); taken == 0 || shared {
+				t.Errorf("the restored disk takes %d bytes, and shares blocks: %v", taken, shared)
+			}
+		})
+	}
+}

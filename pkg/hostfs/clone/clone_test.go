@@ -21,7 +21,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -431,26 +430,11 @@ func TestCopySharesNoBlocks(t *testing.T) {
 		}
 		clonetest.Same(t, src, dst)
 		for _, path := range []string{filepath.Join(src, "sparse"), filepath.Join(dst, "sparse")} {
-			if blocks, shared := extents(t, path); shared || blocks > 6*mib {
+			if blocks, shared := clonetest.Extents(t, path); shared || blocks > 6*mib {
 				t.Errorf("%s takes %d bytes for 4.5 MiB of data, and shares blocks: %v", path, blocks, shared)
 			}
 		}
 	})
-}
-
-// extents are how many bytes of the disk a file takes, and whether it shares any (FIEMAP_EXTENT_SHARED).
-func extents(t *testing.T, path string) (taken int64, shared bool) {
-	t.Helper()
-	f, err := os.Open(path)
-	must.Succeed(t, err)
-	defer f.Close()
-	m := ioctl.Extents{Length: ^uint64(0), Wanted: uint32(len(ioctl.Extents{}.Extents)), Flags: 1} // FIEMAP_FLAG_SYNC
-	must.Succeed(t, ioctl.Do(ioctl.File{File: f}, ioctl.GetExtents, &m))
-	for _, e := range m.Extents[:m.Mapped] {
-		taken += int64(e.Length)
-		shared = shared || e.Flags&0x2000 != 0
-	}
-	return taken, shared
 }
 
 // A file without copy-on-write cannot be compressed, as what its directory gets is by default.

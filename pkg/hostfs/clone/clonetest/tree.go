@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -123,4 +124,19 @@ func Copy(t testing.TB, from, to string) {
 	if err != nil {
 		t.Fatalf("copy %s: %v\n%s", from, err, out)
 	}
+}
+
+// Extents are how many bytes of the disk a file takes, and whether it shares any (FIEMAP_EXTENT_SHARED).
+func Extents(t testing.TB, path string) (taken int64, shared bool) {
+	t.Helper()
+	f, err := os.Open(path)
+	must.Succeed(t, err)
+	defer f.Close()
+	m := ioctl.Extents{Length: ^uint64(0), Wanted: uint32(len(ioctl.Extents{}.Extents)), Flags: 1} // FIEMAP_FLAG_SYNC
+	must.Succeed(t, ioctl.Do(ioctl.File{File: f}, ioctl.GetExtents, &m))
+	for _, e := range m.Extents[:m.Mapped] {
+		taken += int64(e.Length)
+		shared = shared || e.Flags&0x2000 != 0
+	}
+	return taken, shared
 }
