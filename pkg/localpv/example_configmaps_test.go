@@ -13,6 +13,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
+// disks are names that udev gives to whole disks, of which the examples are.
+var disks = map[string]string{
+	"block.yaml":      "pci-0000:00:10.0-scsi-0:0:1:0",
+	"filesystem.yaml": "nvme-eui.0025388b710116a1",
+}
+
 func TestExampleConfigMaps(t *testing.T) {
 	files, err := filepath.Glob("../../deploy/devices/example/*.yaml")
 	must.Succeed(t, err)
@@ -28,8 +34,11 @@ func TestExampleConfigMaps(t *testing.T) {
 			t.Errorf("%s: %+v", file, example)
 		}
 		example.Data[devices.KeyDeviceDir] = "/dev" // has to exist, and udev makes the example's
-		if _, err := devices.ParseConfig(example.Data); err != nil {
-			t.Errorf("%s: %v", file, err)
+		config, err := devices.ParseConfig(example.Data)
+		must.Succeed(t, err)
+		disk := disks[filepath.Base(file)]
+		if !config.Filter.MatchString(disk) || config.Filter.MatchString(disk+"-part1") {
+			t.Errorf("%s: the filter %s is to match the disk %q, and none of its partitions", file, config.Filter, disk)
 		}
 	}
 }
