@@ -159,7 +159,11 @@ func ofLocalStorage(claim *corev1.PersistentVolumeClaim) {
 func TestDevices(t *testing.T) {
 	s := begin(t)
 	s.installDevices()
-	s.leasesOfNodes(s.asPod(s.podOn(nodeA, devicesNamespace, "local-pv-provisioner")))
+	agent := s.asPod(s.podOn(nodeA, devicesNamespace, "local-pv-provisioner"))
+	s.leasesOfNodes(agent)
+	s.touches(agent, func(name, node string) *corev1.PersistentVolume {
+		return volumeOfNode(name, corev1.LabelHostname, node, corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/dev/disk/none"}})
+	})
 	s.withoutVolumes(nodeA, nodeB)
 	t.Run("nodes", func(t *testing.T) { // ends when all of them have
 		for node, kinds := range map[string][]string{nodeA: {"block", "xfs"}, nodeB: {"ext4", "btrfs"}} {
