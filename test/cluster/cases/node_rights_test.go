@@ -90,7 +90,9 @@ func (s *scene) touches(client kubernetes.Interface, of func(name, node string) 
 	anywhere := of(own, nodeA)
 	anywhere.Spec.NodeAffinity = nil
 	_, err = volumes.Create(ctx, anywhere, metav1.CreateOptions{})
-	s.wantForbidden("create one of no node", err)
+	if !apierrors.IsInvalid(err) { // one of type local is
+		s.wantForbidden("create one of no node", err)
+	}
 	s.wantForbidden("patch one of another node", finalizer(other))
 	s.wantForbidden("delete one of another node", volumes.Delete(ctx, other, metav1.DeleteOptions{}))
 	_, err = volumes.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
