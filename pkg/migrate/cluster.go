@@ -62,15 +62,16 @@ func (m *migration) deletedSince(s *saved, o observation) bool {
 
 func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation) error {
 	pv, err := m.client.CoreV1().PersistentVolumes().Get(ctx, s.Volume.Name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
 		return err
 	}
 	if m.Undo && s.Finished {
-		s.keepPolicy(pv, err == nil)
+		s.keepPolicy(pv, !missing)
 	}
 	o.retains = s.Volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain
-	if err != nil {
-		return nil //nolint:nilerr // it is not there
+	if missing {
+		return nil
 	}
 	ref := pv.Spec.ClaimRef
 	switch {

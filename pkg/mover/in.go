@@ -63,12 +63,12 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 		all.Go(func() {
 			defer func() { _ = conn.Close() }() // what matters was answered
 			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-			says, err := hear(ctx, conn)
+			says, spoke, err := hear(ctx, conn)
 			<-unproven
 			ended := false
-			if says != nil {
+			if spoke {
 				ctx, done := last.replace(ctx)
-				ended, err = i.serve(ctx, conn, says)
+				ended, err = i.serve(ctx, conn, &says)
 				done()
 			}
 			if err != nil {
@@ -100,19 +100,19 @@ func prove(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// hear has a connection prove that it is the source's, and returns what that says. It is nil for one that has only asked whether the target is
-// there: no session ends for that.
-func hear(ctx context.Context, conn net.Conn) (*hello, error) {
+// hear has a connection prove that it is the source's, and returns what that says, if it does: a connection that has only asked whether the
+// target is there ends no session.
+func hear(ctx context.Context, conn net.Conn) (says hello, spoke bool, err error) {
 	if err := prove(ctx, conn); err != nil {
-		return nil, err
+		return hello{}, false, err
 	}
-	says := new(hello)
-	if err := receive(conn, answerWithin, says); errors.Is(err, io.EOF) {
-		return nil, nil //nolint:nilnil // it says nothing
-	} else if err != nil {
-		return nil, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
+	switch err := receive(conn, answerWithin, &says); {
+	case errors.Is(err, io.EOF):
+		return hello{}, false, nil
+	case err != nil:
+		return hello{}, false, fmt.Errorf("hear %s: %w", conn.RemoteAddr(), err)
 	}
-	return says, nil
+	return says, true, nil
 }
 
 // A session is the one that is served.
