@@ -20,16 +20,28 @@ type child struct {
 }
 
 func startChild(cmd *exec.Cmd) (*child, error) {
+	// Do not wait for grandchildren that hold the standard error open.
+	cmd.WaitDelay = time.Second
+	c := &child{exited: make(chan struct{})}
+	err := Spawn(cmd, func() {
+		c.err = cmd.Wait()
+		close(c.exited)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	c.Process = cmd.Process
+	return c, nil
+}
+
+// Spawn starts a process that dies with the program that started it, however that ends. Follow waits for the process.
+func Spawn(cmd *exec.Cmd, follow func()) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
 		// A Ctrl-C is for the program in front, which then ends its children in
 		// its own order.
 		Setpgid: true,
 	}
-	// Do not wait for grandchildren that hold the standard error open.
-	cmd.WaitDelay = time.Second
-
-	c := &child{exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// The death signal comes when the thread ends that forked: keep it.
@@ -38,15 +50,10 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			c.err = cmd.Wait()
-			close(c.exited)
+			follow()
 		}
 	}()
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
-	c.Process = cmd.Process
-	return c, nil
+	return <-started
 }
 
 // running reports whether the process has not ended yet.

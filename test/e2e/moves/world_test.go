@@ -432,12 +432,11 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 	m.cmd.Stderr = &m.errors
 	said, err := m.cmd.StdoutPipe()
 	must.Succeed(w, err)
-	must.Succeed(w, m.cmd.Start())
-	go func() {
+	must.Succeed(w, drivertest.Spawn(m.cmd, func() {
 		m.read(said)
 		m.err = m.cmd.Wait()
 		close(m.exited)
-	}()
+	}))
 	w.Cleanup(m.kill)
 	return m
 }

@@ -89,15 +89,10 @@ func (m *mover) start() error {
 	m.cmd = exec.Command(m.line[0], m.line[1:]...)
 	m.cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), m.env...)
 	m.cmd.Stdout, m.cmd.Stderr = m, &m.stderr
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := m.cmd.Start(); err != nil {
-		return err
-	}
-	go func() {
+	return drivertest.Spawn(m.cmd, func() {
 		m.err = m.cmd.Wait()
 		close(m.exited)
-	}()
-	return nil
+	})
 }
 
 func (m *mover) kill() {
