@@ -138,21 +138,26 @@ func (s *scene) servesMigrated(content string) {
 }
 
 // oldVolume is a directory of a node as a provisioner from before CSI has made it for a claim: an empty one, whose name
-// begins with that of its PersistentVolume.
+// begins with that of its PersistentVolume. They are Provision of cmd/provisioner/hostpath-provisioner.go in kubevirt/hostpath-provisioner v0.25.2, whose
+// capacity is that of the disk, and provisionFor of provisioner.go in rancher/local-path-provisioner v0.0.36, with a pathPattern that gives this name.
 func (s *scene) oldVolume(node, provisioner, source, path, claim string) {
 	s.Helper()
 	name, _, _ := strings.Cut(filepath.Base(path), "_")
 	disk := c.Nodes[node].Disk(path)
 	must.Succeed(s, os.MkdirAll(disk, 0o777))
 	must.Succeed(s, os.Chmod(disk, 0o777))
+	of := map[string]struct{ annotations, capacity string }{
+		"kubevirt.io/hostpath-provisioner": {"hostPathProvisionerIdentity: kubevirt.io/hostpath-provisioner, kubevirt.io/provisionOnNode: " + node, "8Gi"},
+		"rancher.io/local-path":            {"local.path.provisioner/selected-node: " + node, "10Mi"},
+	}[provisioner]
 	s.applyText(fmt.Sprintf(`
 apiVersion: v1
 kind: PersistentVolume
 metadata:
   name: %[1]s
-  annotations: {pv.kubernetes.io/provisioned-by: %[2]s}
+  annotations: {pv.kubernetes.io/provisioned-by: %[2]s, %[8]s}
 spec:
-  capacity: {storage: 10Mi}
+  capacity: {storage: %[9]s}
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Delete
   storageClassName: old-volumes
@@ -162,7 +167,7 @@ spec:
     required:
       nodeSelectorTerms:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[7]s]}]
-`, name, provisioner, source, path, s.namespace, claim, node))
+`, name, provisioner, source, path, s.namespace, claim, node, of.annotations, of.capacity))
 	s.claim(claim, "10Mi", ofClass("old-volumes"))
 	s.bound(claim)
 }

@@ -15,26 +15,26 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// An old volume is one that the upstream driver has left.
+// An old volume is one that the upstream driver of kubevirt/hostpath-provisioner v0.25.2 has left.
 type old struct {
 	claim, node, class, pool, handle string
 	request                          string // of the claim; 1Gi if empty
 }
 
-// make makes a directory in the pool, and a PersistentVolume that carries its name.
+// make makes a directory in the pool as createVolumeDirectoryFunc of its pkg/hostpath/utils.go does in a container with the usual umask, and a
+// PersistentVolume that carries its name, as the csi-provisioner v3.4.1 makes it which its operator deploys, of the capacity of the disk.
 func (o old) make(s *scene) *corev1.PersistentVolume {
 	s.Helper()
 	dir := filepath.Join(c.Nodes[o.node].Disk(pathOf(o.class)), o.handle)
-	must.Succeed(s, os.Mkdir(dir, 0o777))
+	must.Succeed(s, os.Mkdir(dir, 0o755))
 	s.Cleanup(func() { os.RemoveAll(dir) })
 	// Not what the umask leaves of it.
-	must.Succeed(s, os.Chmod(dir, 0o777))
+	must.Succeed(s, os.Chmod(dir, 0o755))
 	must.Succeed(s, os.WriteFile(filepath.Join(dir, "file"), []byte("from before\n"), 0o644))
 	volume, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        o.handle,
 			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": cluster.DriverName},
-			Finalizers:  []string{"external-provisioner.volume.kubernetes.io/finalizer"},
 		},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("8Gi")},
@@ -45,6 +45,7 @@ func (o old) make(s *scene) *corev1.PersistentVolume {
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver:       cluster.DriverName,
 				VolumeHandle: o.handle,
+				FSType:       "xfs",
 				VolumeAttributes: map[string]string{
 					"csi.storage.k8s.io/pv/name":                   o.handle,
 					"csi.storage.k8s.io/pvc/name":                  o.claim,
