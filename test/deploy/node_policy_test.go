@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -138,28 +137,6 @@ func TestNodePolicyHoldsHandlesOfSnapshots(t *testing.T) {
 	} {
 		if got := p.Spec.Validations[at].Expression; !strings.Contains(got, want) {
 			t.Errorf("%s is not asked for in %s", want, got)
-		}
-	}
-}
-
-// The upstream operator has accounts of the same names, and its driver names snapshots without their node (SnapshotId of its
-// pkg/hostpath/reflink.go): a policy that stays would refuse them for ever. What asks this operator has to go too.
-func TestUpgradeGuideRemovesWhatHoldsTheUpstreamOperator(t *testing.T) {
-	guide, err := os.ReadFile("../../docs/upgrade.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, back, found := strings.Cut(string(guide), "## Back to the upstream operator")
-	back, _, ends := strings.Cut(back, "\n## ")
-	if !found || !ends {
-		t.Fatal("upgrade.md has no way back")
-	}
-	for _, o := range manifest.Render(t, "../../deploy/operator") {
-		switch o.Kind {
-		case "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration":
-			if !strings.Contains(back, strings.ToLower(o.Kind)) || !strings.Contains(back, o.Name) {
-				t.Errorf("%s %s is not removed", o.Kind, o.Name)
-			}
 		}
 	}
 }

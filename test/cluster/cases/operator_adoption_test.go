@@ -18,12 +18,23 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
+
+// adoptedPools are the pools of testdata/upstream-objects.yaml, upstream-claims.yaml and upstream-pools.yaml.
+const adoptedPools = `storagePools:
+- {name: local, path: /var/hpvolumes}
+- name: fast
+  path: /var/adopted
+  pvcTemplate: {storageClassName: disks, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: 320Mi}}}
+- name: everywhere
+  path: /var/adopted-everywhere
+  pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
 
 // A cluster of the upstream operator is taken over in place: the same objects, with what only the upstream one wanted
 // removed from them, and the same volumes, in pods that go on. Neither a second driver nor a second DaemonSet appears. Pools with
@@ -52,16 +63,9 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s.wantFile(file, "before\n")
 
 	pools := s.upstreamPools()
-	spec := `storagePools:
-- {name: local, path: /var/hpvolumes}
-- name: fast
-  path: /var/adopted
-  pvcTemplate: {storageClassName: disks, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: 320Mi}}}
-- name: everywhere
-  path: /var/adopted-everywhere
-  pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
-	s.upstreamObject(client, "earlier", spec)
+	s.upstreamObject("earlier", adoptedPools)
 	t.Cleanup(func() { s.endProvisioner("earlier") })
+	s.withAPI(crdFile)
 	// Of an earlier number than what the upstream operator observed, as ours are at first.
 	s.operatorOf("v0.1.0")
 	scale("1")
@@ -87,7 +91,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 			t.Errorf("the volume %s of the upstream operator is still there", v.Name)
 		}
 	}
-	s.wantTakenOver("daemonset", "clusterrole", "clusterrolebinding", "role", "rolebinding", "csidriver", "serviceaccount")
+	s.wantTakenOver("daemonset", "deployment", "clusterrole", "clusterrolebinding", "role", "rolebinding", "csidriver", "serviceaccount")
 	role, err := c.Client.RbacV1().ClusterRoles().Get(ctx, "hostpath-provisioner-admin-csi", metav1.GetOptions{})
 	must.Succeed(t, err)
 	for _, rule := range role.Rules {
@@ -135,34 +139,18 @@ func (s *scene) upstreamObjects(file string) {
 	s.kubectl("create", "--field-manager=hostpath-provisioner-operator", "-f", file)
 }
 
-// upstreamObject makes an object with the status that the upstream operator gives it, under a definition that, as its own, has no
-// subresource for the status and no rules. Then the definition is replaced, as a takeover does.
-func (s *scene) upstreamObject(client dynamic.ResourceInterface, name, spec string) {
+// upstreamObject makes an object with the status that the upstream operator gives it, under its definition, and is the owner that
+// it sets.
+func (s *scene) upstreamObject(name, spec string) dynamic.ResourceInterface {
 	s.Helper()
-	definition := func(edit func(version map[string]any)) {
-		text, err := os.ReadFile(crdFile)
-		must.Succeed(s, err)
-		object := &unstructured.Unstructured{}
-		must.Succeed(s, yaml.Unmarshal(text, &object.Object))
-		versions, _, _ := unstructured.NestedSlice(object.Object, "spec", "versions")
-		edit(versions[0].(map[string]any))
-		must.Succeed(s, unstructured.SetNestedSlice(object.Object, versions, "spec", "versions"))
-		text, err = yaml.Marshal(object.Object)
-		must.Succeed(s, err)
-		file := filepath.Join(s.TempDir(), "definition.yaml")
-		must.Succeed(s, os.WriteFile(file, text, 0o600))
-		s.withAPI(file)
-	}
-	definition(func(version map[string]any) {
-		delete(version, "subresources")
-		version["schema"] = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
-	})
+	client := s.withAPI("testdata/upstream-crd.yaml")
 	text, err := os.ReadFile("../../../pkg/operator/testdata/upstream-object.yaml")
 	must.Succeed(s, err)
 	object := provisioner(s.T, name, spec)
 	var upstream map[string]any
 	must.Succeed(s, yaml.Unmarshal(text, &upstream))
 	object.Object["status"] = upstream["status"]
+	var uid types.UID
 	s.until("the object to be made with its status", func(ctx context.Context) (string, error) {
 		_, err := client.Create(ctx, object, metav1.CreateOptions{FieldManager: "hostpath-provisioner-operator"})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -176,9 +164,16 @@ func (s *scene) upstreamObject(client dynamic.ResourceInterface, name, spec stri
 		if version == "" {
 			return "the object has no version", client.Delete(ctx, name, metav1.DeleteOptions{})
 		}
+		uid = made.GetUID()
 		return "", nil
 	})
-	definition(func(map[string]any) {})
+	owner := fmt.Sprintf(`{"metadata":{"ownerReferences":[{"apiVersion":"hostpathprovisioner.kubevirt.io/v1beta1","kind":"HostPathProvisioner",`+
+		`"name":%q,"uid":%q,"controller":true,"blockOwnerDeletion":true}]}}`, name, uid)
+	owned := s.kubectl("get", "-n", cluster.Namespace, "daemonset,deployment,serviceaccount", "-l", "k8s-app=hostpath-provisioner", "-o", "name")
+	for _, one := range strings.Fields(owned) {
+		s.kubectl("patch", "-n", cluster.Namespace, one, "--type=merge", "-p", owner)
+	}
+	return client
 }
 
 // wantTakenOver says that the operator has made all objects of some kinds its own.
@@ -188,6 +183,9 @@ func (s *scene) wantTakenOver(kinds ...string) {
 		out, err := c.Kubectl(s.Context(), "get", "-n", cluster.Namespace, kind, "-l", "k8s-app=hostpath-provisioner", "-o", "yaml")
 		if err != nil || strings.Contains(out, "lastAppliedConfiguration") {
 			s.Errorf("the annotation of the upstream operator is still on a %s (%v)", kind, err)
+		}
+		if strings.Contains(out, "kind: HostPathProvisioner") {
+			s.Errorf("a %s still has the owner that the upstream operator has set", kind)
 		}
 	}
 }
@@ -226,12 +224,24 @@ func (s *scene) deletedWhileUsed(client dynamic.ResourceInterface, name, pool st
 func (s *scene) upstreamPools() (kept map[string]string) {
 	s.Helper()
 	const class = "hostpath-operator-fast"
-	ctx := s.Context()
 	s.class(class, "fast", storagev1.VolumeBindingWaitForFirstConsumer)
 	sharedDirectory(s)
 	for name := range c.Nodes {
 		s.diskOf(name)
 	}
+	s.upstreamObjects("testdata/upstream-claims.yaml")
+	s.mountUpstream()
+	s.claim("fast", "32Mi", ofClass(class))
+	s.pod("on-fast", with("fast", "/data"))
+	s.ready("on-fast")
+	s.mustRun("on-fast", "echo before >/data/file; sync")
+	return s.poolState()
+}
+
+// mountUpstream makes the mounters of the upstream operator, and mounts what they would mount, if that has a filesystem as it is.
+func (s *scene) mountUpstream() {
+	s.Helper()
+	ctx := s.Context()
 	s.upstreamObjects("testdata/upstream-pools.yaml")
 	s.until("the mounters to be ready", mountersReady)
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
@@ -239,7 +249,7 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 	for _, pod := range pods.Items {
 		mount := "mkdir -p /var/adopted-everywhere/csi && mount --bind " + filepath.Join(c.Sandbox.Dir, "everywhere") + " /var/adopted-everywhere/csi"
 		if pod.Labels["hpp-pool"] == "fast-hpp" {
-			mount = fmt.Sprintf("mkfs.xfs -q %[1]s && mkdir -p /var/adopted/csi && mount %[1]s /var/adopted/csi", s.loopOf(pod.Name))
+			mount = fmt.Sprintf("{ blkid -p %[1]s || mkfs.xfs -q %[1]s; } && mkdir -p /var/adopted/csi && mount %[1]s /var/adopted/csi", s.loopOf(pod.Name))
 		}
 		if out, err := c.Nodes[pod.Spec.NodeName].Output(ctx, "sh", "-ec", mount); err != nil {
 			s.Fatal(out, err)
@@ -247,11 +257,6 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 	}
 	// This driver, which stands in for the upstream one, serves what is mounted over a pool that it knows only from its next start on.
 	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "k8s-app=hostpath-provisioner,!hpp-pool")
-	s.claim("fast", "32Mi", ofClass(class))
-	s.pod("on-fast", with("fast", "/data"))
-	s.ready("on-fast")
-	s.mustRun("on-fast", "echo before >/data/file; sync")
-	return s.poolState()
 }
 
 // diskOf gives a node a disk, as a PersistentVolume of a class without a provisioner.

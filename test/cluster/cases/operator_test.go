@@ -35,6 +35,17 @@ const (
 // withOperator replaces the driver that was installed from deploy/csi by the operator, and puts it back at the end.
 func (s *scene) withOperator() dynamic.ResourceInterface {
 	s.Helper()
+	s.withoutDriver()
+	client := s.withAPI(crdFile)
+	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
+	s.kubectl("apply", "-k", operatorOverlay)
+	return client
+}
+
+// withoutDriver removes the driver that was installed from deploy/csi, and puts it back at the end, when it removes an operator. Until then there are
+// the images and the class for one.
+func (s *scene) withoutDriver() {
+	s.Helper()
 	must.Succeed(s, c.Uninstall(s.Context(), kustomization))
 	s.Cleanup(func() {
 		ctx := context.Background()
@@ -53,9 +64,6 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 			must.Succeed(s, n.Import(s.Context(), filepath.Join(c.Programs, program+".tar")))
 		}
 	}
-	client := s.withAPI(crdFile)
-	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
-	s.kubectl("apply", "-k", operatorOverlay)
 	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: operatorClass},
 		Provisioner:       cluster.DriverName,
@@ -73,7 +81,6 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 			s.Error(err)
 		}
 	})
-	return client
 }
 
 // condition waits until a condition of an object has a value.
