@@ -230,7 +230,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	p.Trash = r.trash
-	l := &reconcile.Listing{Pool: &r.Pool, Err: r.unavailable}
+	l := &reconcile.Listing{In: &r.Pool, Err: r.unavailable}
 	if err := l.Read(); err != nil {
 		return Pool{}, err
 	}

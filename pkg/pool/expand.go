@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -71,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
+		return has, errors.Join(restoreIfLimited(v.visit, v.id, v.entry), v.use().GrowDevices())
 	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
@@ -116,7 +117,7 @@ func (v *found) fileMayGrow() error {
 	if !v.entry.Block() {
 		return nil
 	}
-	return v.visit.pins.Free(v.id)
+	return v.visit.Pool.Node.Pins.Free(v.id)
 }
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,
@@ -212,9 +213,9 @@ func (v *found) rereadUsable() error {
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.
-func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := reconcile.CardOf(e); v.Enforcer.Enforces(c) {
-		return v.Repair().Limit(id, c)
+func restoreIfLimited(in *serve.Visit, id volume.ID, e store.Entry) error {
+	if c := reconcile.CardOf(e); in.Enforcer.Enforces(c) {
+		return in.Repair().Limit(id, c)
 	}
 	return nil
 }

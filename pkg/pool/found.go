@@ -9,56 +9,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A visit is one call's work in a pool.
-type visit struct {
-	*serve.Visit
-	pins *snapshot.Pins // of all pools
-}
-
-func (s *Set) enter(p *serve.Pool) (*visit, error) {
-	v, err := p.Enter()
-	if err != nil {
-		return nil, err
-	}
-	return &visit{v, &s.pins}, nil
-}
-
-// finishRemoval ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
-func (v *visit) finishRemoval(id volume.ID, e store.Entry) (bool, error) {
-	if !e.Lost() || e.Record == nil {
-		return false, nil
-	}
-	piece, err := v.Store.Trash().FinishRemove(id, e)
-	if err != nil || piece == "" {
-		return false, err
-	}
-	if err := v.Store.Records().Drop(id); err != nil {
-		return false, err
-	}
-	v.queueTrash(piece, e)
-	v.Pool.Note(id, store.Entry{})
-	return true, nil
-}
-
-// queueTrash queues what was removed for the reaper.
-func (v *visit) queueTrash(piece string, e store.Entry) {
-	v.Pool.QueueTrash(piece)
-	family := ""
-	if e.Record != nil {
-		family = e.Record.Family
-	}
-	v.Pool.Ledger.Trash().Removed(piece, family)
-}
-
 // A found volume is one that a call works on.
 type found struct {
 	id    volume.ID
-	visit *visit
+	visit *serve.Visit
 	entry store.Entry
 	dir   *dir.Dir // nil if the directory is lost
 }
@@ -190,7 +148,7 @@ func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
 
 // findAt returns nil if the pool has no such volume.
 func (s *Set) findAt(p *serve.Pool, id volume.ID) (*found, error) {
-	v, err := s.enter(p)
+	v, err := p.Enter()
 	if err != nil {
 		return nil, err
 	}

@@ -128,7 +128,7 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 		return err
 	}
 	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
-	if err := s.set.pins.Free(r.Volume); err != nil {
+	if err := s.set.Node.Pins.Free(r.Volume); err != nil {
 		return err
 	}
 	if !r.LeaveSnapshots {
@@ -281,7 +281,7 @@ func (s Moves) RemoveSource(ctx context.Context, m Move) error {
 
 // discard removes one side of a move.
 func (v *side) discard(ctx context.Context, s *Set) error {
-	if err := s.pins.Free(v.id); err != nil {
+	if err := s.Node.Pins.Free(v.id); err != nil {
 		return err
 	}
 	unlock, err := v.lock(ctx)

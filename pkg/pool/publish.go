@@ -140,7 +140,7 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 // device, which one of them attaches, or detaches again if it fails.
 func (v *found) mount(ctx context.Context, r Publication) error {
 	if v.entry.Block() {
-		done, err := v.visit.TurnAtDevices(ctx, v.id)
+		done, err := v.visit.Pool.Node.TurnAtDevices(ctx, v.id)
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 		return nil, err
 	}
 	if v.entry.Block() || !r.ReadOnly {
-		if err := v.visit.pins.MayBeWritten(v.id); err != nil {
+		if err := v.visit.Pool.Node.Pins.MayBeWritten(v.id); err != nil {
 			return nil, err
 		}
 	}
@@ -279,23 +279,22 @@ func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.T
 	}
 	defer release()
 	v, unfound := s.set.find(id, volume.PoolName{})
-	if v != nil {
+	if unfound == nil {
 		defer v.close()
 	}
-	done, err := v.unpublishOwn(ctx, target)
+	// What is mounted first: a pod can end, whatever became of its volume.
+	done := false
+	if unfound == nil {
+		done, err = v.unpublishOwn(ctx, target)
+	}
 	if err == nil && !done {
 		err = s.unpublishAny(ctx, id, target)
 	}
 	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
-	switch {
-	case errors.Is(unfound, volume.ErrNotFound), volume.IsDamage(unfound):
-		return nil
-	case errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, serve.ErrNotChecked) && !s.knownInline(id):
-		return nil // a pod can end whose pool went away
-	case unfound != nil:
-		return unfound
+	if unfound != nil {
+		return s.unlessItCanEnd(id, unfound)
 	}
 	if err := v.afterUnpublish(ctx); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
@@ -303,11 +302,21 @@ func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.T
 	return nil
 }
 
+// unlessItCanEnd is why a volume was not found that is unmounted, and nil if nothing is left to do: it is gone or damaged, or its pool
+// went away. An inline volume would stay there: it is removed when it is unpublished.
+func (s Publications) unlessItCanEnd(id volume.ID, unfound error) error {
+	away := errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, serve.ErrNotChecked)
+	if errors.Is(unfound, volume.ErrNotFound) || volume.IsDamage(unfound) || away && !s.knownInline(id) {
+		return nil
+	}
+	return unfound
+}
+
 // unpublishOwn unmounts what is at the target if it is the directory of the volume. That
 // does not read the mount table, which has some ten lines for each pod of the node
 // and has just changed. It returns false for all else that is there.
 func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool, err error) {
-	if v == nil || v.dir == nil || v.entry.Block() {
+	if v.dir == nil || v.entry.Block() {
 		return false, nil
 	}
 	own, err := v.dir.ID()
@@ -442,7 +451,7 @@ func (v *found) detachUnpublished(ctx context.Context) error {
 	if !v.entry.Block() {
 		return nil
 	}
-	done, err := v.visit.TurnAtDevices(ctx, v.id)
+	done, err := v.visit.Pool.Node.TurnAtDevices(ctx, v.id)
 	if err != nil {
 		return err
 	}

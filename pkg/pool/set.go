@@ -8,7 +8,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -49,7 +48,6 @@ type Surveyed = reconcile.Surveyed
 type Set struct {
 	*serve.Node
 	byName map[volume.PoolName]*serve.Pool
-	pins   snapshot.Pins
 }
 
 // Start begins to serve pools: see serve.Start.

@@ -68,9 +68,9 @@ func (c Card) Inodes(option int64) int64 {
 }
 
 const (
-	// usualInode is what an inode of XFS takes beside the quota of its volume, in bytes, where
+	// UsualInode is what an inode of XFS takes beside the quota of its volume, in bytes, where
 	// mkfs.xfs(8) has no other size: chunks of 64 are allocated and not counted for a project.
-	usualInode = 512
+	UsualInode = 512
 	// perInode is for what finds an inode, with some room: with many small directories 13 were measured.
 	perInode = 32
 )

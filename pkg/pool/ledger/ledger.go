@@ -32,6 +32,8 @@ type Ledger struct {
 	// summary is made again with each change, so that reading it takes no lock that a call
 	// may wait for.
 	summary atomic.Pointer[Summary]
+	// reap has one token once there is trash to erase.
+	reap chan struct{}
 
 	// mu guards what follows, and is never held across a system call. Where something that
 	// the summary has was changed, unlock gives it back.
@@ -50,8 +52,8 @@ type ids map[volume.ID]struct{}
 
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode, inodeBytes: usualInode}}
-	l.sums.unread, l.sums.inodeBytes = true, usualInode
+	l := &Ledger{policy: policy, on: &Filesystem{}, reap: make(chan struct{}, 1), index: index{option: policy.BytesPerInode, inodeBytes: UsualInode}}
+	l.sums.unread, l.sums.inodeBytes = true, UsualInode
 	l.on.enter(l, Origin{}, l.sums)
 	l.mu.Lock()
 	l.unlock()

@@ -68,11 +68,11 @@ func TestInodes(t *testing.T) {
 		option         int64
 		inodes, beside int64
 	}{
-		"recorded":                {xfs.WithInodes(16 << 10), volume.Unknown, 65537, 65537 * (usualInode + perInode)},
+		"recorded":                {xfs.WithInodes(16 << 10), volume.Unknown, 65537, 65537 * (UsualInode + perInode)},
 		"not recorded":            {xfs, volume.Unknown, 0, 0},
-		"the option comes first":  {xfs.WithInodes(16 << 10), 1 << 20, 1025, 1025 * (usualInode + perInode)},
+		"the option comes first":  {xfs.WithInodes(16 << 10), 1 << 20, 1025, 1025 * (UsualInode + perInode)},
 		"the option is no limit":  {xfs.WithInodes(16 << 10), 0, 0, 0},
-		"not recorded, an option": {xfs, 1 << 20, 1025, 1025 * (usualInode + perInode)},
+		"not recorded, an option": {xfs, 1 << 20, 1025, 1025 * (UsualInode + perInode)},
 		"a block volume":          {block, 1 << 20, 0, 0},
 		"ext4":                    {ext4, 1 << 20, 1025, 0},
 	} {
@@ -85,7 +85,7 @@ func TestInodes(t *testing.T) {
 			if got := l.Summary(); got.Promised != g || got.Overhead != c.beside || l.Owed(c.card) != g+c.beside || l.on.load().owed().promised != g+c.beside {
 				t.Errorf("%d bytes are promised and %d set aside for inodes, want %d", got.Promised, got.Overhead, c.beside)
 			}
-			if got, want := l.InodesHold(c.card, 1000), min(1000*usualInode, c.beside); got != want || l.InodesHold(c.card, volume.Unknown) != 0 {
+			if got, want := l.InodesHold(c.card, 1000), min(1000*UsualInode, c.beside); got != want || l.InodesHold(c.card, volume.Unknown) != 0 {
 				t.Errorf("1000 inodes hold %d bytes of that, want %d", got, want)
 			}
 			l.Note(idOf("pvc-1"), Card{})
@@ -100,7 +100,7 @@ func TestInodes(t *testing.T) {
 func TestReportedCapacityHasRoomForInodes(t *testing.T) {
 	for _, per := range []int64{0, 512, 16 << 10, 1 << 20} {
 		l := New(Policy{Overprovision: 1, BytesPerInode: volume.Unknown})
-		l.SetInodes(per, usualInode)
+		l.SetInodes(per, UsualInode)
 		bytes := l.Available(disk100(0))
 		c := NewCard(bytes, "uid", 1, HasDirectory|HasRecord|ByXFS).WithInodes(per)
 		if _, err := l.Reserve(disk100(0), l.Owed(c)); err != nil {

@@ -70,10 +70,10 @@ func (s *Survey) Add(v Surveyed) {
 
 // Survey checks one volume, unless a call is making or removing it.
 func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
-	e, d, err := l.LookupSettled(id)
+	e, d, err := l.In.LookupSettled(id)
 	if err != nil {
-		c := l.Ledger.Known(id)
-		return l.surveyed(id, c, l.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
+		c := l.In.Ledger.Known(id)
+		return l.surveyed(id, c, l.In.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
 	}
 	if !e.Exists() {
 		return Surveyed{}, false
@@ -82,16 +82,16 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
 	c := CardOf(e)
-	used, facts := l.Measure(id, d, e, l.Space)
+	used, facts := l.In.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	v := l.surveyed(id, c, facts)
-	if l.Enforcer.Enforces(c) && d != nil && !e.Block() {
+	if l.In.Enforcer.Enforces(c) && d != nil && !e.Block() {
 		v.Used = used.UsedBytes
 	}
 	if v.Used != volume.Unknown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
-	v.Unused = l.unused(id, d, e, used, facts)
+	v.Unused = l.In.unused(id, d, e, used, facts)
 	return v, true
 }
 
@@ -119,7 +119,7 @@ func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
 	if err != nil {
 		return nil, Unavailable(p.Config, err)
 	}
-	l := &Listing{Pool: p, Space: space}
+	l := &Listing{In: p, Space: space}
 	v, ok := l.Survey(id)
 	if !ok {
 		return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
@@ -134,7 +134,7 @@ func (p *Pool) Remembered(id volume.ID, why error) []health.Condition {
 
 func (l *Listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
 	return Surveyed{
-		ID: id, Pool: l.Config.Name, Bytes: l.Volume(id, c, l.Space).Bytes,
+		ID: id, Pool: l.In.Config.Name, Bytes: l.In.Volume(id, c, l.Space).Bytes,
 		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(), Conditions: facts.Conditions(), lost: facts.Missing,
 	}
 }

@@ -17,7 +17,7 @@ import (
 // onFilesystem are the pools on the filesystem of this one, and that itself, in the order of their
 // names.
 func (p *Pool) onFilesystem() []*Pool {
-	pools := p.node.filesystems.With(p)
+	pools := p.Node.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.Config.Name.String(), b.Config.Name.String()) })
 	return pools
 }
@@ -47,7 +47,7 @@ func (c *checks) readPromises() {
 		err = c.readAll(s, f)
 	}
 	if err != nil {
-		c.pool.Ledger.Join(c.pool.node.filesystems.Settle(c.pool, on), ledger.Origin{Shared: c.pool.Config.Shared})
+		c.pool.Ledger.Join(c.pool.Node.filesystems.Settle(c.pool, on), ledger.Origin{Shared: c.pool.Config.Shared})
 		c.pool.Log.V(2).Info("Failed to read what the pool has promised", "err", err.Error())
 		return
 	}
@@ -84,7 +84,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
-	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
+	joined = p.Ledger.Join(p.Node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
 	}

@@ -21,6 +21,7 @@ import (
 type Node struct {
 	Options Options
 	Pools   []*Pool // in the order of the configuration
+	Pins    Pins    // what is being copied
 
 	volumes     Locks[volume.ID]
 	targets     Locks[string]    // by path

@@ -189,7 +189,7 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 	if err != nil {
 		return 0, false
 	}
-	if slices.ContainsFunc(p.node.Pools, p.awaits) {
+	if slices.ContainsFunc(p.Node.Pools, p.awaits) {
 		return 0, true
 	}
 	return p.Ledger.Available(space), true

@@ -129,7 +129,7 @@ func (c *checks) settle(st state) {
 		c.pool.Log.Error(errFilesystem, "The pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
 	if st.err == nil {
-		c.pool.reaper.wake()
+		c.pool.Ledger.Trash().Wake()
 	}
 }
 

@@ -1,4 +1,4 @@
-package snapshot
+package pool
 
 import (
 	"cmp"
@@ -13,18 +13,19 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
-type Source struct {
-	pool   *Pool
+// A source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
+type source struct {
+	in     *serve.Visit
 	id     volume.ID
 	entry  store.Entry
 	dir    *dir.Dir
 	method volume.CopyMethod
-	way    Way
+	way    CopyWay
 	// inUse: pods or devices may write to it.
 	inUse bool
 	// fixed: it is a snapshot of this driver, which does not change.
@@ -34,29 +35,29 @@ type Source struct {
 	release func()
 }
 
-// Open finds a source in the pool and decides how to copy it. It takes over the source's lock,
-// and has that until Begin, or Close.
-func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error) {
-	src := &Source{pool: p, id: id, way: way, fixed: id.IsSnapshot(), release: unlock}
+// openSource finds a source in the pool and decides how to copy it. It takes over the source's lock,
+// and has that until begin, or close.
+func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *source, err error) {
+	src := &source{in: in, id: id, way: way, fixed: id.IsSnapshot(), release: unlock}
 	defer func() {
 		if err != nil {
-			src.Close()
+			src.close()
 		}
 	}()
-	if src.entry, src.dir, err = p.Lookup(id); err != nil {
+	if src.entry, src.dir, err = in.Scan().Lookup(id); err != nil {
 		return nil, err
 	}
 	if err := cmp.Or(src.entry.Usable(), src.entry.Unmoved()); err != nil {
 		return nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	p.Ledger.Note(id, reconcile.CardOf(src.entry)) // a record whose writing failed may be there all the same
+	in.Pool.Note(id, src.entry) // a record whose writing failed may be there all the same
 	if err := src.copyable(); err != nil {
 		return nil, err
 	}
 	if src.inUse, err = src.written(); err != nil {
 		return nil, err
 	}
-	if src.method, err = p.methodFor(src); err != nil {
+	if src.method, err = src.chooseMethod(); err != nil {
 		return nil, err
 	}
 	if way.Shared && src.method == volume.ByCopy {
@@ -75,8 +76,8 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 // that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again.
-func (s *Source) measure() error {
-	enforcer, c := s.pool.Enforcer, reconcile.CardOf(s.entry)
+func (s *source) measure() error {
+	enforcer, c := s.in.Enforcer, reconcile.CardOf(s.entry)
 	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
 		return nil
 	}
@@ -98,43 +99,42 @@ func (s *Source) measure() error {
 	return nil
 }
 
-// methodFor is how a source is copied: without sharing where the kernel would count shared blocks
+// chooseMethod is how a source is copied: without sharing where the kernel would count shared blocks
 // for a volume that has let go of them.
-func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
-	if !p.Enforcer.MayShare() {
+func (s *source) chooseMethod() (volume.CopyMethod, error) {
+	if !s.in.Enforcer.MayShare() {
 		return volume.ByCopy, nil
 	}
 	// In the pool's directory: the source may be at its limit.
-	try := func() (bool, error) { return clone.Supported(p.Store.Root()) }
-	shares := func() (bool, error) { return p.Enforcer.Shares(try) }
-	return content.MethodFor(src.dir, shares, src.entry.Block() || src.standsStill())
+	try := func() (bool, error) { return clone.Supported(s.in.Store.Root()) }
+	shares := func() (bool, error) { return s.in.Enforcer.Shares(try) }
+	return content.MethodFor(s.dir, shares, s.entry.Block() || s.standsStill())
 }
 
 // standsStill reports whether pods are frozen while the source is copied. A snapshot of a subvolume would have them wait: it commits
 // the filesystem, behind all that others have queued for its disk.
-func (s *Source) standsStill() bool {
+func (s *source) standsStill() bool {
 	return !s.entry.Block() && s.inUse && s.way.WhenWritten == volume.Freeze
 }
 
 // limitedAfter reports whether a copy gets its limit when it is made: near that btrfs commits the filesystem for each few files.
-func (s *Source) limitedAfter() bool {
-	return s.method == volume.ByReference && s.standsStill() && s.pool.Enforcer.Kind() == quota.Btrfs
+func (s *source) limitedAfter() bool {
+	return s.method == volume.ByReference && s.standsStill() && s.in.Enforcer.Kind() == quota.Btrfs
 }
 
 // mayExceed reports whether a copy may hold more than its limit: btrfs lets a subvolume share blocks beyond that.
-func (s *Source) mayExceed() bool {
-	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Enforcer.Kind() == quota.Btrfs
+func (s *source) mayExceed() bool {
+	return s.method != volume.ByCopy && !s.entry.Block() && s.in.Enforcer.Kind() == quota.Btrfs
 }
 
-// Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
-// and written anew: so it shares nothing with what the ledger does not know. Foreign takes over
-// its directory and its lock.
-func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()) (*Source, error) {
+// foreignSource is a source that is no entry of the pool, but has the origin of a snapshot. It is read
+// and written anew: so it shares nothing with what the ledger does not know. It takes over the directory and the lock.
+func foreignSource(in *serve.Visit, id volume.ID, of volume.Origin, d *dir.Dir, unlock func()) (*source, error) {
 	rec := store.NewRecord(id, volume.ModeMount, 0)
 	rec.UID, rec.Origin = of.UID, &of
-	src := &Source{pool: p, id: id, entry: store.Entry{Record: rec, Present: true}, dir: d, method: volume.ByCopy, release: unlock}
+	src := &source{in: in, id: id, entry: store.Entry{Record: rec, Present: true}, dir: d, method: volume.ByCopy, release: unlock}
 	if err := src.copyable(); err != nil {
-		src.Close()
+		src.close()
 		return nil, err
 	}
 	return src, nil
@@ -142,7 +142,7 @@ func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()
 
 // freezable returns ErrPrecondition for a directory that is to be copied while its pods are frozen, on a filesystem where it
 // could not be found out what they change before that.
-func (s *Source) freezable() error {
+func (s *source) freezable() error {
 	if s.fixed || s.entry.Block() || s.way.WhenWritten != volume.Freeze {
 		return nil
 	}
@@ -150,23 +150,23 @@ func (s *Source) freezable() error {
 		return err
 	}
 	return fmt.Errorf("%w: the filesystem of pool %q is a tmpfs, which does not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+
-		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.pool.Config.Name, s.id)
+		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.in.Pool.Config.Name, s.id)
 }
 
 // copyable returns ErrPrecondition for what no copy can be promised for.
-func (s *Source) copyable() error {
+func (s *source) copyable() error {
 	switch {
-	case s.pool.Config.Shared:
-		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.pool.Config.Name)
+	case s.in.Pool.Config.Shared:
+		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.in.Pool.Config.Name)
 	case s.entry.Record == nil:
 		return fmt.Errorf("%w: volume %s has no record of its size, so a copy of it would have none", volume.ErrPrecondition, s.id)
 	case s.entry.Inline():
 		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
 	if !s.entry.Block() {
-		return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+		return s.in.Scan().Content(s.id, s.entry.Record).Check(s.dir)
 	}
-	disk := s.pool.Disk(s.id, s.entry.Record)
+	disk := s.in.Scan().Disk(s.id, s.entry.Record)
 	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
 	if err := disk.Check(s.dir); err != nil {
 		return err
@@ -177,32 +177,32 @@ func (s *Source) copyable() error {
 }
 
 // written reports whether a pod or a device may write to the source. A snapshot is never published.
-func (s *Source) written() (bool, error) {
+func (s *source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
 	}
-	return s.pool.Entries.Written(s.id, s.entry, s.dir)
+	return s.in.Use(s.id, s.entry, s.dir).Written()
 }
 
 // wasWritten reports whether a pod or a device may have written to the source at any time since it was opened.
-func (s *Source) wasWritten() (bool, error) {
-	if s.inUse || s.pool.Pins.Used(s.id) {
+func (s *source) wasWritten() (bool, error) {
+	if s.inUse || s.in.Pool.Node.Pins.Used(s.id) {
 		return true, nil
 	}
 	return s.written()
 }
 
 // exclusive reports whether no pod may write to the source while it is copied.
-func (s *Source) exclusive() bool {
+func (s *source) exclusive() bool {
 	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
 }
 
-// alone reports whether no pod may write to the source from now until Close: then it is locked again.
-func (s *Source) alone() (bool, error) {
+// alone reports whether no pod may write to the source from now until close: then it is locked again.
+func (s *source) alone() (bool, error) {
 	if s.id.IsSnapshot() || s.exclusive() {
 		return true, nil
 	}
-	unlock, err := s.pool.Entries.LockSource(s.id)
+	unlock, err := s.in.Pool.Node.Lock(s.id)
 	if errors.Is(err, volume.ErrBusy) {
 		return false, nil
 	}
@@ -220,14 +220,14 @@ func (s *Source) alone() (bool, error) {
 
 // pin gives the lock of the source back, so that it can be published, unpublished and measured meanwhile,
 // and keeps it from what Pins say until close. To what is read and written anew no pod may write.
-func (s *Source) pin() {
+func (s *source) pin() {
 	unlock := s.release
-	s.release = s.pool.Pins.Pin(s.id, s.exclusive())
+	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
 }
 
-// Close lets others use the source again.
-func (s *Source) Close() {
+// close lets others use the source again.
+func (s *source) close() {
 	s.release()
 	if s.dir != nil {
 		_ = s.dir.Close() // opened for reading
@@ -235,16 +235,16 @@ func (s *Source) Close() {
 }
 
 // bytes is the size that the source promises, or that its file has if that is more: its devices show all of that.
-func (s *Source) bytes() int64 {
+func (s *source) bytes() int64 {
 	if s.id.IsSnapshot() {
 		return max(s.entry.Record.Origin.Bytes, s.file)
 	}
 	return max(s.entry.Record.Bytes, s.file)
 }
 
-// Begin notes in the record of a copy where it comes from, and lets others use the source again
+// begin notes in the record of a copy where it comes from, and lets others use the source again
 // as far as that does no harm. The time of the cut and its consistency follow when it is made.
-func (s *Source) Begin(rec *store.Record) error {
+func (s *source) begin(rec *store.Record) error {
 	rec.BlockBytes = s.entry.Record.BlockBytes
 	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
 	if err := s.join(rec); err != nil {
@@ -259,7 +259,7 @@ func (s *Source) Begin(rec *store.Record) error {
 
 // join makes a record one of the family of the source, if they share blocks, and the source
 // one of it. The source then has room to overwrite what it shares.
-func (s *Source) join(rec *store.Record) error {
+func (s *source) join(rec *store.Record) error {
 	rec.Family = s.family()
 	if rec.Family == "" {
 		return nil
@@ -270,25 +270,25 @@ func (s *Source) join(rec *store.Record) error {
 		}
 	}
 	// The call that founded the family may have failed after its record was written.
-	return s.pool.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
+	return s.in.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
 }
 
 // startFamily makes the source the first of a family.
-func (s *Source) startFamily(family string) error {
+func (s *source) startFamily(family string) error {
 	sharing := *s.entry.Record
 	sharing.Family = family
 	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
-	space, err := s.pool.Store.Space()
+	space, err := s.in.Store.Space()
 	if err != nil {
 		return err
 	}
-	l := s.pool.Ledger
+	l := s.in.Pool.Ledger
 	held, err := l.Reserve(space, l.Owed(reconcile.CardOf(joined))-l.Owed(reconcile.CardOf(s.entry)))
 	if err != nil {
 		return fmt.Errorf("room for %s to overwrite what it shares: %w", s.id.Named(), err)
 	}
 	defer held.Release()
-	if err := s.pool.Store.Records().Write(&sharing); err != nil {
+	if err := s.in.Store.Records().Write(&sharing); err != nil {
 		return err
 	}
 	s.entry = joined
@@ -297,27 +297,27 @@ func (s *Source) startFamily(family string) error {
 }
 
 // family is the family of a copy; empty if it shares no blocks.
-func (s *Source) family() string {
+func (s *source) family() string {
 	if s.method == volume.ByCopy {
 		return ""
 	}
 	return cmp.Or(s.entry.Record.Family, s.entry.Record.UID)
 }
 
-// Make makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
+// makeDir makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
 // complete with that.
-func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
-	limited := s.pool.Entries.Limited(ctx, rec)
+func (s *source) makeDir(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+	makeLimited := limited(ctx, s.in, rec)
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		if s.method != volume.BySubvolume {
-			d, err := limited(creating)
+			d, err := makeLimited(creating)
 			if err != nil {
 				return nil, err
 			}
 			if s.limitedAfter() {
-				_, err = s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
+				_, err = s.in.Enforcer.Lift(creating, rec.ID, rec.UID)
 			} else {
-				err = s.pool.Enforcer.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
+				err = s.in.Enforcer.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
 			}
 			if err != nil {
 				return nil, errors.Join(err, d.Close())
@@ -326,14 +326,14 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 		}
 		began := time.Now()
 		d, err := s.subvolume(ctx, creating, rec.ID, func() error {
-			_, err := s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
+			_, err := s.in.Enforcer.Lift(creating, rec.ID, rec.UID)
 			return err
 		})
 		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
 		}
-		applied, err := s.pool.Enforcer.Adopt(s.pool.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		applied, err := s.in.Enforcer.Adopt(s.in.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -344,7 +344,7 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 
 // subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
 // make one.
-func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
+func (s *source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
 	d, err := content.CopySubvolume(ctx, s.dir, creating, name, lift)
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
@@ -352,8 +352,8 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string, 
 	return d, err
 }
 
-// fill copies the content into a directory that Make has made, and notes what can be said of it.
-func (s *Source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
+// fill copies the content into a directory that makeDir has made, and notes what can be said of it.
+func (s *source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
 	began := time.Now()
 	stall, err := s.copy(ctx, d, o)
 	if s.method != volume.BySubvolume {
@@ -363,7 +363,7 @@ func (s *Source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
 	return err
 }
 
-func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall time.Duration, err error) {
+func (s *source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall time.Duration, err error) {
 	o.Consistency = volume.PointInTime
 	switch {
 	case s.method == volume.BySubvolume: // which was made before it is asked for
@@ -373,7 +373,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		}
 		return 0, err
 	case s.entry.Block():
-		stall, err = s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
+		stall, err = s.in.Scan().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
 		if err != nil {
 			return stall, err
 		}
@@ -401,7 +401,7 @@ const verifyRounds = 3
 
 // options are how a tree is copied. A snapshot is not compared with its copy: no pod writes to it, and a ctime
 // there may be of the same tick of the clock, or in the future since the clock was set.
-func (s *Source) options() clone.Options {
+func (s *source) options() clone.Options {
 	if s.fixed {
 		return clone.Options{}
 	}
