@@ -61,9 +61,9 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
 		if s.has(p, r.ID) {
-			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.Options.Node)
+			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
-		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.Options.Node)
+		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
 	}
 	if r.ID.String() == p.Config.Reserved() {
 		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.Config.Name)
@@ -76,7 +76,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 			return Volume{}, err
 		}
 		// Copying may take longer than the call.
-		own, end := s.UntilClose(ctx)
+		own, end := s.node.UntilClose(ctx)
 		defer end()
 		ctx = own
 	}
@@ -376,4 +376,35 @@ func undo(in *serve.Visit, id volume.ID) {
 	if err == nil {
 		in.Pool.Note(id, e)
 	}
+}
+
+// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
+// holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	if !v.entry.Provisional() {
+		return nil
+	}
+	if err := v.confirm(ctx); err != nil {
+		return fmt.Errorf("confirm volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (v *found) confirm(ctx context.Context) error {
+	unlock, err := v.visit.LockToPromise(ctx, v.id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := v.reread(); err != nil || !v.entry.Provisional() {
+		return err
+	}
+	rec := *v.entry.Record
+	rec.Provisional = false
+	return v.visit.Store.Records().Write(&rec)
 }

@@ -30,10 +30,10 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 				return err
 			}
 		}
-		return unlessOutOfUse(s.Node, id, err)
+		return unlessOutOfUse(s.node, id, err)
 	}
 	defer in.close()
-	if err := s.Node.Pins.Free(id); err != nil {
+	if err := s.node.Pins.Free(id); err != nil {
 		return err
 	}
 	if err := in.deleteOnly(ctx, only); err != nil {

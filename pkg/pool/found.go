@@ -82,7 +82,7 @@ func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
 	// Not the others, of which one may be about to hang.
 	v, err := s.findIn(s.holders(id), id)
 	if errors.Is(err, volume.ErrNotFound) {
-		v, err = s.findIn(s.Pools, id)
+		v, err = s.findIn(s.node.Pools, id)
 	}
 	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
 		_, unknown := s.pool(name)
@@ -104,7 +104,7 @@ func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 // holders are the pools whose index has a volume.
 func (s *Set) holders(id volume.ID) []*serve.Pool {
 	var holders []*serve.Pool
-	for _, p := range s.Pools {
+	for _, p := range s.node.Pools {
 		if p.Ledger.Known(id).Exists() {
 			holders = append(holders, p)
 		}

@@ -35,7 +35,7 @@ func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, err
 			return found, err
 		}
 	}
-	return healthIn(ctx, s.Pools, id)
+	return healthIn(ctx, s.node.Pools, id)
 }
 
 // healthIn asks pools for a volume, one after the other. Each answers in its time.
@@ -92,7 +92,7 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
 	listings := make(listings)
 	defer listings.close()
-	for _, p := range s.Pools {
+	for _, p := range s.node.Pools {
 		listings.of(p, after == volume.ID{})
 	}
 	of := func(p *serve.Pool, after volume.ID, most int) (all []known) {
@@ -101,7 +101,7 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 		}
 		return all
 	}
-	page, next, _ = paged(s.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
+	page, next, _ = paged(s.node.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
 		in := listings.of(v.pool, false)
 		answer = in.Report(v.id)
 		return answer, s.settled(in, answer), nil
@@ -130,7 +130,7 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 		return all
 	}
 	away := make(map[*serve.Pool]error) // why pools have not answered this call, which has not the time to ask again
-	return paged(s.Pools, after, most, of, func(v known) (Ill, bool, error) {
+	return paged(s.node.Pools, after, most, of, func(v known) (Ill, bool, error) {
 		if why := away[v.pool]; why != nil {
 			return Ill{v.id, v.pool.Scan().Remembered(v.id, why)}, true, nil
 		}

@@ -72,7 +72,7 @@ type MoveState struct {
 func (s Moves) State(_ context.Context, id volume.ID) (MoveState, error) {
 	v, err := s.set.findSettled(id)
 	if err != nil {
-		return MoveState{}, unlessOutOfUse(s.set.Node, id, err)
+		return MoveState{}, unlessOutOfUse(s.set.node, id, err)
 	}
 	defer v.close()
 	if err := v.entry.Usable(); err != nil {
@@ -128,7 +128,7 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 		return err
 	}
 	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
-	if err := s.set.Node.Pins.Free(r.Volume); err != nil {
+	if err := s.set.node.Pins.Free(r.Volume); err != nil {
 		return err
 	}
 	if !r.LeaveSnapshots {
@@ -281,7 +281,7 @@ func (s Moves) RemoveSource(ctx context.Context, m Move) error {
 
 // discard removes one side of a move.
 func (v *side) discard(ctx context.Context, s *Set) error {
-	if err := s.Node.Pins.Free(v.id); err != nil {
+	if err := s.node.Pins.Free(v.id); err != nil {
 		return err
 	}
 	unlock, err := v.lock(ctx)
@@ -314,7 +314,7 @@ func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, e
 		err = unshared(p)
 	}
 	if err == nil && len(s.set.holders(r.Volume)) == 0 {
-		err = s.set.KnownOutOfUse(r.Volume)
+		err = s.set.node.KnownOutOfUse(r.Volume)
 	}
 	if err == nil {
 		_, err = s.set.Create(ctx, create)
@@ -541,7 +541,7 @@ func (s Moves) findToMove(ctx context.Context, id volume.ID) (*side, error) {
 	}
 	v, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
-		return nil, unlessOutOfUse(s.set.Node, id, err)
+		return nil, unlessOutOfUse(s.set.node, id, err)
 	}
 	if v.entry.Damage != nil {
 		v.close()

@@ -54,9 +54,9 @@ func (s *Set) Publications() Publications { return Publications{s} }
 // other or makes the volume.
 func (s Publications) Lock(r Publication) (unlock func(), err error) {
 	if r.exclusive() {
-		return s.set.LockTarget(r.ID, r.Target)
+		return s.set.node.LockTarget(r.ID, r.Target)
 	}
-	return s.set.ShareTarget(r.ID, r.Target)
+	return s.set.node.ShareTarget(r.ID, r.Target)
 }
 
 // Publish makes a volume appear at the target. The caller has the lock. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
@@ -91,8 +91,8 @@ func (s Publications) publish(ctx context.Context, r Publication) error {
 // mount there would hide a volume or the driver's own directories, and what unpublishing removes
 // would be theirs. Pools that were not checked yet are not known.
 func (s Publications) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
-	roots := make([]bind.Root, len(s.set.Pools))
-	for i, p := range s.set.Pools {
+	roots := make([]bind.Root, len(s.set.node.Pools))
+	for i, p := range s.set.node.Pools {
 		if root := p.Where(); root != nil {
 			roots[i] = *root
 		}
@@ -101,20 +101,20 @@ func (s Publications) holdOutside(target bind.Target) (held bind.Target, release
 	if err != nil {
 		return target, nil, content.MountError(err)
 	}
-	i, err := held.Within(roots, s.set.Options.Mounts.MountRoot)
+	i, err := held.Within(roots, s.set.node.Options.Mounts.MountRoot)
 	if err == nil && i >= 0 {
 		// Where a pool was mounted anew since its last check, another directory can have the numbers that it had then.
 		var root *bind.Root
-		if root, err = s.set.Pools[i].WhereNow(); err == nil {
+		if root, err = s.set.node.Pools[i].WhereNow(); err == nil {
 			roots[i] = *root
-			i, err = held.Within(roots, s.set.Options.Mounts.MountRoot)
+			i, err = held.Within(roots, s.set.node.Options.Mounts.MountRoot)
 		}
 	}
 	switch {
 	case err != nil:
 		err = content.MountError(err)
 	case i >= 0:
-		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.set.Pools[i].Config.Name)
+		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.set.node.Pools[i].Config.Name)
 	default:
 		return held, release, nil
 	}
@@ -333,10 +333,10 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 
 // unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
-	device, err := s.set.Options.Host(s.set.Options.Log).DeviceAt(target)
+	device, err := s.set.node.Options.Host(s.set.node.Options.Log).DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.set.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
+		s.set.node.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
@@ -350,12 +350,12 @@ func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bin
 	if device == nil {
 		return nil
 	}
-	done, err := s.set.TurnAtDevices(ctx, id)
+	done, err := s.set.node.TurnAtDevices(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return s.set.Options.Host(s.set.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
+	return s.set.node.Options.Host(s.set.node.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
@@ -369,7 +369,7 @@ func (s Publications) unmount(id volume.ID, target bind.Target) error {
 	if other != "" {
 		return fmt.Errorf("%w: %s carries the volume %s", volume.ErrInUse, target, other)
 	}
-	err = s.set.Options.Mounts.Unpublish(target, nil)
+	err = s.set.node.Options.Mounts.Unpublish(target, nil)
 	if errors.Is(err, bind.ErrOccupied) {
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
@@ -379,7 +379,7 @@ func (s Publications) unmount(id volume.ID, target bind.Target) error {
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
 func (s Publications) otherAt(id volume.ID, target bind.Target) (string, error) {
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue
@@ -412,7 +412,7 @@ func otherAt(v *serve.Visit, id volume.ID, target bind.Target) (string, error) {
 }
 
 func (s Publications) knownInline(id volume.ID) bool {
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		if p.Ledger.Known(id).Is(ledger.IsInline) {
 			return true
 		}

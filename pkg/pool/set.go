@@ -1,9 +1,11 @@
 package pool
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
@@ -46,17 +48,40 @@ type Surveyed = reconcile.Surveyed
 
 // A Set is all pools of a node, with the calls on their volumes.
 type Set struct {
-	*serve.Node
+	node   *serve.Node
 	byName map[volume.PoolName]*serve.Pool
 }
 
 // Start begins to serve pools: see serve.Start.
 func Start(configs []poolconfig.Pool, options Options) *Set {
-	s := &Set{Node: serve.Start(configs, options), byName: make(map[volume.PoolName]*serve.Pool)}
-	for _, p := range s.Pools {
+	s := &Set{node: serve.Start(configs, options), byName: make(map[volume.PoolName]*serve.Pool)}
+	for _, p := range s.node.Pools {
 		s.byName[p.Config.Name] = p
 	}
 	return s
+}
+
+// Close stops the background work and waits for it until ctx ends.
+func (s *Set) Close(ctx context.Context) error { return s.node.Close(ctx) }
+
+// Wait waits until every pool was checked once, whatever was found, or ctx ends.
+func (s *Set) Wait(ctx context.Context) error { return s.node.Wait(ctx) }
+
+// Ready reports whether every pool was checked once. It never waits.
+func (s *Set) Ready() bool { return s.node.Ready() }
+
+// Status reports on all pools, from memory.
+func (s *Set) Status() []Status { return s.node.Status() }
+
+// Surveyed reports on each volume, from memory, if the options ask for that.
+func (s *Set) Surveyed() []Surveyed { return s.node.Surveyed() }
+
+// Lock takes a volume for one call, or returns ErrBusy at once.
+func (s *Set) Lock(id volume.ID) (unlock func(), err error) { return s.node.Lock(id) }
+
+// ShareTarget takes a volume and a target for one call, which others share at other targets, or returns ErrBusy at once.
+func (s *Set) ShareTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
+	return s.node.ShareTarget(id, target)
 }
 
 // pool is the pool of a name. Where none is named it is the one named "legacy", as
@@ -66,15 +91,15 @@ func (s *Set) pool(name volume.PoolName) (*serve.Pool, error) {
 		if p, ok := s.byName[name]; ok {
 			return p, nil
 		}
-		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, names(s.Pools))
+		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, names(s.node.Pools))
 	}
 	if p, ok := s.byName[legacyName]; ok {
 		return p, nil
 	}
-	if len(s.Pools) == 1 {
-		return s.Pools[0], nil
+	if len(s.node.Pools) == 1 {
+		return s.node.Pools[0], nil
 	}
-	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, names(s.Pools))
+	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, names(s.node.Pools))
 }
 
 func names(pools []*serve.Pool) string {

@@ -78,7 +78,7 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 	if err := elsewhere(s.set.holders(r.ID), r.ID, p); err != nil {
 		return Snapshot{}, err
 	}
-	ctx, end := s.set.UntilClose(ctx)
+	ctx, end := s.set.node.UntilClose(ctx)
 	defer end()
 	made, err = s.create(ctx, p, r)
 	if err != nil {
@@ -122,7 +122,7 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 	if err := in.Discard().NoneLeft(r.ID); err != nil {
 		return Snapshot{}, err
 	}
-	unlock, err := s.set.Lock(r.Source)
+	unlock, err := s.set.node.Lock(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -298,10 +298,10 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
-		return unlessOutOfUse(s.set.Node, id, err)
+		return unlessOutOfUse(s.set.node, id, err)
 	}
 	defer in.close()
-	if err := s.set.Node.Pins.Free(id); err != nil {
+	if err := s.set.node.Pins.Free(id); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -343,7 +343,7 @@ func (s Snapshots) List(ctx context.Context, after, of volume.ID, most int) (pag
 		after = volume.FirstSnapshot()
 	}
 	var all []volume.ID
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
 			all = append(all, id)
 		}

@@ -457,7 +457,7 @@ func (a *arena) wantNoCanaryBelow(name string) {
 
 func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
 	ctx, vol, target := a.t.Context(), id(a.t, name), a.target(at)
-	unlock, err := a.LockTarget(vol, target)
+	unlock, err := a.Publications().Lock(pool.Publication{ID: vol, Target: target, SingleTarget: true})
 	if err != nil {
 		return // the pool is being checked
 	}

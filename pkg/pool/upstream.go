@@ -35,10 +35,10 @@ func (s Snapshots) FindUpstream(_ context.Context, id volume.ID) (Snapshot, erro
 // id, keeps that until it returns. Errors: ErrNotFound, ErrBusy while a volume is made from it,
 // ErrUnavailable, ErrPrecondition for a directory that is no such snapshot.
 func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
-	if err := s.set.Node.Pins.Free(id); err != nil {
+	if err := s.set.node.Pins.Free(id); err != nil {
 		return err
 	}
-	ctx, end := s.set.UntilClose(ctx)
+	ctx, end := s.set.node.UntilClose(ctx)
 	defer end()
 	slowly := &reconcile.Pace{Done: new(atomic.Uint64)}
 	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
@@ -55,7 +55,7 @@ func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
 func (s Snapshots) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error
 	done := false
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		err := withUpstream(p, func(in *dir.Dir) error { return do(p, in) })
 		switch {
 		case err == nil:

@@ -133,7 +133,7 @@ func (w *world) lock(name string) (unlock func()) {
 }
 
 func (w *world) lockTarget(name, target string) (unlock func()) {
-	unlock, err := w.set.LockTarget(id(name), w.target(target))
+	unlock, err := w.set.Publications().Lock(pool.Publication{ID: id(name), Target: w.target(target), SingleTarget: true})
 	must.Succeed(w, err)
 	return unlock
 }
