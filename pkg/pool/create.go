@@ -60,7 +60,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
-		if s.has(p, r.ID) {
+		if has(s, p, r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
 		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
@@ -80,7 +80,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		defer end()
 		ctx = own
 	}
-	v, err := s.create(ctx, p, r)
+	v, err := create(ctx, p, r)
 	if err != nil {
 		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.Config.Name, err)
 	}
@@ -99,13 +99,13 @@ func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func (s *Set) has(p *serve.Pool, id volume.ID) bool {
-	lacks, err := s.lacks(p, id)
-	return err == nil && !lacks || err != nil && p.Ledger.Known(id).Exists()
+func has(s *Set, p *serve.Pool, id volume.ID) bool {
+	missing, err := lacks(s, p, id)
+	return err == nil && !missing || err != nil && p.Ledger.Known(id).Exists()
 }
 
 // lacks reports whether the pool does not hold a volume.
-func (s *Set) lacks(p *serve.Pool, id volume.ID) (bool, error) {
+func lacks(s *Set, p *serve.Pool, id volume.ID) (bool, error) {
 	v, err := s.findAt(p, id)
 	if v != nil {
 		v.close()
@@ -113,7 +113,7 @@ func (s *Set) lacks(p *serve.Pool, id volume.ID) (bool, error) {
 	return v == nil, err
 }
 
-func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
+func create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
 	in, err := p.Enter()
 	if err != nil {
 		return Volume{}, noCapacity(p, r.ID, err)
@@ -126,14 +126,14 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := in.Scan().Index().LoadShared(); err != nil {
+	if err := in.View().Index().LoadShared(); err != nil {
 		return Volume{}, err
 	}
 	space, err := in.Store.Space()
 	if err != nil {
 		return Volume{}, err
 	}
-	e, d, err := in.Scan().Lookup(r.ID)
+	e, d, err := in.View().Lookup(r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
@@ -174,7 +174,7 @@ func existing(in *serve.Visit, r Request, e store.Entry, d *dir.Dir, space dir.S
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is missing; "+
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
-	found := in.Scan().Volume(r.ID, reconcile.CardOf(e), space)
+	found := in.View().Volume(r.ID, reconcile.InfoOf(e), space)
 	if r.target != nil {
 		return found, r.target.is(e)
 	}
@@ -193,7 +193,7 @@ func existing(in *serve.Visit, r Request, e store.Entry, d *dir.Dir, space dir.S
 	if !r.Source.isOf(e.Record) {
 		return Volume{}, fmt.Errorf("%w, made from another source", volume.ErrExists)
 	}
-	if err := in.Scan().Content(r.ID, e.Record).Check(d); err != nil {
+	if err := in.View().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
@@ -231,7 +231,7 @@ func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space)
 			return Volume{}, err
 		}
 	}
-	owed := in.Pool.Ledger.Owed(reconcile.CardOf(store.Entry{Record: rec}))
+	owed := in.Pool.Ledger.Owed(reconcile.InfoOf(store.Entry{Record: rec}))
 	err = makeReserved(in, rec, space, owed, func() error {
 		if src == nil {
 			return limit.NoSpace(build(ctx, in, rec, limited(ctx, in, rec), fill(ctx, in, r, rec)))
@@ -247,7 +247,7 @@ func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space)
 	case err != nil:
 		return Volume{}, err
 	}
-	return in.Scan().Volume(r.ID, reconcile.CardOf(store.Entry{Record: rec, Present: true}), space), nil
+	return in.View().Volume(r.ID, reconcile.InfoOf(store.Entry{Record: rec, Present: true}), space), nil
 }
 
 // makeReserved makes a volume or a snapshot while bytes are set aside for it, which then become its promise. What is left of
@@ -270,7 +270,7 @@ func makeReserved(in *serve.Visit, rec *store.Record, space dir.Space, bytes int
 	if err := steps(); err != nil {
 		return err
 	}
-	held.Commit(id, reconcile.CardOf(store.Entry{Record: rec, Present: true}))
+	held.Commit(id, reconcile.InfoOf(store.Entry{Record: rec, Present: true}))
 	return nil
 }
 
@@ -328,7 +328,7 @@ func build(ctx context.Context, in *serve.Visit, rec *store.Record, makeDir func
 func limited(ctx context.Context, in *serve.Visit, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, applied, err := in.Enforcer.Make(in.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		d, applied, err := in.Enforcer.Make(in.Store.Root(), creating, rec.ID, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
@@ -340,7 +340,7 @@ func limited(ctx context.Context, in *serve.Visit, rec *store.Record) func(*dir.
 // fill makes the content of a new volume, and notes in the record what it has chosen.
 func fill(ctx context.Context, in *serve.Visit, r Request, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		made := in.Scan().Content(r.ID, rec)
+		made := in.View().Content(r.ID, rec)
 		if err := made.Make(ctx, d); err != nil {
 			return err
 		}
@@ -369,7 +369,7 @@ func undo(in *serve.Visit, id volume.ID) {
 		in.Pool.Log.Error(err, "Failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
-	e, d, err := in.Scan().Lookup(id)
+	e, d, err := in.View().Lookup(id)
 	if d != nil {
 		_ = d.Close()
 	}

@@ -95,7 +95,7 @@ func (v *found) checkOnly(asked health.Reason) error {
 	if asked == "" {
 		return nil
 	}
-	in := v.visit.Scan()
+	in := v.visit.View()
 	in.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
 	is := in.List(nil).Describe(v.id, v.entry, v.dir)
 	if slices.ContainsFunc(is.Conditions, func(c health.Condition) bool { return c.Reason == asked }) {
@@ -121,7 +121,7 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	nodes, err := v.visit.Scan().PublishedBy(v.id, store.UnseenAfter)
+	nodes, err := v.visit.View().PublishedBy(v.id, store.UnseenAfter)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ func (s Publications) ofAnother(id volume.ID, device *loop.Device) bool {
 		if err != nil {
 			continue // the target would hang with the pool
 		}
-		held := reconcile.HoldsFile(in.Scan(), device)
+		held := reconcile.HoldsFile(in.View(), device)
 		in.Close()
 		if held {
 			return true

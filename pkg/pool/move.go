@@ -385,7 +385,7 @@ func (s Moves) Received(ctx context.Context, m Move, fence, filled string) error
 		return fmt.Errorf("receive volume %s: %w: another session has begun to fill the copy since", m.Volume, volume.ErrPrecondition)
 	}
 	if v.entry.Block() { // holes of the source are holes of the copy: set the space aside again
-		err = limit.NoSpace(v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
+		err = limit.NoSpace(v.visit.View().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
 	}
 	if err == nil {
 		err = trace.Step(ctx, "sync the copy", func() error { return clone.Sync(v.dir) })
@@ -485,7 +485,7 @@ func (v *side) isThere() error {
 	if err := v.entry.Usable(); err != nil {
 		return err
 	}
-	return v.visit.Scan().Content(v.id, v.entry.Record).Check(v.dir)
+	return v.visit.View().Content(v.id, v.entry.Record).Check(v.dir)
 }
 
 // movedBy reports whether the volume is here by that move, which has ended.
@@ -572,6 +572,6 @@ func (v *side) write(ctx context.Context, rec *store.Record) error {
 		return limit.NoSpace(err)
 	}
 	v.entry.Record = rec
-	v.visit.Pool.Ledger.Note(v.id, reconcile.CardOf(v.entry))
+	v.visit.Pool.Ledger.Note(v.id, reconcile.InfoOf(v.entry))
 	return nil
 }

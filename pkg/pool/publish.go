@@ -147,7 +147,7 @@ func (v *found) mount(ctx context.Context, r Publication) error {
 		defer done()
 	}
 	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
-	return v.visit.Scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
+	return v.visit.View().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
 }
 
 // announce makes sure that the volume can be published as it is asked for, and informs the
@@ -210,7 +210,7 @@ func (v *found) admit(r Publication) error {
 	var nodes []volume.NodeID
 	if !r.MultiNode {
 		var err error
-		if nodes, err = v.visit.Scan().PublishedBy(v.id, store.GoneAfter); err != nil {
+		if nodes, err = v.visit.View().PublishedBy(v.id, store.GoneAfter); err != nil {
 			return err
 		}
 	}
@@ -249,7 +249,7 @@ func (s Publications) PublishInline(ctx context.Context, create Request, r Publi
 	if err != nil {
 		return err
 	}
-	lacked, err := s.set.lacks(p, create.ID)
+	lacked, err := lacks(s.set, p, create.ID)
 	if err != nil {
 		return err
 	}
@@ -473,7 +473,7 @@ type Stats struct {
 func (s Publications) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
 	v, err := s.set.findSettled(id)
 	if err != nil {
-		v, err := s.set.remembered(id, err)
+		v, err := remembered(s.set, id, err)
 		return Stats{Mode: v.Mode, Condition: v.Condition}, err
 	}
 	defer v.close()
@@ -496,7 +496,7 @@ func (s Publications) stats(v *found, at bind.Target) (Stats, error) {
 	if err != nil {
 		return Stats{Mode: v.entry.Mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition says it
 	}
-	space, facts := v.visit.Scan().Measure(v.id, v.dir, v.entry, whole)
+	space, facts := v.visit.View().Measure(v.id, v.dir, v.entry, whole)
 	if immeasurable {
 		space = dir.Space{}
 	}

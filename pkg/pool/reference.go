@@ -78,7 +78,7 @@ func (s Moves) dropReferences(ctx context.Context, id volume.ID) error {
 func (s Moves) dropOthers(ctx context.Context, id volume.ID, kept ...string) error {
 	var all []volume.ID
 	for _, p := range s.set.node.Pools {
-		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Card.Exists) {
+		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Info.Exists) {
 			of, token, is := reference.Referenced()
 			if !is {
 				break

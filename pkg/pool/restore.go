@@ -118,13 +118,13 @@ func (s *source) room(rec *store.Record, space dir.Space) error {
 		return nil //nolint:nilerr // its size is not to be enforced
 	}
 	used := quota.Usage{Bytes: s.bytes()}
-	if c := reconcile.CardOf(s.entry); enforcer.Enforces(c) {
+	if c := reconcile.InfoOf(s.entry); enforcer.Enforces(c) {
 		var err error
-		if used, err = enforcer.Accounting.Usage(s.dir, c); err != nil {
+		if used, err = enforcer.Usage(s.dir, c); err != nil {
 			return err
 		}
 	}
-	limit := enforcer.Sizes.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
+	limit := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: rec})).Inodes
 	bytesPerInode := rec.Bytes / max(1, used.Inodes) >> 10 << 10 // 0 is for no limit
 	switch {
 	case limit == 0 || used.Inodes <= limit:
@@ -140,14 +140,14 @@ func (s *source) room(rec *store.Record, space dir.Space) error {
 
 // fit has a restore promise what was asked for, or what its content holds if that is more, and takes back what only the copier needed.
 func (s *source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
-	c := reconcile.CardOf(store.Entry{Record: rec})
+	c := reconcile.InfoOf(store.Entry{Record: rec})
 	if !s.in.Enforcer.Enforces(c) {
 		return nil
 	}
 	if rec.Bytes == asked.Required && !s.mayExceed() {
 		return s.in.Enforcer.Apply(d, c)
 	}
-	used, err := s.in.Enforcer.Accounting.Usage(d, c)
+	used, err := s.in.Enforcer.Usage(d, c)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (s *source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if asked.Limit > 0 && rec.Bytes > asked.Limit {
 		return fmt.Errorf("%w: the content of %s takes %d bytes in a copy, and the limit is %d", volume.ErrOutOfRange, s.id.Named(), rec.Bytes, asked.Limit)
 	}
-	return s.in.Enforcer.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
+	return s.in.Enforcer.Apply(d, reconcile.InfoOf(store.Entry{Record: rec}))
 }
 
 // restore makes the content of a new volume from the source, and notes in its record how
@@ -177,6 +177,6 @@ func (s *source) restore(ctx context.Context, rec *store.Record, asked volume.Ra
 		if rec.Mode != volume.ModeBlock {
 			return s.fit(d, rec, asked)
 		}
-		return s.in.Scan().Disk(s.id, rec).Grow(ctx, d, rec.Bytes)
+		return s.in.View().Disk(s.id, rec).Grow(ctx, d, rec.Bytes)
 	}
 }

@@ -103,7 +103,7 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 		return Snapshot{}, err
 	}
 	defer in.Close()
-	e, d, err := in.Scan().Lookup(r.ID)
+	e, d, err := in.View().Lookup(r.ID)
 	if d != nil {
 		_ = d.Close()
 	}
@@ -213,7 +213,7 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *source) mostHeld(space dir.Space) (int64, error) {
-	c, promised := reconcile.CardOf(s.entry), s.bytes()
+	c, promised := reconcile.InfoOf(s.entry), s.bytes()
 	if s.entry.Block() || !s.in.Enforcer.Enforces(c) {
 		return promised, nil
 	}
@@ -222,11 +222,11 @@ func (s *source) mostHeld(space dir.Space) (int64, error) {
 			return 0, err
 		}
 	}
-	usage, err := s.in.Enforcer.Accounting.Usage(s.dir, c)
+	usage, err := s.in.Enforcer.Usage(s.dir, c)
 	if err != nil {
 		return 0, err
 	}
-	outside, err := s.in.Enforcer.Accounting.Outside(s.dir)
+	outside, err := s.in.Enforcer.Outside(s.dir)
 	if err != nil {
 		return 0, err
 	}
@@ -271,13 +271,13 @@ func (s *source) cut(ctx context.Context, rec *store.Record) func(*dir.Dir) erro
 			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile, or in subvolumes that do not count", volume.ErrPrecondition, rec.Bytes, held)
 		}
 		rec.Bytes = min(rec.Bytes, held)
-		return s.in.Enforcer.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
+		return s.in.Enforcer.Apply(d, reconcile.InfoOf(store.Entry{Record: rec}))
 	}
 }
 
 // heldBy is what a copy holds, in bytes, where that is known, or else what is promised to it.
 func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, error) {
-	c := reconcile.CardOf(store.Entry{Record: rec})
+	c := reconcile.InfoOf(store.Entry{Record: rec})
 	switch {
 	case rec.Mode == volume.ModeBlock:
 		id, err := volume.ParseEntry(rec.ID)
@@ -288,7 +288,7 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 	case !enforcer.Enforces(c):
 		return rec.Bytes, nil
 	}
-	usage, err := enforcer.Accounting.Usage(d, c)
+	usage, err := enforcer.Usage(d, c)
 	return usage.Bytes + ledger.OfInodes(enforcer.Kind(), usage.Inodes, enforcer.Sizes.InodeBytes()), err
 }
 
@@ -344,7 +344,7 @@ func (s Snapshots) List(ctx context.Context, after, of volume.ID, most int) (pag
 	}
 	var all []volume.ID
 	for _, p := range s.set.node.Pools {
-		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
+		for id := range p.Ledger.EachAfter(after, ledger.Info.Exists) {
 			all = append(all, id)
 		}
 		for _, id := range upstreamSnapshots(p) {

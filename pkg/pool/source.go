@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -44,7 +45,7 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 			src.close()
 		}
 	}()
-	if src.entry, src.dir, err = in.Scan().Lookup(id); err != nil {
+	if src.entry, src.dir, err = in.View().Lookup(id); err != nil {
 		return nil, err
 	}
 	if err := cmp.Or(src.entry.Usable(), src.entry.Unmoved()); err != nil {
@@ -77,21 +78,21 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again.
 func (s *source) measure() error {
-	enforcer, c := s.in.Enforcer, reconcile.CardOf(s.entry)
+	enforcer, c := s.in.Enforcer, reconcile.InfoOf(s.entry)
 	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
 		return nil
 	}
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
-	usage, err := enforcer.Accounting.Usage(s.dir, c)
+	usage, err := enforcer.Usage(s.dir, c)
 	if err != nil {
 		return err
 	}
 	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := enforcer.Sizes.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
+	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
@@ -99,16 +100,28 @@ func (s *source) measure() error {
 	return nil
 }
 
-// chooseMethod is how a source is copied: without sharing where the kernel would count shared blocks
-// for a volume that has let go of them.
+// chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it. It
+// shares nothing where the kernel would count shared blocks for a volume that has let go of them.
 func (s *source) chooseMethod() (volume.CopyMethod, error) {
 	if !s.in.Enforcer.MayShare() {
 		return volume.ByCopy, nil
 	}
+	if !s.entry.Block() && !s.standsStill() {
+		// Subvolumes inside would be empty in the snapshot.
+		inside, err := clone.Nested(s.dir)
+		if err == nil && inside == 0 {
+			return volume.BySubvolume, nil
+		}
+		if err != nil && !errors.Is(err, clone.ErrNotSupported) {
+			return "", err
+		}
+	}
 	// In the pool's directory: the source may be at its limit.
-	try := func() (bool, error) { return clone.Supported(s.in.Store.Root()) }
-	shares := func() (bool, error) { return s.in.Enforcer.Shares(try) }
-	return content.MethodFor(s.dir, shares, s.entry.Block() || s.standsStill())
+	can, err := s.in.Enforcer.Shares(func() (bool, error) { return clone.Supported(s.in.Store.Root()) })
+	if err == nil && can {
+		return volume.ByReference, nil
+	}
+	return volume.ByCopy, err
 }
 
 // standsStill reports whether pods are frozen while the source is copied. A snapshot of a subvolume would have them wait: it commits
@@ -164,9 +177,9 @@ func (s *source) copyable() error {
 		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
 	if !s.entry.Block() {
-		return s.in.Scan().Content(s.id, s.entry.Record).Check(s.dir)
+		return s.in.View().Content(s.id, s.entry.Record).Check(s.dir)
 	}
-	disk := s.in.Scan().Disk(s.id, s.entry.Record)
+	disk := s.in.View().Disk(s.id, s.entry.Record)
 	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
 	if err := disk.Check(s.dir); err != nil {
 		return err
@@ -270,7 +283,7 @@ func (s *source) join(rec *store.Record) error {
 		}
 	}
 	// The call that founded the family may have failed after its record was written.
-	return s.in.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
+	return s.in.Enforcer.Ensure(s.dir, reconcile.InfoOf(s.entry))
 }
 
 // startFamily makes the source the first of a family.
@@ -283,7 +296,7 @@ func (s *source) startFamily(family string) error {
 		return err
 	}
 	l := s.in.Pool.Ledger
-	held, err := l.Reserve(space, l.Owed(reconcile.CardOf(joined))-l.Owed(reconcile.CardOf(s.entry)))
+	held, err := l.Reserve(space, l.Owed(reconcile.InfoOf(joined))-l.Owed(reconcile.InfoOf(s.entry)))
 	if err != nil {
 		return fmt.Errorf("room for %s to overwrite what it shares: %w", s.id.Named(), err)
 	}
@@ -292,7 +305,7 @@ func (s *source) startFamily(family string) error {
 		return err
 	}
 	s.entry = joined
-	held.Commit(s.id, reconcile.CardOf(joined))
+	held.Commit(s.id, reconcile.InfoOf(joined))
 	return nil
 }
 
@@ -317,7 +330,7 @@ func (s *source) makeDir(ctx context.Context, rec *store.Record) func(*dir.Dir) 
 			if s.limitedAfter() {
 				_, err = s.in.Enforcer.Lift(creating, rec.ID, rec.UID)
 			} else {
-				err = s.in.Enforcer.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
+				err = s.in.Enforcer.ApplyWhileCopied(d, reconcile.InfoOf(store.Entry{Record: rec}), clone.Inodes)
 			}
 			if err != nil {
 				return nil, errors.Join(err, d.Close())
@@ -333,7 +346,7 @@ func (s *source) makeDir(ctx context.Context, rec *store.Record) func(*dir.Dir) 
 		if err != nil {
 			return nil, err
 		}
-		applied, err := s.in.Enforcer.Adopt(s.in.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		applied, err := s.in.Enforcer.Adopt(s.in.Store.Root(), d, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -343,13 +356,23 @@ func (s *source) makeDir(ctx context.Context, rec *store.Record) func(*dir.Dir) 
 }
 
 // subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
-// make one.
+// make one. A pod may also have made the root of its volume immutable: the snapshot could not be moved into its place, nor away again.
+// Taking that off is charged to the snapshot, which is as full as its source: so lift takes its limit off before.
 func (s *source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
-	d, err := content.CopySubvolume(ctx, s.dir, creating, name, lift)
+	err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Whole(s.dir, creating, name) })
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
 	}
-	return d, err
+	if err != nil {
+		return nil, err
+	}
+	if err := lift(); err != nil {
+		return nil, err
+	}
+	if _, err := dir.Unprotect(creating, name); err != nil {
+		return nil, err
+	}
+	return creating.Open(name)
 }
 
 // fill copies the content into a directory that makeDir has made, and notes what can be said of it.
@@ -373,7 +396,7 @@ func (s *source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		}
 		return 0, err
 	case s.entry.Block():
-		stall, err = s.in.Scan().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
+		stall, err = s.in.View().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
 		if err != nil {
 			return stall, err
 		}
@@ -385,10 +408,14 @@ func (s *source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		return stall, err
 	}
 	var result clone.Result
+	step := trace.Begin(ctx, "copy the tree")
 	err = privilege.With(privilege.ForCopies, func() (err error) {
-		result, err = content.CopyTree(ctx, s.dir, d, s.method, s.options())
-		return err
+		if result, err = clone.Tree(ctx, s.dir, d, s.options()); err != nil {
+			return err
+		}
+		return clone.Sync(d)
 	})
+	err = step.EndWith(err)
 	if !result.PointInTime && !s.fixed {
 		o.Consistency = volume.Unverified
 	}
@@ -402,10 +429,14 @@ const verifyRounds = 3
 // options are how a tree is copied. A snapshot is not compared with its copy: no pod writes to it, and a ctime
 // there may be of the same tick of the clock, or in the future since the clock was set.
 func (s *source) options() clone.Options {
-	if s.fixed {
-		return clone.Options{}
+	o := clone.Options{Method: clone.Share}
+	if s.method == volume.ByCopy {
+		o.Method = clone.Copy
 	}
-	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall), Alone: s.alone}
+	if s.fixed {
+		return o
+	}
+	o.Rounds, o.MaxStall, o.Alone = verifyRounds, clone.Limit(s.way.MaxStall), s.alone
 	switch s.way.WhenWritten {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil

@@ -39,7 +39,7 @@ type arena struct {
 	outside string
 	mounts  *bind.Kernel
 	loops   *loop.Kernel
-	configs []poolconfig.Pool
+	configs []poolconfig.Config
 	options pool.Options
 
 	swapped atomic.Int64     // how often something was exchanged

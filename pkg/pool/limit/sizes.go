@@ -46,7 +46,7 @@ func (s Sizes) RecordedInodes() int64 {
 }
 
 // Limit is what the kernel enforces for a promise.
-func (s Sizes) Limit(c ledger.Card) quota.Limit {
+func (s Sizes) Limit(c ledger.Info) quota.Limit {
 	if c.Is(ledger.IsBlock) {
 		// The file has the size. What the filesystem needs to keep track of the file
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
@@ -71,7 +71,7 @@ func (s Sizes) Limit(c ledger.Card) quota.Limit {
 
 // agrees reports whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
-func (s Sizes) agrees(has quota.Limit, c ledger.Card) bool {
+func (s Sizes) agrees(has quota.Limit, c ledger.Info) bool {
 	want := s.Limit(c)
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }

@@ -76,7 +76,7 @@ func (p *Repairs) detachDeleted(ctx context.Context, device loop.Device) error {
 // Records gives the records of block volumes the sizes of files that are larger: a crash interrupted a growth
 // between the two.
 func (p *Repairs) Records() {
-	for id := range p.In.Ledger.Each(ledger.Card.MayHaveDevices) {
+	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
 		p.In.Steps.Add(1)
 		larger, err := p.fileBytes(id)
 		if err == nil && larger > p.In.Ledger.Known(id).Promised {
@@ -102,7 +102,7 @@ func (p *Repairs) record(id volume.ID) error {
 	if err := p.In.Store.Records().Write(rec); err != nil {
 		return store.IgnoreReadOnly(err)
 	}
-	p.In.Ledger.Note(id, CardOf(store.Entry{Record: rec, Present: true}))
+	p.In.Ledger.Note(id, InfoOf(store.Entry{Record: rec, Present: true}))
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (p *Repairs) Devices() {
 
 // attachments are those of the node, if volumes of the pool may have some of them.
 func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) {
-	if !p.In.Ledger.Any(ledger.Card.MayHaveDevices) {
+	if !p.In.Ledger.Any(ledger.Info.MayHaveDevices) {
 		return content.Attachments{}, false
 	}
 	all, err := p.In.Host.Attachments()
@@ -154,7 +154,7 @@ func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) 
 
 // eachWithDevices does something about each volume that may have devices, and logs what fails.
 func (p *Repairs) eachWithDevices(failed string, do func(id volume.ID) error) {
-	for id := range p.In.Ledger.Each(ledger.Card.MayHaveDevices) {
+	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
 		p.In.Steps.Add(1)
 		if err := p.UnlessBusy(id, func() error { return do(id) }); err != nil {
 			p.In.Log.Error(err, failed, "volume", id.String())

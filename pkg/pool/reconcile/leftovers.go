@@ -14,7 +14,7 @@ import (
 
 // Leftovers are those of a pool whose directories of this node are open: see store.OpenWork.
 type Leftovers struct {
-	In *Pool
+	In *View
 	// UnlessBusy does something about a volume, unless a call works on it, here or on another
 	// node: then it is left to that. The zero id stands for something that is about no volume.
 	UnlessBusy func(id volume.ID, do func() error) error
@@ -116,7 +116,7 @@ func (p *Leftovers) creationBytes(creating *dir.Dir, name string, carried quota.
 // ReleaseLost gives back the id of a lost volume that was deleted. Should its directory be somewhere else, that
 // keeps the id, which is then not given again.
 func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
-	c := CardOf(e)
+	c := InfoOf(e)
 	if !p.In.Enforcer.Enforces(c) {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 
 // A Listing is what reports on several volumes of a pool share, read once.
 type Listing struct {
-	In *Pool
+	In *View
 	// Err is why the pool does not serve, or what reading the rest gave.
 	Err   error
 	Space dir.Space
@@ -27,7 +27,7 @@ type Listing struct {
 
 // List begins a listing. Of a pool that does not serve, for the reason that is given, it has
 // what memory has.
-func (p *Pool) List(err error) *Listing {
+func (p *View) List(err error) *Listing {
 	l := &Listing{In: p, Err: err}
 	if err == nil {
 		l.Err = l.Read()
@@ -68,15 +68,15 @@ func (l *Listing) remember(id volume.ID, unread error) Volume {
 // Describe is all that is reported of a volume: how it is, and where.
 func (l *Listing) Describe(id volume.ID, e store.Entry, d *dir.Dir) Volume {
 	if l.Err != nil {
-		return l.answer(id, CardOf(e), health.Facts{Pool: l.Err}, l.Published[id.String()])
+		return l.answer(id, InfoOf(e), health.Facts{Pool: l.Err}, l.Published[id.String()])
 	}
 	_, facts := l.In.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	devices := l.devices(id, e, d)
-	return l.answer(id, CardOf(e), facts, append(slices.Clone(l.Published[id.String()]), devices...))
+	return l.answer(id, InfoOf(e), facts, append(slices.Clone(l.Published[id.String()]), devices...))
 }
 
-func (l *Listing) answer(id volume.ID, c ledger.Card, facts health.Facts, published []bind.Publication) Volume {
+func (l *Listing) answer(id volume.ID, c ledger.Info, facts health.Facts, published []bind.Publication) Volume {
 	v := l.In.Volume(id, c, l.Space)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition, v.Conditions = facts.Condition(), facts.Conditions()
@@ -85,7 +85,7 @@ func (l *Listing) answer(id volume.ID, c ledger.Card, facts health.Facts, publis
 }
 
 // Nodes are those that have a volume published, this one first.
-func (p *Pool) Nodes(here []bind.Publication, elsewhere []volume.NodeID) []volume.NodeID {
+func (p *View) Nodes(here []bind.Publication, elsewhere []volume.NodeID) []volume.NodeID {
 	if len(here) == 0 {
 		return elsewhere
 	}

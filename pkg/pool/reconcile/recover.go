@@ -153,7 +153,7 @@ func (p *Leftovers) finishRemoval(trash *dir.Dir, name string) error {
 		p.In.Log.Info("Finished an interrupted removal", "volume", id.String())
 	}
 	if err == nil && dropped {
-		p.In.Ledger.Note(id, CardOf(store.Entry{}))
+		p.In.Ledger.Note(id, InfoOf(store.Entry{}))
 	}
 	return err
 }

@@ -7,7 +7,7 @@ import (
 
 // Repairs are those of a pool that is open. Calls may be working in it.
 type Repairs struct {
-	In *Pool
+	In *View
 	// UnlessBusy does something about a volume, unless a call of this node works on it: then it is left to that.
 	UnlessBusy func(id volume.ID, do func() error) error
 	// UnlessBusyAnywhere is UnlessBusy for what other nodes may work on too. The zero id stands for no volume.
@@ -48,7 +48,7 @@ func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
 		if d != nil {
 			_ = d.Close() // opened for reading
 		}
-		if c := CardOf(e); err == nil && isLimited(p.In.Enforcer)(c) {
+		if c := InfoOf(e); err == nil && isLimited(p.In.Enforcer)(c) {
 			err = p.Limit(id, c)
 		}
 		unlock()
@@ -63,7 +63,7 @@ func (p *Repairs) logUnrestored(id volume.ID, err error) {
 }
 
 // Limit restores the limit of a volume if it is not what was promised. The caller holds the volume's lock.
-func (p *Repairs) Limit(id volume.ID, c ledger.Card) error {
+func (p *Repairs) Limit(id volume.ID, c ledger.Info) error {
 	in, err := p.In.Store.Parent(id)
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func TestLimitsAreRestored(t *testing.T) {
 	} {
 		must.Succeed(t, quotas.Limit(d, c.QuotaID(), quota.Limit{Bytes: mib}))
 		restore()
-		usage, err := p.In.Enforcer.Accounting.Usage(d, c)
+		usage, err := p.In.Enforcer.Usage(d, c)
 		must.Succeed(t, err)
 		if want := p.In.Enforcer.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
 			t.Errorf("%s: the limit is %+v, want %+v", title, usage.Limit, want)

@@ -81,7 +81,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
-	c := CardOf(e)
+	c := InfoOf(e)
 	used, facts := l.In.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	v := l.surveyed(id, c, facts)
@@ -97,7 +97,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 
 // unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
 // end of the disk stops it as far as is known.
-func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
+func (p *View) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {
 	case d == nil:
 		return 0
@@ -107,14 +107,14 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 			return e.Promised() // at most
 		}
 		return max(0, e.Promised()-allocated)
-	case !p.Enforcer.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
+	case !p.Enforcer.Enforces(InfoOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
 		return volume.Unknown
 	}
 	return max(0, e.Promised()-used.UsedBytes)
 }
 
 // Health is what is wrong with one volume; nil for nothing. Errors: ErrNotFound, ErrUnavailable.
-func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
+func (p *View) Health(id volume.ID) ([]health.Condition, error) {
 	space, err := p.Store.Space()
 	if err != nil {
 		return nil, Unavailable(p.Config, err)
@@ -128,11 +128,11 @@ func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
 }
 
 // Remembered is what is wrong with a volume whose pool does not serve, for the reason that is given.
-func (p *Pool) Remembered(id volume.ID, why error) []health.Condition {
+func (p *View) Remembered(id volume.ID, why error) []health.Condition {
 	return rememberedFacts(id, p.Ledger.Known(id), why, nil).Conditions()
 }
 
-func (l *Listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
+func (l *Listing) surveyed(id volume.ID, c ledger.Info, facts health.Facts) Surveyed {
 	return Surveyed{
 		ID: id, Pool: l.In.Config.Name, Bytes: l.In.Volume(id, c, l.Space).Bytes,
 		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(), Conditions: facts.Conditions(), lost: facts.Missing,

@@ -63,8 +63,8 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
-	c.pool.Ledger.SetOthersTrash(v.Scan().Index().AllTrash())
-	return v.Scan().Index().Load()
+	c.pool.Ledger.SetOthersTrash(v.View().Index().AllTrash())
+	return v.View().Index().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
@@ -158,7 +158,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Enforcer.Accounting.Beside(v.Store.Root())
+	beside, err := v.Enforcer.Beside(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -173,7 +173,7 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 	if v.Pool != u.pool {
 		var err error
 		if v, err = u.pool.Enter(); err != nil {
-			in := u.pool.Scan()
+			in := u.pool.View()
 			if in.Enforcer == nil {
 				in.Enforcer = by.Enforcer
 			}
@@ -181,6 +181,6 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 		}
 		defer v.Close()
 	}
-	bytes, counts = v.Scan().Usage().Held(&u.bytes, look)
+	bytes, counts = v.View().Usage().Held(&u.bytes, look)
 	return bytes, true, counts
 }

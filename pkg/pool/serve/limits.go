@@ -17,7 +17,7 @@ func (c *checks) checkQuota(v *Visit) error {
 		}
 		c.restoreQueued(v)
 	}
-	now := *v.Scan()
+	now := *v.View()
 	now.Enforcer = enforcer
 	return now.MustNotServe(v.Pool.Limits())
 }

@@ -67,7 +67,7 @@ func (v *Visit) restoreMarks(context.Context) error {
 	if err != nil {
 		return err
 	}
-	published, err := reconcile.PublishedVolumes(v.Scan())
+	published, err := reconcile.PublishedVolumes(v.View())
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (v *Visit) restoreMarks(context.Context) error {
 }
 
 func (v *Visit) restoreMark(id volume.ID) error {
-	e, d, err := v.Scan().Lookup(id)
+	e, d, err := v.View().Lookup(id)
 	if err != nil || d == nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func (o Options) Host(log logr.Logger) content.Host {
 
 // A Pool is a directory in which volumes are directories.
 type Pool struct {
-	Config  poolconfig.Pool
+	Config  poolconfig.Config
 	Options Options
 	Log     logr.Logger
 	Ledger  *ledger.Ledger // what the pool has promised
@@ -124,7 +124,7 @@ type opened struct {
 	calls    *atomic.Int64 // at work in it
 }
 
-func (n *Node) newPool(config poolconfig.Pool) *Pool {
+func (n *Node) newPool(config poolconfig.Config) *Pool {
 	options, log := n.Options, n.Options.Log.WithValues("pool", config.Name.String())
 	p := &Pool{
 		Config:  config,
@@ -172,7 +172,7 @@ func (p *Pool) Limits() limit.Options {
 
 // Note brings the ledger in line with what is on disk of a volume.
 func (p *Pool) Note(id volume.ID, e store.Entry) {
-	p.Ledger.Note(id, reconcile.CardOf(e))
+	p.Ledger.Note(id, reconcile.InfoOf(e))
 	if !e.Exists() {
 		p.searches.ended.Delete(id)
 	}
@@ -213,7 +213,7 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Scan().MustNotServe(c.pool.Limits()); err != nil {
+	if err := v.View().MustNotServe(c.pool.Limits()); err != nil {
 		return nil, err
 	}
 	giveUp, err := c.pool.Node.claim(f.UUID)

@@ -233,7 +233,7 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 		return 0, false
 	}
 	defer s.Close()
-	if err := s.Scan().Index().LoadShared(); err != nil {
+	if err := s.View().Index().LoadShared(); err != nil {
 		return 0, false
 	}
 	space, err := s.Store.Space()

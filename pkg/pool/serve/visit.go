@@ -24,8 +24,8 @@ type Visit struct {
 	Store    *store.Store
 	Enforcer *limit.Enforcer
 	calls    *atomic.Int64 // counts this one; nil for a check
-	// reading is what Scan has made.
-	reading *reconcile.Pool
+	// reading is what View has made.
+	reading *reconcile.View
 }
 
 // Close ends the work.
@@ -147,7 +147,7 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 			return nil, err
 		}
 		defer v.Close()
-		return v.Scan().Health(id)
+		return v.View().Health(id)
 	}, nil)
 	if !errors.Is(err, volume.ErrNotFound) || !p.Ledger.Known(id).Exists() {
 		return found, err
@@ -158,18 +158,18 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 	return nil, busy(id)
 }
 
-// Scan is the pool for reading it. A call asks for it several times.
-func (v *Visit) Scan() *reconcile.Pool {
+// View is the pool for reading it. A call asks for it several times.
+func (v *Visit) View() *reconcile.View {
 	if v.reading == nil || v.reading.Enforcer != v.Enforcer {
-		v.reading = v.Pool.Scan()
+		v.reading = v.Pool.View()
 		v.reading.Store, v.reading.Enforcer, v.reading.Lock = v.Store, v.Enforcer, v.tryLock
 	}
 	return v.reading
 }
 
-// Scan is what memory has of the pool.
-func (p *Pool) Scan() *reconcile.Pool {
-	s := &reconcile.Pool{
+// View is what memory has of the pool.
+func (p *Pool) View() *reconcile.View {
+	s := &reconcile.View{
 		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
 		Strays:    p.searches.strayed,
@@ -186,19 +186,19 @@ func (p *Pool) Scan() *reconcile.Pool {
 
 // Discard is the pool for undoing creations and for the trash. Work has to be called before.
 func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{In: v.Scan(), UnlessBusy: v.unlessBusyOr}
+	return &reconcile.Leftovers{In: v.View(), UnlessBusy: v.unlessBusyOr}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.
 func (v *Visit) Repair() *reconcile.Repairs {
 	return &reconcile.Repairs{
-		In: v.Scan(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
+		In: v.View(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
 	}
 }
 
 // Use is how this node uses a volume.
 func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Host: v.Scan().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
+	return &reconcile.VolumeUse{Host: v.View().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.

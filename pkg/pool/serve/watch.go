@@ -173,7 +173,7 @@ func (c *checks) check(ctx context.Context) state {
 	if joined { // it was unmounted, and is on another device now
 		s.count()
 	}
-	s.Scan().Usage().LearnForeign(space)
+	s.View().Usage().LearnForeign(space)
 	s.remember(c.pool.identity.Load())
 	return state{systemDisk: reconcile.OnSystemDisk(c.pool.Options.Mounts, c.pool.Options.SystemPath, s.Store.Root()), space: &space, errors: reconcile.CountErrors(c.pool.Options.CountErrors, s.Store.Root())}
 }
