@@ -290,31 +290,38 @@ const (
 // EachIn opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
 // none of the others.
 func (n Nodes) EachIn(place Place, do func(node string, d *dir.Dir) error) error {
-	all, err := n.store.own.Open(string(place))
+	return n.among(string(place), func(all *dir.Dir, nodes []string) error {
+		slices.Sort(nodes)
+		var problems []error
+		for _, node := range nodes {
+			d, err := all.Open(node)
+			switch {
+			case dir.IsMissing(err):
+			case err != nil:
+				problems = append(problems, err)
+			default:
+				problems = append(problems, do(node, d), d.Close())
+			}
+		}
+		return errors.Join(problems...)
+	})
+}
+
+// among does something with a directory of the layout in which each node has one of its own, unless no node has made it.
+func (n Nodes) among(place string, do func(all *dir.Dir, nodes []string) error) error {
+	all, err := n.store.own.Open(place)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = all.Close() }()
+	defer func() { _ = all.Close() }() // opened for reading
 	nodes, err := Names(all)
 	if err != nil {
 		return err
 	}
-	slices.Sort(nodes)
-	var problems []error
-	for _, node := range nodes {
-		d, err := all.Open(node)
-		switch {
-		case dir.IsMissing(err):
-		case err != nil:
-			problems = append(problems, err)
-		default:
-			problems = append(problems, do(node, d), d.Close())
-		}
-	}
-	return errors.Join(problems...)
+	return do(all, nodes)
 }
 
 // Names are the names of a directory's entries.
