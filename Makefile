@@ -31,7 +31,8 @@ export REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps
 # all methods of all types, which is 2.7 MB of the driver.
-GO_BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w -X kubevirt.io/hostpath-provisioner/pkg/version.built=$(VERSION)'
+RELEASED := kubevirt.io/hostpath-provisioner/pkg/version
+GO_BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w -X $(RELEASED).built=$(VERSION) -X $(RELEASED).images=$(IMAGE_PREFIX) -X $(RELEASED).repository=$(REPOSITORY)'
 # Not from the cache: what the tests see of the kernel is not an input that Go knows of.
 # Not vetted: make lint does that.
 GO_TEST := CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 20m
