@@ -459,12 +459,14 @@ SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
 COSIGN := github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 HELM := helm.sh/helm/v4/cmd/helm@v4.2.4
 REGISTRY := github.com/distribution/distribution/v3/cmd/registry@v3.0.0
+KREW := sigs.k8s.io/krew/cmd/krew@v0.4.3
 
 bin/release-tools/syft: PACKAGE = $(SYFT)
 bin/release-tools/cosign: PACKAGE = $(COSIGN)
 bin/release-tools/helm: PACKAGE = $(HELM)
 bin/release-tools/registry: PACKAGE = $(REGISTRY)
-bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry: Makefile
+bin/release-tools/krew: PACKAGE = $(KREW)
+bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry bin/release-tools/krew: Makefile
 	GOBIN=$(CURDIR)/bin/release-tools go install -ldflags '-s -w' $(PACKAGE)
 
 .PHONY: sboms
@@ -511,7 +513,7 @@ test-release: cluster-programs bin/release-tools/helm ## Try the release VERSION
 	@for kubelet in '' /var/lib/k0s/kubelet; do (cd test/cluster/release && exec $(CURDIR)/bin/cluster/release.test -test.v -test.timeout 40m -programs $(CURDIR)/bin/cluster -release $(CURDIR)/bin/release/$(VERSION) -helm $(CURDIR)/bin/release-tools/helm -kubelet "$$kubelet"); done
 
 .PHONY: test-publish
-test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry ## Publish the release VERSION to a registry on this machine, and compare what that has
+test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry bin/release-tools/krew ## Publish the release VERSION to a registry on this machine, compare what that has, and install the plugin by krew
 	@test/tools/install-deps publish
 	cd release && $(GO_TEST_WITHOUT_RACE) ./publishing -release $(CURDIR)/bin/release/$(VERSION) -tools $(CURDIR)/bin/release-tools
 
