@@ -11,7 +11,7 @@ that can remove, and fails if something is in use. It has neither the labels of 
 {{- $container := omit (first $pod.spec.containers) "livenessProbe" "readinessProbe" "ports" -}}
 {{- $_ := set $container "args" (list "uninstall") -}}
 {{- $_ := set $pod.spec "containers" (list $container) -}}
-{{- $annotations := dict "helm.sh/hook" "pre-delete" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" "helm.sh/hook-output-log-policy" "hook-failed" -}}
+{{- $annotations := dict "helm.sh/hook" "pre-delete" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" "helm.sh/hook-output-log-policy" "hook-failed" }}
 ---
 {{ include "common.labelled" (dict "root" .root "object" (dict
   "apiVersion" "batch/v1" "kind" "Job"
