@@ -484,7 +484,7 @@ PINNED := deploy/csi/base/kustomization.yaml deploy/csi/snapshots/kustomization.
 
 .PHONY: pin-sidecars
 pin-sidecars: ## Write the digests that registry.k8s.io has for the sidecars' tags into deploy/
-	@test/tools/install-deps publish
+	@test/tools/install-deps pin
 	release/pin $(PINNED)
 
 .PHONY: check-pins

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -306,8 +307,15 @@ func TestSidecarsArePinned(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	if out, err := pin("echo unreachable >&2; exit 1"); err == nil || !strings.Contains(out, "unreachable") {
-		t.Errorf("without a registry it ends with %v: %s", err, out)
+	pinned, err := os.ReadFile(files[0])
+	succeed(t, err)
+	for _, want := range []string{"unreachable", "Try again where registry.k8s.io can be reached"} {
+		if out, err := pin("echo unreachable >&2; exit 1"); err == nil || !strings.Contains(out, want) {
+			t.Errorf("without a registry it ends with %v: %s", err, out)
+		}
+	}
+	if after, err := os.ReadFile(files[0]); err != nil || !bytes.Equal(after, pinned) {
+		t.Errorf("without a registry the file is %s, %v", after, err)
 	}
 	if out, err := pin("exit 1", "--check"); err != nil {
 		t.Errorf("the check of pinned images: %v: %s", err, out)
