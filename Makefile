@@ -512,6 +512,14 @@ test-release: cluster-programs bin/release-tools/helm ## Try the release VERSION
 	@# The second time kubelet has the directory of k0s, which is a symbolic link there.
 	@for kubelet in '' /var/lib/k0s/kubelet; do (cd test/cluster/release && exec $(CURDIR)/bin/cluster/release.test -test.v -test.timeout 40m -programs $(CURDIR)/bin/cluster -release $(CURDIR)/bin/release/$(VERSION) -helm $(CURDIR)/bin/release-tools/helm -kubelet "$$kubelet"); done
 
+# Elsewhere and later, and compiled anew: what is cached would hide that a program has a path or the time of day. What images take from Debian is
+# the same as long as its archive is.
+.PHONY: test-reproducible
+test-reproducible: ## Make the release VERSION once more, of a clone, and compare it byte by byte
+	@dir=$$(mktemp -d) && trap 'chmod -R u+w "$$dir" && rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && \
+		GOCACHE="$$dir/cache" $(MAKE) -C "$$dir/clone" release VERSION='$(VERSION)' && \
+		diff -r --exclude='*.sigstore.json' bin/release/$(VERSION) "$$dir/clone/bin/release/$(VERSION)"
+
 .PHONY: test-publish
 test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry bin/release-tools/krew ## Publish the release VERSION to a registry on this machine, compare what that has, and install the plugin by krew
 	@test/tools/install-deps publish
