@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
@@ -109,6 +110,21 @@ func (s *Set) Serves(name volume.PoolName) bool {
 	}
 	_, serves := p.Free()
 	return serves
+}
+
+// Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
+// for one that does not serve.
+func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	v, err := s.enter(p)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	defer v.Close()
+	return v.Store.Root().ID()
 }
 
 // Shared reports whether a pool is served by several nodes.
