@@ -157,7 +157,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrUnavailable, v.Condition.Message)
 	}
 	if v.Lost {
-		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, volume.ErrNotFound)
+		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrNotFound, v.Condition.Message)
 	}
 	if why := unconfirmed(req, v); why != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil

@@ -100,7 +100,7 @@ func (v *found) reread() error {
 	v.entry, v.dir = e, d
 	v.visit.Pool.Note(v.id, e)
 	if !e.Exists() {
-		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+		return fmt.Errorf("%w any more", volume.ErrNotFound)
 	}
 	return nil
 }
