@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -93,22 +91,19 @@ func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume)
 const atOnce = time.Minute
 
 // refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. It was
-// released as soon as it was made, and its directory had been there before.
+// released as soon as it was made, no claim was seen to have it, and no record says that its directory was made for it just then. How old the
+// directory is says nothing: it may be from a backup too.
 func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory string) error {
 	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
-	if released == nil || released.Sub(made) > atOnce { // Kubernetes before 1.29 does not say
+	if released == nil || released.Sub(made) > atOnce || p.bound.had(pv) { // Kubernetes before 1.29 does not say
 		return nil
 	}
-	pool, err := dir.Open(p.config.Path)
-	if err != nil {
+	at := store.VolumePath{Directory: p.config.Path, Name: directory}
+	found, err := store.Handover{From: at, To: at}.Find()
+	if own := found.From; err != nil || !own.Directory || own.Recorded && made.Sub(own.Created) < atOnce {
 		return err
 	}
-	defer func() { _ = pool.Close() }() // it is only read
-	found, err := mounts.Place{Parent: pool, Name: directory}.State()
-	if unknown := found.Born.Unix() <= 0; err != nil || found.Missing || unknown || made.Sub(found.Born) < atOnce {
-		return err
-	}
-	return errors.New("it was released as soon as it was made, and its directory is older: it is from a backup, and its claim was not there yet. " +
+	return errors.New("it was released as soon as it was made, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
 		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
 }
 
