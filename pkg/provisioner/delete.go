@@ -185,7 +185,8 @@ func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVol
 		return true // the controller checks that itself
 	}
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && pv.Spec.HostPath != nil {
-		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until an administrator removes it", pv.Spec.HostPath.Path, p.config.Node))
+		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s. To have it removed, with what is promised to it, "+
+			"set persistentVolumeReclaimPolicy of the PersistentVolume to Delete", pv.Spec.HostPath.Path, p.config.Node))
 		return false
 	}
 	if _, err := origin.Node(pv); err != nil && p.config.Mode == PerNode {
