@@ -394,6 +394,9 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	for {
 		top, err := look(place)
 		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
+			if err := m.checkUncovered(); err != nil {
+				return err
+			}
 			return forgetMount(place)
 		}
 		if err != nil {
@@ -420,6 +423,20 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		m.Log.Info("Unmounted the pool", "target", m.Target)
 	}
+}
+
+// checkUncovered returns ErrOccupied if a mount at the pool's path cannot be reached, because something is mounted over a directory above.
+func (m *Mounter) checkUncovered() error {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return err
+	}
+	for _, below := range table {
+		if below.Mountpoint == m.Target {
+			return fmt.Errorf("%s: %w: %s (%s) is mounted there, below what is mounted over a directory above it. Unmount that first", m.Target, ErrOccupied, below.Source, below.Type)
+		}
+	}
+	return nil
 }
 
 // syncAndUnmount has all on the disk when the pool is unmounted: the claim may be detached then, whatever else has a copy of the mount. What

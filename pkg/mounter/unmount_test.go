@@ -66,6 +66,17 @@ func TestUnmountUnderMountOfAdministrator(t *testing.T) {
 	hasMountByHand(t, m.Target)
 }
 
+// Also over the directory of the pool, from where it cannot be reached. It may have writes in memory, and its claim is detached next.
+func TestUnmountUnderMountOverTheDirectoryOfThePool(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+	above := filepath.Dir(m.Target)
+	mountByHand(t, above)
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
+	hasMountByHand(t, above)
+}
+
 // The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
 // detached.
 func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {
