@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -29,7 +30,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	}
 	directory, id, err := p.deletable(ctx, pv)
 	if err == nil {
-		err = p.refuseRestored(pv, directory)
+		err = errors.Join(p.refuseOther(directory), p.refuseRestored(pv, directory))
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w; no directory was removed", errNotOwn, err)
@@ -105,6 +106,23 @@ func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory stri
 	}
 	return errors.New("it was released as soon as it was made, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
 		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
+}
+
+// refuseOther refuses what is no directory, as a link that an administrator has left in the place of one: pods follow it.
+func (p *Provisioner) refuseOther(name string) error {
+	pool, err := dir.Open(p.config.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pool.Close() }() // it is only read
+	there, err := pool.Exists(name)
+	if err != nil || !there {
+		return err
+	}
+	if is, err := pool.IsDir(name); err != nil || is {
+		return err
+	}
+	return fmt.Errorf("%s/%s is no directory: put the directory in its place, or remove that", p.config.Path, name)
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.
