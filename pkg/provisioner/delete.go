@@ -30,7 +30,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	}
 	directory, id, err := p.deletable(ctx, pv)
 	if err == nil {
-		err = errors.Join(p.refuseOther(directory), p.refuseRestored(pv, directory))
+		err = p.refuseRestored(pv, directory)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w; no directory was removed", errNotOwn, err)
@@ -48,7 +48,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if err := p.pool.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
-	return nil
+	return p.checkGone(directory)
 }
 
 // stillDeleted reads a PersistentVolume from the API server. The informer, or a retry, may have it as it was before an administrator
@@ -108,8 +108,8 @@ func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory stri
 		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
 }
 
-// refuseOther refuses what is no directory, as a link that an administrator has left in the place of one: pods follow it.
-func (p *Provisioner) refuseOther(name string) error {
+// checkGone refuses what is no directory, as a link that an administrator has left in the place of one: pods follow it.
+func (p *Provisioner) checkGone(name string) error {
 	pool, err := dir.Open(p.config.Path)
 	if err != nil {
 		return err
@@ -119,10 +119,7 @@ func (p *Provisioner) refuseOther(name string) error {
 	if err != nil || !there {
 		return err
 	}
-	if is, err := pool.IsDir(name); err != nil || is {
-		return err
-	}
-	return fmt.Errorf("%s/%s is no directory: put the directory in its place, or remove that", p.config.Path, name)
+	return fmt.Errorf("%w: %s/%s is no directory: put the directory in its place, or remove that", errNotOwn, p.config.Path, name)
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.
