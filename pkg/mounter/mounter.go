@@ -395,10 +395,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	for {
 		top, err := look(place)
 		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
-			if err := errors.Join(m.checkUncovered(), checkUnused(place)); err != nil {
-				return err
-			}
-			return forgetMount(place)
+			return m.isGone(place)
 		}
 		if err != nil {
 			return err
@@ -424,6 +421,14 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		m.Log.Info("Unmounted the pool", "target", m.Target)
 	}
+}
+
+// isGone removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere.
+func (m *Mounter) isGone(place mounts.Place) error {
+	if err := errors.Join(m.checkUncovered(), checkUnused(place)); err != nil {
+		return err
+	}
+	return forgetMount(place)
 }
 
 // checkUncovered returns ErrOccupied if a mount at the pool's path cannot be reached, because something is mounted over a directory above.
