@@ -391,6 +391,26 @@ func thawByHand(t *testing.T, at string, _ func()) {
 	must.Succeed(t, g.set(false))
 }
 
+// Two drivers may have one directory of sockets while one is replaced by the other. Whichever of their watchdogs ends first, the
+// other is still reached.
+func TestSocketOfWatchdogThatServesIsKept(t *testing.T) {
+	onEach(t, func(t *testing.T, hierarchy string) {
+		root, _ := makeGroup(t, hierarchy, places[1])
+		c, stop := serve(t, root, 0)
+		if second, err := Listen(c.Socket); err == nil {
+			t.Error("a second watchdog has taken the socket")
+			must.Succeed(t, second.Close())
+		}
+		_, thaw, err := c.Freeze(t.Context(), thePod(t))
+		must.Succeed(t, err)
+		must.Succeed(t, thaw())
+		stop()
+		second, err := Listen(c.Socket)
+		must.Succeed(t, err)
+		must.Succeed(t, second.Close())
+	})
+}
+
 // A watchdog that starts thaws what an earlier one has left, and nothing else.
 func TestWatchdogThawsWhatIsLeft(t *testing.T) {
 	onEach(t, func(t *testing.T, hierarchy string) {
