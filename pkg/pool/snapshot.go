@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -168,6 +169,9 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 // while a volume is made from it.
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(id, volume.PoolName{})
+	if errors.Is(err, volume.ErrNotFound) {
+		err = cmp.Or(s.set.keepRemoved(id), err)
+	}
 	if err != nil {
 		return unlessOutOfUse(s.set.Node, id, err)
 	}

@@ -200,6 +200,27 @@ func TestNothingSucceedsUnlessDurable(t *testing.T) {
 			w.failEachSync(s)
 		})
 	}
+	for name, leave := range map[string]func() error{
+		"delete without record": func() error { return os.Remove(w.pool.Own("volumes", victim+".json")) },
+		"delete lost":           func() error { return os.RemoveAll(filepath.Join(w.pool.Path, victim)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.TB = t
+			w.reach(state{bytes: small})
+			w.Must(leave())
+			w.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(_ int, s trap.Step) bool { return s.Verb() == "fsync" }})
+			for range 2 {
+				if w.delete().err == nil {
+					t.Error("the call succeeded, and each fsync of it failed")
+				}
+			}
+			w.trap.Disarm()
+			w.Must(w.delete().err)
+			w.Must(errors.Join(w.Process.Stop(), w.start())) // or the trash waits for the check of each minute
+			w.awaitNoTrash()
+			w.now = state{}
+		})
+	}
 	w.TB = t
 	if !t.Failed() {
 		w.end()
