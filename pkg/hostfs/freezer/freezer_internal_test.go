@@ -163,7 +163,7 @@ func serve(t *testing.T, root string, limit time.Duration) (c Client, stop func(
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(short)) })
 	c = Client{Socket: filepath.Join(short, "freezer.sock")}
-	l, err := Listen(c.Socket)
+	l, err := Listen(t.Context(), c.Socket)
 	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -397,7 +397,7 @@ func TestSocketOfWatchdogThatServesIsKept(t *testing.T) {
 	onEach(t, func(t *testing.T, hierarchy string) {
 		root, _ := makeGroup(t, hierarchy, places[1])
 		c, stop := serve(t, root, 0)
-		if second, err := Listen(c.Socket); err == nil {
+		if second, err := Listen(t.Context(), c.Socket); err == nil {
 			t.Error("a second watchdog has taken the socket")
 			must.Succeed(t, second.Close())
 		}
@@ -405,7 +405,7 @@ func TestSocketOfWatchdogThatServesIsKept(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, thaw())
 		stop()
-		second, err := Listen(c.Socket)
+		second, err := Listen(t.Context(), c.Socket)
 		must.Succeed(t, err)
 		must.Succeed(t, second.Close())
 	})

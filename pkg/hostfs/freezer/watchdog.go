@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -145,7 +146,17 @@ func (w *Watchdog) thawOwnerless(name string, d *dir.Dir) error {
 
 // Listen makes the socket of a watchdog, for root alone. One that a process serves is not replaced: whichever of the two ended
 // first would leave the other without.
-func Listen(socket string) (*net.UnixListener, error) {
+func Listen(ctx context.Context, socket string) (*net.UnixListener, error) {
+	in, err := dir.Open(filepath.Dir(socket))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()   // the lock has a handle of its own
+	unlock, err := dir.LockDir(ctx, in) // or two may find no process that serves it
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	at := &net.UnixAddr{Name: socket, Net: network}
 	conn, err := net.DialUnix(network, nil, at)
 	switch {
