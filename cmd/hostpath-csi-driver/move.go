@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
 
 	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
@@ -159,19 +160,35 @@ func runMove(command string, args []string, getenv func(string) string, stdout, 
 	if errors.Is(err, flag.ErrHelp) {
 		return healthy
 	}
-	if err == nil {
-		report := reporter(stdout)
-		var last mover.Event
-		if last, err = m.run(command, report); err != nil {
-			last = mover.Event{Event: mover.Failed, Error: err.Error()}
-		}
-		report(last)
-	}
 	if err != nil {
 		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", command, err)
 		return failed
 	}
+	report := reporter(stdout)
+	last, err := m.run(command, report)
+	if err != nil {
+		last = mover.Event{Event: mover.Failed, Error: err.Error()}
+	}
+	report(last)
+	if err != nil {
+		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %s\n", command, oneLine(err))
+		return failed
+	}
 	return healthy
+}
+
+// oneLine is what an error says. It may have a name that a pod gave a file, of which a line of its own would be taken for an event: in the
+// log of a pod both outputs are one.
+func oneLine(err error) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n':
+			return ' '
+		case unicode.IsPrint(r):
+			return r
+		}
+		return '?'
+	}, err.Error())
 }
 
 // reporter writes events as lines of JSON. What is only progress is written once a second.

@@ -137,6 +137,9 @@ func TestMessagesAreShort(t *testing.T) {
 	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
 		t.Errorf("%d bytes", len(got))
 	}
+	if got := short("a\nb\x1b[2K\xff"); got != "a?b?[2K\ufffd" {
+		t.Errorf("it says %q", got)
+	}
 }
 
 // A silent kubelet answers nothing.
