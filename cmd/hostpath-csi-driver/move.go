@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -58,6 +59,7 @@ type moving struct {
 	leaveSnapshots bool
 	verify         transfer.Verify
 	aborted        bool
+	boot           string
 	// The target's.
 	pool, fence   string
 	evenConfirmed bool
@@ -85,6 +87,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
+		flags.StringVar(&m.boot, "boot", "", "remove it only if the machine was not started since it had this boot id (/proc/sys/kernel/random/boot_id); empty for any")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
 	} else {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; abort: remove the copy")
@@ -270,6 +273,9 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	case stepGiveUp:
 		return last, out.GiveUp(ctx)
 	case stepRemove:
+		if err := m.sameBoot(); err != nil {
+			return last, err
+		}
 		return last, out.Remove(ctx)
 	}
 	if out.Dial, err = mover.Dialer(m.address, m.identity, m.silence); err != nil {
@@ -279,6 +285,21 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	last.Fence, err = out.Copy(ctx)
 	last.PromisedBytes = out.Promised()
 	return last, err
+}
+
+// sameBoot returns an error if the machine was started since the removal was asked for: what the other node had then shows nothing any more.
+func (m moving) sameBoot() error {
+	if m.boot == "" {
+		return nil
+	}
+	is, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	if now := strings.TrimSpace(string(is)); now != m.boot {
+		return fmt.Errorf("this machine was started since the removal was asked for: its boot id is %s, not %s", now, m.boot)
+	}
+	return nil
 }
 
 func (m moving) options(report func(mover.Event)) transfer.Options {

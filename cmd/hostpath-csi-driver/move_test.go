@@ -94,3 +94,12 @@ func TestNamesAreNoEvents(t *testing.T) {
 		}
 	}
 }
+
+// A removal that starts only after the machine was started anew is refused: what was asked before shows nothing any more.
+func TestRemovalAfterStart(t *testing.T) {
+	var log bytes.Buffer
+	args := []string{"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2", "--step=remove", "--boot=another"}
+	if exit := runMove(moveOutCommand, args, func(string) string { return "" }, &log, &log); exit != failed || !strings.Contains(log.String(), "not another") {
+		t.Errorf("it exits with %d:\n%s", exit, &log)
+	}
+}

@@ -160,10 +160,7 @@ func TestAnswersOfNodeSetUpAnew(t *testing.T) {
 			case at == 0 && w.has(pod) && pod.Status.Phase == corev1.PodSucceeded:
 				at = look
 				delete(w.records, c.on)
-				anew := node(c.on)
-				w.has(anew)
-				anew.Status.NodeInfo.BootID = "another"
-				w.update(anew)
+				w.bootAnew(c.on)
 			case at > 0 && look == at+long:
 				if w.records[c.other] == nil {
 					t.Errorf("%s: the last copy is gone, and the move says %q", asked, w.says("m"))
@@ -175,6 +172,45 @@ func TestAnswersOfNodeSetUpAnew(t *testing.T) {
 		if at == 0 || w.looked < at+long {
 			t.Errorf("%s: the move has ended without an answer: %v", asked, w.records)
 		}
+	}
+}
+
+// bootAnew has a node be started anew, and answer.
+func (w *world) bootAnew(name string) {
+	w.Helper()
+	anew := node(name)
+	w.has(anew)
+	anew.Status.NodeInfo.BootID += "another"
+	w.update(anew)
+}
+
+// A source that starts a removal late, after it was down, as the operator was, removes nothing by what the target has answered before.
+func TestRemovalThatStartsLate(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.bootAnew(nodeA)
+	at := 0
+	w.run("m", func(look int) {
+		pod := w.moverOf(roleRemove)
+		switch {
+		case at == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
+			if w.hangs = nodeA; pod == nil { // the mover is not started
+				return
+			}
+			at, w.hangs = look, ""
+			w.bootAnew(nodeA)
+			w.bootAnew(nodeB)
+			delete(w.records, nodeB)
+			w.live()
+		case at > 0 && look == at+long:
+			if w.records[nodeA] == nil {
+				t.Errorf("the last copy is gone, and the move says %q", w.says("m"))
+			}
+			w.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		}
+	})
+	if at == 0 || w.looked < at+long {
+		t.Errorf("the move has ended without an answer: %v", w.records)
 	}
 }
 
