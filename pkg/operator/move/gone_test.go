@@ -214,6 +214,38 @@ func TestRemovalThatStartsLate(t *testing.T) {
 	}
 }
 
+// Where an administrator has the volume be used on the source again, since the target has lost it, the move ends, and touches nothing.
+func TestRecoveredByHand(t *testing.T) {
+	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			at := 0
+			w.run("m", func(look int) {
+				switch {
+				case at == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
+					at = look
+					delete(w.records, nodeB)
+				case at > 0 && look == at+long:
+					w.replicas = false
+					volume := volumeOf("pv")
+					w.has(volume)
+					volume.Finalizers = nil
+					w.update(volume)
+					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), volume))
+					*w.records[nodeA] = record{} // move-out --step=undo --target-aborted
+					volume = volumeOf(anew)
+					volume.UID = "by hand"
+					must.Succeed(t, w.api.Create(t.Context(), volume))
+				}
+			})
+			if m := w.move("m"); at == 0 || m.Status.Phase != v1alpha1.Failed || !strings.Contains(w.says("m"), "node node-a again") || !w.records[nodeA].publishes() {
+				t.Errorf("the move is %s, says %q, and the nodes have %+v", m.Status.Phase, w.says("m"), w.records)
+			}
+			w.wantNothingLeft()
+		})
+	}
+}
+
 // A source that does not answer has no other copy be removed.
 func TestNoCopyIsRemovedWithoutSource(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))

@@ -334,6 +334,11 @@ func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
 
 // remove removes the old copy, and what the move has made.
 func (m reconciliation) remove(ctx context.Context) (outcome, error) {
+	if recovered, err := m.volume.recovered(ctx); err != nil || recovered {
+		m.move.Status.Phase = v1alpha1.Failed
+		return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too",
+			m.move.Status.SourceNode, m.move.Status.TargetNode), err
+	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
 		return outcome{}, err

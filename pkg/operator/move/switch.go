@@ -181,6 +181,20 @@ func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	return there && now.Annotations[movedBy] == string(v.move.UID), err
 }
 
+// recovered says whether an administrator has made a PersistentVolume that leads to what the source has, after the switch. None of ours
+// does.
+func (v claimedVolume) recovered(ctx context.Context) (found bool, err error) {
+	now := &corev1.PersistentVolume{}
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
+	if err != nil || there && place.NodeOfVolume(now) == v.move.Status.TargetNode {
+		return false, err
+	}
+	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
+		found = found || place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == v.move.Status.SourceNode
+	})
+	return found, err
+}
+
 // owns says whether a PersistentVolume is the one of the claim and of the volume that moves, whatever the status says.
 func (v claimedVolume) owns(volume *corev1.PersistentVolume) bool {
 	ref := volume.Spec.ClaimRef
