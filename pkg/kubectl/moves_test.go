@@ -273,3 +273,48 @@ func TestMovesThatWaitHoldUpNoOther(t *testing.T) {
 		t.Errorf("without the kind VolumeMove: %v", err)
 	}
 }
+
+// A call that fails amid moves is made again, and what that says is shown; a VolumeMove that is refused holds up no other.
+func TestMovesSurviveCallsThatFail(t *testing.T) {
+	const asked = "get volumemoves.hostpathprovisioner.kubevirt.io"
+	a := answers{
+		asked:      listOf(),
+		"made.3":   aMove("second-1", "second", nil), // the first is refused
+		"listed.3": listOf(aMove("second-1", "second", says("Succeeded", "was moved"))),
+	}
+	for i := range mostRefusals {
+		a["listed."+string(rune('0'+i))] = listOf()
+	}
+	plan := []Planned{{Namespace: "apps", Claim: "first"}, {Namespace: "apps", Claim: "second"}}
+	k := a.kubectl(t)
+	at, aside := filepath.Join(os.Getenv("KUBECTL_ANSWERS"), asked), filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "aside")
+	failed, refused := 0, 0
+	moves, err := Moves(t.Context(), k, plan, 1, time.Millisecond, MoveOptions{}, func(p Progress) {
+		switch {
+		case strings.Contains(p.Problem, "list volumemoves"):
+			if failed++; failed == 2 {
+				must.Succeed(t, os.Rename(aside, at))
+			}
+		case strings.Contains(p.Problem, "claim apps/first"):
+			if refused++; refused == 1 {
+				must.Succeed(t, os.Rename(at, aside))
+			}
+		}
+		if p.Problem != "" && !strings.Contains(Line(p, 0, 0), p.Problem[:20]) {
+			t.Errorf("%q does not say %q", Line(p, 0, 0), p.Problem)
+		}
+	})
+	must.Succeed(t, err)
+	if failed != 2 || refused != mostRefusals || moves[0].Done() || !strings.Contains(moves[0].Message, "make a VolumeMove: ") || !moves[1].Done() {
+		t.Errorf("%d calls failed, %d were refused, and the moves are %+v", failed, refused, moves)
+	}
+	// One that fails for ever ends it.
+	k = answers{asked: listOf(aMove("first-1", "first", says("Copying", "copies")))}.kubectl(t)
+	if _, err := Moves(t.Context(), k, plan[:1], 1, time.Microsecond, MoveOptions{}, func(p Progress) {
+		if p.Problem == "" {
+			must.Succeed(t, os.Remove(filepath.Join(os.Getenv("KUBECTL_ANSWERS"), asked)))
+		}
+	}); err == nil {
+		t.Error("it never ends")
+	}
+}
