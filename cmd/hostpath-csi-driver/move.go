@@ -323,5 +323,8 @@ func (s sender) Pass(ctx context.Context, from *dir.Dir, p mover.Pass) (mover.Re
 		pass.Verify = transfer.VerifyNone
 	}
 	r, err := s.Sender.Pass(ctx, from, pass)
+	if errors.Is(err, transfer.ErrNoRoom) {
+		err = fmt.Errorf("%w: %w", mover.ErrNoRoom, err)
+	}
 	return mover.Result{Began: r.Began, Entries: r.Entries, Files: r.Sent, Bytes: r.Bytes, Compared: r.BytesCompared}, err
 }

@@ -32,6 +32,9 @@ type Result struct {
 	Entries, Files, Bytes, Compared int64
 }
 
+// ErrNoRoom is what a Sender returns where the copy has no room for all.
+var ErrNoRoom = errors.New("the copy has no room for all of the volume")
+
 // A Sender copies a volume over a connection: that of pkg/hostfs/transfer, or a stand-in.
 type Sender interface {
 	Pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error)
@@ -353,6 +356,9 @@ func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string
 		p.Since = o.since
 	}
 	r, err := sender.Pass(ctx, from, p)
+	if errors.Is(err, ErrNoRoom) {
+		return r, fmt.Errorf("%w: node %s enforces the size of the volume, or is full: a volume that holds more than it is promised moves when its claim is as large, or files are deleted", err, o.Peer)
+	}
 	if err != nil {
 		return r, err
 	}
