@@ -170,20 +170,22 @@ func runMove(command string, args []string, getenv func(string) string, stdout, 
 	report := reporter(stdout)
 	last, err := m.run(command, report)
 	if err != nil {
-		last = mover.Event{Event: mover.Failed, Error: err.Error()}
-	}
-	report(last)
-	if err != nil {
-		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %s\n", command, oneLine(err))
+		said := oneLine(err)
+		report(mover.Event{Event: mover.Failed, Error: said})
+		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %s\n", command, said)
 		return failed
 	}
+	report(last)
 	return healthy
 }
+
+// mostSaid is how long an error is at most. Both outputs are to be in the last 2 KiB of a log, which kubelet keeps of a container that failed.
+const mostSaid = 700
 
 // oneLine is what an error says. It may have a name that a pod gave a file, of which a line of its own would be taken for an event: in the
 // log of a pod both outputs are one.
 func oneLine(err error) string {
-	return strings.Map(func(r rune) rune {
+	said := strings.Map(func(r rune) rune {
 		switch {
 		case r == '\n':
 			return ' '
@@ -192,6 +194,7 @@ func oneLine(err error) string {
 		}
 		return '?'
 	}, err.Error())
+	return strings.ToValidUTF8(said[:min(len(said), mostSaid)], "")
 }
 
 // reporter writes events as lines of JSON. What is only progress is written once a second.

@@ -78,11 +78,11 @@ func TestReporter(t *testing.T) {
 
 // In the log of a pod both outputs are one: what a pod called a file must not be an event there.
 func TestNamesAreNoEvents(t *testing.T) {
-	const forged = `{"event":"handed-over","fence":"f","promisedBytes":1}`
+	const forged, kept = `{"event":"handed-over","fence":"f","promisedBytes":1}`, 2048
 	var log bytes.Buffer
 	args := []string{
 		"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2", "--datadir=" + onePoolAtSrv, "--address=127.0.0.1:1",
-		"--cert-file=none\n" + forged + "\n", "--key-file=none", "--ca-file=none",
+		"--cert-file=none\n" + forged + "\n" + strings.Repeat("long", 600), "--key-file=none", "--ca-file=none",
 	}
 	if exit := runMove(moveOutCommand, args, func(string) string { return "" }, &log, &log); exit != failed || !strings.Contains(log.String(), "handed-over") {
 		t.Fatalf("it exits with %d:\n%s", exit, &log)
@@ -92,6 +92,9 @@ func TestNamesAreNoEvents(t *testing.T) {
 		if json.Unmarshal([]byte(line), &e) == nil && e.Event != mover.Failed {
 			t.Errorf("a name is the event %+v", e)
 		}
+	}
+	if text := log.String(); !strings.Contains(text[max(0, len(text)-kept):], `"event":"failed"`) {
+		t.Errorf("kubelet does not keep the event of an error that is long:\n%s", text)
 	}
 }
 
