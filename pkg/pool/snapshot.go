@@ -97,7 +97,10 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 	if err := v.Discard().NoneLeft(r.ID); err != nil {
 		return Snapshot{}, err
 	}
-	unlock, err := v.LockSource(r.Source)
+	if err := v.snapshots().Count(r.Source); err != nil {
+		return Snapshot{}, v.snapshots().NotPossible(err)
+	}
+	unlock, err := v.LockToPin(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -149,7 +152,7 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 	if r.Source.ID == r.ID { // which is not there: its lock is the caller's
 		return v.snapshots().Requested(r.Source, r.Mode, func() {})
 	}
-	unlock, err := v.LockSource(r.Source.ID)
+	unlock, err := v.LockToPin(r.Source.ID)
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", err)
 	}

@@ -15,7 +15,8 @@ package serve
 //
 // A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
 // its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
-// lock 1. Checks in the background hold lock 1 for an instant, and calls wait for that.
+// lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that, and
+// calls wait for those.
 // Recovery does not wait for 3 either: what another node works on it leaves to that node.
 //
 // Two locks are taken before all others, and held as long as the pool is served: its uuid, in this
@@ -119,10 +120,15 @@ func (v *Visit) Alone(id volume.ID, do func() error) error {
 	return do()
 }
 
-// LockSource takes what is to be copied, while the caller has the lock of the copy, or returns
+// LockSource takes what is copied, while the caller has the lock of the copy, or returns
 // ErrBusy at once.
 func (v *Visit) LockSource(id volume.ID) (unlock func(), err error) {
 	return v.Pool.node.volumes.TryLock(id)
+}
+
+// LockToPin is LockSource until the source is pinned, which is soon: calls on it wait for that.
+func (v *Visit) LockToPin(id volume.ID) (unlock func(), err error) {
+	return v.Pool.node.volumes.TryCheck(id)
 }
 
 // TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.

@@ -171,17 +171,21 @@ func (p *Pool) NotPossible(err error) error {
 // millis is a number of milliseconds of a record.
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
+// Count has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes before
+// the lock of the source. What is written after it is as what is written while the source is copied.
+func (p *Pool) Count(source volume.ID) error {
+	if p.Enforcer.Kind() != quota.Btrfs || p.Ledger.Known(source).Is(ledger.IsBlock) {
+		return nil
+	}
+	return clone.Sync(p.Store.Root())
+}
+
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *Source) mostHeld(space dir.Space) (int64, error) {
 	c, promised := reconcile.CardOf(s.entry), s.bytes()
 	if s.entry.Block() || !s.pool.Enforcer.Enforces(c) {
 		return promised, nil
-	}
-	if s.pool.Enforcer.Kind() == quota.Btrfs { // which counts when it commits
-		if err := clone.Sync(s.dir); err != nil {
-			return 0, err
-		}
 	}
 	usage, err := s.pool.Enforcer.Accounting.Usage(s.dir, c)
 	if err != nil {
