@@ -87,7 +87,7 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 		return true
 	}
 	if j != nil {
-		p.problem("", found.Path, reasonOf(j.err), "%s", detail(j.err))
+		p.fail("", found.Path, j.err)
 		return true
 	}
 	p.problem("", found.Path, New, "it is new, or was just written to: it is offered after it was unused and unchanged for %s", p.Settle)

@@ -280,6 +280,7 @@ func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
 		t.Fatalf("the answer is %s %q, want %s", answer.Code(), answer.Message(), code)
 	}
 	wantContains(t, answer.Message(), words...)
+	must.SayOnce(t, answer.Message())
 }
 
 // wantEqual compares what the driver said, or what it kept.

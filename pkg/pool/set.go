@@ -138,6 +138,21 @@ func (s *Set) Serves(name volume.PoolName) bool {
 	return serves
 }
 
+// Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
+// for one that does not serve.
+func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	v, err := p.Enter()
+	if err != nil {
+		return dir.ID{}, err
+	}
+	defer v.Close()
+	return v.Store.Root().ID()
+}
+
 // Shared reports whether a pool is served by several nodes.
 func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
@@ -192,7 +207,7 @@ func (v *found) reread() error {
 	v.entry, v.dir = e, d
 	v.visit.Pool.Note(v.id, e)
 	if !e.Exists() {
-		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+		return fmt.Errorf("%w any more", volume.ErrNotFound)
 	}
 	return nil
 }

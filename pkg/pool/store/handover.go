@@ -98,8 +98,20 @@ func (h Handover) Check() error {
 		if _, err := volume.ParseID(h.To.Name); err != nil {
 			problems = append(problems, err)
 		}
-		return errors.Join(append(problems, h.checkMove(from, to))...)
+		return errors.Join(append(problems, h.checkRoom(to), h.checkMove(from, to))...)
 	})
+}
+
+// checkRoom refuses a full filesystem if the volume needs a record there.
+func (h Handover) checkRoom(to *ParentDir) error {
+	if rec, err := to.Record(h.To.Name); err != nil || rec != nil {
+		return nil //nolint:nilerr // Find says it
+	}
+	space, err := dir.SpaceOf(to.Root())
+	if err == nil && (space.FreeBytes <= 0 || space.OutOfInodes()) {
+		err = fmt.Errorf("%s has no room for the record of %s: free some first", h.To.Directory, h.To.Name)
+	}
+	return err
 }
 
 // Movable finds all that would stop Move.
