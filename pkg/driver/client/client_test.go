@@ -30,7 +30,7 @@ func start(t *testing.T, root string) (*pool.Set, *client.Client) {
 	set := n.Start(n.Configs(`[{"name":"local","path":"local"}]`), options)
 	must.Succeed(t, set.Wait(t.Context()))
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	served := make(chan error, 1)
