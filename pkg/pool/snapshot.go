@@ -90,7 +90,7 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 
 // made answers a repeated call. The source may be gone by then.
 func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
-	found, err := s.set.findIn(s.set.holders(r.ID), r.ID)
+	found, err := findIn(s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
