@@ -1,7 +1,10 @@
 // Package version has the version of the program that it is built into.
 package version
 
-import "runtime/debug"
+import (
+	"cmp"
+	"runtime/debug"
+)
 
 // built is set when a program is linked: make passes VERSION, which is also the tag of the images.
 var built string
@@ -16,6 +19,15 @@ func Of() string {
 	}
 	return "unknown"
 }
+
+// DefaultRepository is the one that deploy/ names.
+const DefaultRepository = "https://github.com/kubevirt/hostpath-provisioner"
+
+// repository is set when a program is linked: make passes REPOSITORY.
+var repository string
+
+// Repository is where the source and the documents of the program are: an address without a slash at the end.
+func Repository() string { return cmp.Or(repository, DefaultRepository) }
 
 // Tag is the tag of the images that were built with the program; empty if it was built without any.
 func Tag() string { return built }

@@ -29,8 +29,8 @@ type Config struct {
 	Verbosity int
 	// MonitoringNamespace is where Prometheus runs.
 	MonitoringNamespace string
-	// RunbookURL has one %s, for the name of an alert, in the URL of its runbook.
-	RunbookURL string
+	// Repository is where the runbooks are, unless RunbookURL has one %s, for the name of an alert of the operator, in the URL of its runbook.
+	Repository, RunbookURL string
 	// TLSCiphers and TLSMinVersion go before the TLS profile of the cluster, if they are not empty.
 	TLSCiphers, TLSMinVersion string
 }
@@ -82,7 +82,8 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		VersionLabel:        getenv("INSTALLER_VERSION_LABEL"),
 		Verbosity:           -1,
 		MonitoringNamespace: or("MONITORING_NAMESPACE", "monitoring"),
-		RunbookURL:          or("RUNBOOK_URL_TEMPLATE", "https://kubevirt.io/monitoring/runbooks/%s"),
+		Repository:          version.Repository(),
+		RunbookURL:          getenv("RUNBOOK_URL_TEMPLATE"),
 		TLSCiphers:          getenv("TLS_CIPHERS_OVERRIDE"),
 		TLSMinVersion:       getenv("TLS_MIN_VERSION_OVERRIDE"),
 	}
@@ -99,7 +100,7 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		}
 		c.Verbosity = number
 	}
-	if strings.Count(c.RunbookURL, "%s") != 1 || strings.Count(c.RunbookURL, "%") != 1 {
+	if c.RunbookURL != "" && (strings.Count(c.RunbookURL, "%s") != 1 || strings.Count(c.RunbookURL, "%") != 1) {
 		problems = append(problems, fmt.Errorf("RUNBOOK_URL_TEMPLATE is %q: it has to have %%s once, for the name of an alert", c.RunbookURL))
 	}
 	return c, errors.Join(problems...)

@@ -1,12 +1,15 @@
 package render
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
 // Monitoring is what Prometheus needs.
@@ -76,6 +79,11 @@ func (m monitoring) prometheusRule() (*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, group := range of {
+		for _, one := range rulesOf(group) {
+			m.link(one, "")
+		}
+	}
 	return rule, unstructured.SetNestedSlice(rule.Object, append(groups, of...), "spec", "groups")
 }
 
@@ -104,9 +112,20 @@ func (m monitoring) adapt(rule map[string]any) {
 	if expression, ok := rule["expr"].(string); ok {
 		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+m.config.Namespace+"'")
 	}
+	m.link(rule, m.config.RunbookURL)
+}
+
+// link sets the runbook of an alert, by a template or else in the repository of the operator.
+func (m monitoring) link(rule map[string]any, template string) {
 	alert, isAlert := rule["alert"].(string)
 	annotations, ok := rule["annotations"].(map[string]any)
-	if isAlert && ok {
-		annotations["runbook_url"] = strings.Replace(m.config.RunbookURL, "%s", alert, 1)
+	if !isAlert || !ok {
+		return
 	}
+	if template != "" {
+		annotations["runbook_url"] = strings.Replace(template, "%s", alert, 1)
+		return
+	}
+	url, _ := annotations["runbook_url"].(string)
+	annotations["runbook_url"] = strings.Replace(url, version.DefaultRepository, cmp.Or(m.config.Repository, version.DefaultRepository), 1)
 }
