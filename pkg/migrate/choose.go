@@ -53,7 +53,7 @@ type choice struct {
 
 type target struct {
 	driver     string
-	pool       poolconfig.Pool
+	pool       poolconfig.Config
 	parameters map[string]string
 }
 
@@ -84,7 +84,7 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 
 // checkPlace refuses a pool that the driver does not serve, or has in another directory: it would report none of the volumes, whose objects are
 // deleted by then, or others of their names. A full pool can take a directory that is there already.
-func checkPlace(ctx context.Context, driver Driver, parameters map[string]string, p poolconfig.Pool) error {
+func checkPlace(ctx context.Context, driver Driver, parameters map[string]string, p poolconfig.Config) error {
 	has, err := driver.Directory(ctx, parameters)
 	if err != nil {
 		return fmt.Errorf("ask the driver on this node for its pool %s: %w", p.Name, err)
@@ -105,7 +105,7 @@ func checkPlace(ctx context.Context, driver Driver, parameters map[string]string
 }
 
 // poolOf is the pool that a StorageClass names.
-func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
+func poolOf(pools []poolconfig.Config, name string) (poolconfig.Config, error) {
 	if name == "" && len(pools) == 1 {
 		return pools[0], nil
 	}
@@ -116,7 +116,7 @@ func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
 		}
 		names = append(names, p.Name.String())
 	}
-	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
+	return poolconfig.Config{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
 }
 
 // choose finds the volumes that were chosen: for an undo, those that have a file.

@@ -1,4 +1,4 @@
-// Package version has the version of the program that it is built into.
+// Package version has the version of the program that it is built into, and where its release is.
 package version
 
 import (
@@ -6,8 +6,21 @@ import (
 	"runtime/debug"
 )
 
-// built is set when a program is linked: make passes VERSION, which is also the tag of the images.
-var built string
+// These are set when a program is linked: make passes VERSION, which is also the tag of the images, IMAGE_PREFIX, with which their names
+// begin, and REPOSITORY.
+var built, images, repository string
+
+const (
+	// DefaultImages and DefaultRepository are what manifests name, and what a program is of that was linked in another way.
+	DefaultImages     = "ghcr.io/kubevirt/hostpath-provisioner/"
+	DefaultRepository = "https://github.com/kubevirt/hostpath-provisioner"
+)
+
+// Images begins the names of the images of the release, with a slash at its end.
+func Images() string { return cmp.Or(images, DefaultImages) }
+
+// Repository is where source and documents of the release are, without a slash at its end.
+func Repository() string { return cmp.Or(repository, DefaultRepository) }
 
 // Of is the version that the program was built as, or else the one that Go takes from the repository.
 func Of() string {
@@ -19,15 +32,6 @@ func Of() string {
 	}
 	return "unknown"
 }
-
-// DefaultRepository is the one that deploy/ names.
-const DefaultRepository = "https://github.com/kubevirt/hostpath-provisioner"
-
-// repository is set when a program is linked: make passes REPOSITORY.
-var repository string
-
-// Repository is where the source and the documents of the program are: an address without a slash at the end.
-func Repository() string { return cmp.Or(repository, DefaultRepository) }
 
 // Tag is the tag of the images that were built with the program; empty if it was built without any.
 func Tag() string { return built }

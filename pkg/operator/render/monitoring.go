@@ -1,7 +1,6 @@
 package render
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -81,7 +80,7 @@ func (m monitoring) prometheusRule() (*unstructured.Unstructured, error) {
 	}
 	for _, group := range of {
 		for _, one := range rulesOf(group) {
-			m.link(one, "")
+			m.relink(one)
 		}
 	}
 	return rule, unstructured.SetNestedSlice(rule.Object, append(groups, of...), "spec", "groups")
@@ -107,25 +106,24 @@ func rulesOf(group any) []map[string]any {
 	return found
 }
 
+// relink has the runbook of one rule be in the repository of the release.
+func (m monitoring) relink(rule map[string]any) {
+	annotations, _ := rule["annotations"].(map[string]any)
+	if at, ok := annotations["runbook_url"].(string); ok && m.config.Repository != "" {
+		annotations["runbook_url"] = strings.Replace(at, version.DefaultRepository, m.config.Repository, 1)
+	}
+}
+
 // adapt sets the namespace and the runbook of one rule of the operator's.
 func (m monitoring) adapt(rule map[string]any) {
 	if expression, ok := rule["expr"].(string); ok {
 		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+m.config.Namespace+"'")
 	}
-	m.link(rule, m.config.RunbookURL)
-}
-
-// link sets the runbook of an alert, by a template or else in the repository of the operator.
-func (m monitoring) link(rule map[string]any, template string) {
 	alert, isAlert := rule["alert"].(string)
 	annotations, ok := rule["annotations"].(map[string]any)
-	if !isAlert || !ok {
+	if isAlert && ok && m.config.RunbookURL != "" {
+		annotations["runbook_url"] = strings.Replace(m.config.RunbookURL, "%s", alert, 1)
 		return
 	}
-	if template != "" {
-		annotations["runbook_url"] = strings.Replace(template, "%s", alert, 1)
-		return
-	}
-	url, _ := annotations["runbook_url"].(string)
-	annotations["runbook_url"] = strings.Replace(url, version.DefaultRepository, cmp.Or(m.config.Repository, version.DefaultRepository), 1)
+	m.relink(rule)
 }
