@@ -34,6 +34,8 @@ type job struct {
 	// as is what a device without a volume was when the job was started, and foreign that another program may be about to use it.
 	as      string
 	foreign bool
+	// onlyLook is for one that had a user the last time.
+	onlyLook bool
 	// before is why the device was refused the last time that it was checked.
 	before error
 	// unsigned says that the device was found without signatures, and empty by which way of cleaning it was found to be clean.
@@ -132,6 +134,9 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 			err = errors.Join(err, held.Close())
 		}
 	}()
+	if j.onlyLook {
+		return nil, j.refuse(New, "it was in use a moment ago: %s", a.waits())
+	}
 	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
 		return nil, err
 	}
@@ -184,12 +189,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 // withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
 // was deleted.
 func (a *Agent) withdraw(record Record, refused error) error {
-	switch reasonOf(refused) {
-	case Mounted, IsSwap, InUse, HasHolders, HasLoop:
-	default:
-		return nil
-	}
-	if !record.permitsErasing() {
+	if !inUse(refused) || !record.permitsErasing() {
 		return nil
 	}
 	record.State = Bound

@@ -114,7 +114,7 @@ func newRig(t testing.TB, s setup) *rig {
 func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
 	r.socket = filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(r.socket)
+	listener, err := driver.Listen(t.Context(), r.socket)
 	must.Succeed(t, err)
 	if s.config == (driver.Config{}) {
 		s.config = driver.Config{Name: "test.example.com", Version: "v1.2.3"}

@@ -180,6 +180,9 @@ func (v *found) close() {
 // use is how this node uses the volume.
 func (v *found) use() *reconcile.VolumeUse { return v.visit.Use(v.id, v.entry, v.dir) }
 
+// durable is for a step that was done already, but may have failed at making that durable.
+func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
+
 // lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
 // again: another node may have removed it since it was found, or made another.
 func (v *found) lock(ctx context.Context) (unlock func(), err error) {

@@ -22,33 +22,33 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// start serves a pool named "local" on a socket.
-func start(t *testing.T) (set *pool.Set, c *client.Client, path string) {
+// start serves a pool named "local", in the directory of that name in root, on a socket.
+func start(t *testing.T, root string) (*pool.Set, *client.Client) {
 	t.Helper()
-	n := pooltest.New(t, t.TempDir())
+	n := pooltest.New(t, root)
 	options := n.Options("node-a")
-	set = n.Start(n.Configs(`[{"name":"local","path":"local"}]`), options)
+	set := n.Start(n.Configs(`[{"name":"local","path":"local"}]`), options)
 	must.Succeed(t, set.Wait(t.Context()))
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	served := make(chan error, 1)
 	go func() {
 		served <- driver.NewServer(driver.Config{Name: "test.example.com", Node: options.Node}, set, unobserved{}, logr.Discard()).Serve(ctx, listener, time.Minute)
 	}()
-	c, err = client.New(socket)
+	c, err := client.New(socket)
 	must.Succeed(t, err)
 	t.Cleanup(func() {
 		must.Succeed(t, c.Close())
 		stop()
 		must.Succeed(t, <-served)
 	})
-	return set, c, n.Path("local")
+	return set, c
 }
 
 func TestClient(t *testing.T) {
-	set, c, _ := start(t)
+	set, c := start(t, t.TempDir())
 	if name, err := c.Name(t.Context()); name != "test.example.com" || err != nil {
 		t.Errorf("name %q (%v)", name, err)
 	}
@@ -70,8 +70,9 @@ func TestClient(t *testing.T) {
 }
 
 func TestDirectoryOfAPool(t *testing.T) {
-	_, c, path := start(t)
-	directory, err := dir.Open(path)
+	root := t.TempDir()
+	_, c := start(t, root)
+	directory, err := dir.Open(filepath.Join(root, "local"))
 	must.Succeed(t, err)
 	want, err := directory.ID()
 	must.Succeed(t, errors.Join(err, directory.Close()))
