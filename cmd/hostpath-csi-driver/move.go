@@ -43,7 +43,7 @@ const (
 
 // A moving is the validated command line of a mover.
 type moving struct {
-	pools              []poolconfig.Pool
+	pools              []poolconfig.Config
 	socket             string
 	volume, move, peer string
 	step               string

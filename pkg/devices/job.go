@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
@@ -437,7 +439,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if held.record.State == Cleaning && held.record.Wipe.covers(j.wipe) {
 		j.wipe = held.record.Wipe // as was promised
 	}
-	next, err := j.cleaning(held)
+	next, err := j.recordToClean(held)
 	if err != nil {
 		return err
 	}
@@ -447,41 +449,9 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	j.wrote = true
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
-	started, noted, asked, before := time.Now(), time.Now(), time.Now(), next.Done
-	w := wiper{
-		device: held, wipe: j.wipe,
-		turn: func(ctx context.Context) (func(), error) {
-			done, err := a.turn(ctx, j)
-			if err != nil || time.Since(asked) < askEvery {
-				return done, err
-			}
-			if err := a.reserve(ctx, j, held.Facts, next); err != nil {
-				done()
-				return nil, err
-			}
-			asked = time.Now()
-			return done, nil
-		},
-		erased: func() error {
-			next.Erased = true
-			return a.Records.Put(next)
-		},
-		checkpoint: func(p Progress) error {
-			j.move(p)
-			a.Wiped(p.Done - before)
-			before = p.Done
-			if p.Done < p.Total && time.Since(noted) < noteEvery {
-				return nil
-			}
-			if err := held.Sync(); err != nil {
-				return err
-			}
-			noted, next.Done = time.Now(), p.Done
-			log.Info("Cleaning a device", "progress", p.String())
-			a.Changed()
-			return a.Records.Put(next)
-		},
-	}
+	started := time.Now()
+	c := cleaning{agent: a, job: j, held: held, record: next, log: log, noted: started, asked: started, counted: next.Done}
+	w := wiper{device: held, wipe: j.wipe, turn: c.turn, erased: c.noteErased, checkpoint: c.noteProgress}
 	if err := w.run(ctx, next.Done); err != nil {
 		return err
 	}
@@ -489,13 +459,62 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
-	next.State, next.Done, next.Erased = Clean, 0, false
-	return a.Records.Put(next)
+	c.record.State, c.record.Done, c.record.Erased = Clean, 0, false
+	return a.Records.Put(c.record)
 }
 
-// cleaning is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
+// A cleaning is one that is under way.
+type cleaning struct {
+	agent  *Agent
+	job    *job
+	held   *erasable
+	record Record // as it was written last
+	log    logr.Logger
+	// noted is when its progress was written last, and asked when the API was.
+	noted, asked time.Time
+	counted      int64 // how far it is counted, in bytes
+}
+
+// turn waits for the turn of the device, and asks the API again whether it may still be cleaned.
+func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
+	done, err = c.agent.turn(ctx, c.job)
+	if err != nil || time.Since(c.asked) < askEvery {
+		return done, err
+	}
+	if err := c.agent.reserve(ctx, c.job, c.held.Facts, c.record); err != nil {
+		done()
+		return nil, err
+	}
+	c.asked = time.Now()
+	return done, nil
+}
+
+// noteErased notes that what a claim left has no signature any more.
+func (c *cleaning) noteErased() error {
+	c.record.Erased = true
+	return c.agent.Records.Put(c.record)
+}
+
+// noteProgress notes now and then how far it is, after what was written is on the device.
+func (c *cleaning) noteProgress(p Progress) error {
+	c.job.move(p)
+	c.agent.Wiped(p.Done - c.counted)
+	c.counted = p.Done
+	if p.Done < p.Total && time.Since(c.noted) < noteEvery {
+		return nil
+	}
+	if err := c.held.Sync(); err != nil {
+		return err
+	}
+	c.noted, c.record.Done = time.Now(), p.Done
+	c.log.Info("Cleaning a device", "progress", p.String())
+	c.agent.Changed()
+	return c.agent.Records.Put(c.record)
+}
+
+// recordToClean is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
 // go, also the next time, if this is interrupted.
-func (j *job) cleaning(held *erasable) (next Record, err error) {
+func (j *job) recordToClean(held *erasable) (next Record, err error) {
 	before, facts := held.record, held.Facts
 	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Start: facts.Start, State: Cleaning,
 		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}

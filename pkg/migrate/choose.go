@@ -54,7 +54,7 @@ type choice struct {
 
 type target struct {
 	driver     string
-	pool       poolconfig.Pool
+	pool       poolconfig.Config
 	parameters map[string]string
 }
 
@@ -90,7 +90,7 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 
 // checkPlace refuses a pool that the driver has in another directory: it would report none of the volumes, whose objects are deleted by
 // then. It is asked for a directory that is there for this only.
-func (m *migration) checkPlace(ctx context.Context, p poolconfig.Pool) (err error) {
+func (m *migration) checkPlace(ctx context.Context, p poolconfig.Config) (err error) {
 	id, err := volume.ParseID("migrate-" + rand.Text())
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func checkServes(ctx context.Context, driver Driver, parameters map[string]strin
 }
 
 // poolOf is the pool that a StorageClass names.
-func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
+func poolOf(pools []poolconfig.Config, name string) (poolconfig.Config, error) {
 	if name == "" && len(pools) == 1 {
 		return pools[0], nil
 	}
@@ -144,7 +144,7 @@ func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
 		}
 		names = append(names, p.Name.String())
 	}
-	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
+	return poolconfig.Config{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
 }
 
 // choose finds the volumes that were chosen: for an undo, those that have a file.

@@ -26,7 +26,7 @@ type Config struct {
 	// Node is the name of the Node object that this process runs on.
 	Node string
 	// Pools are those of the driver on this node, of which the names and paths count.
-	Pools []poolconfig.Pool
+	Pools []poolconfig.Config
 	// From are directories, besides the pool, whose children may be moved into the pool. Absolute and clean.
 	From []string
 	// Class is the StorageClass of the new objects, which says the pool.

@@ -81,7 +81,7 @@ func serve(t *testing.T, name, path string) *pool.Set {
 	return set
 }
 
-func parsePools(t *testing.T, name, path string) []poolconfig.Pool {
+func parsePools(t *testing.T, name, path string) []poolconfig.Config {
 	t.Helper()
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":%q,"path":%q,"enforcement":"none"}]`, name, path), "/")
 	must.Succeed(t, err)
