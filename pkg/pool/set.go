@@ -138,6 +138,21 @@ func (s *Set) Serves(name volume.PoolName) bool {
 	return serves
 }
 
+// Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
+// for one that does not serve.
+func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	v, err := p.Enter()
+	if err != nil {
+		return dir.ID{}, err
+	}
+	defer v.Close()
+	return v.Store.Root().ID()
+}
+
 // Shared reports whether a pool is served by several nodes.
 func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
@@ -164,6 +179,9 @@ func (v *found) close() {
 
 // use is how this node uses the volume.
 func (v *found) use() *reconcile.VolumeUse { return v.visit.Use(v.id, v.entry, v.dir) }
+
+// durable is for a step that was done already, but may have failed at making that durable.
+func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
 
 // lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
 // again: another node may have removed it since it was found, or made another.
@@ -192,7 +210,7 @@ func (v *found) reread() error {
 	v.entry, v.dir = e, d
 	v.visit.Pool.Note(v.id, e)
 	if !e.Exists() {
-		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+		return fmt.Errorf("%w any more", volume.ErrNotFound)
 	}
 	return nil
 }

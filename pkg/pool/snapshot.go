@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -297,6 +298,9 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 // while a volume is made from it.
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(id, volume.PoolName{})
+	if errors.Is(err, volume.ErrNotFound) {
+		err = cmp.Or(s.set.keepRemoved(id), err)
+	}
 	if err != nil {
 		return unlessOutOfUse(s.set.node, id, err)
 	}
