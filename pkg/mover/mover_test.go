@@ -62,7 +62,7 @@ func newSide(t *testing.T, name string) *side {
 	must.Succeed(t, s.Wait(t.Context()))
 	s.pools = mover.Pools{Configs: configs, Mounts: s.Mounts}
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	node, err := volume.ParseNodeID(name)
 	must.Succeed(t, err)

@@ -26,7 +26,7 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
-			if err := s.Moves().dropReferences(ctx, id); err != nil {
+			if err := errors.Join(s.keepRemoved(id), s.Moves().dropReferences(ctx, id)); err != nil {
 				return err
 			}
 		}
@@ -40,6 +40,22 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 		return err
 	}
 	return s.Moves().dropReferences(ctx, id)
+}
+
+// keepRemoved makes durable that no pool has an entry: an earlier call may have removed it, and failed at that.
+func (s *Set) keepRemoved(id volume.ID) error {
+	for _, p := range s.node.Pools {
+		v, err := p.Enter()
+		if err != nil {
+			return err
+		}
+		err = v.Store.SyncRemoved(id)
+		v.Close()
+		if err != nil {
+			return fmt.Errorf("delete %s: %w", id.Named(), err)
+		}
+	}
+	return nil
 }
 
 // unlessOutOfUse is the error of a search for what is to be deleted: what no pool has may be in one that was taken out of

@@ -72,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(restoreIfLimited(v.visit, v.id, v.entry), v.use().GrowDevices())
+		return has, errors.Join(v.durable(), restoreIfLimited(v.visit, v.id, v.entry), v.use().GrowDevices())
 	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)

@@ -559,9 +559,6 @@ func (v *side) notOf(m Move, step string) error {
 	return fmt.Errorf("%s volume %s for move %s: %w: %s", step, m.Volume, m.ID, volume.ErrPrecondition, is)
 }
 
-// durable is for a step that was done already, but may have failed at making that durable.
-func (v *side) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
-
 // write replaces the record, durably.
 func (v *side) write(ctx context.Context, rec *store.Record) error {
 	err := trace.Step(ctx, "write the record", func() error { return v.visit.Store.Records().Write(rec) })

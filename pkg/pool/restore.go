@@ -54,7 +54,7 @@ func openRequested(in *serve.Visit, r Request) (*source, error) {
 	unlock := func() {}
 	if r.Source.ID != r.ID { // or it is not there, and the caller has its lock
 		var err error
-		if unlock, err = in.Pool.Node.Lock(r.Source.ID); err != nil {
+		if unlock, err = in.Pool.Node.LockToPin(r.Source.ID); err != nil {
 			return nil, fmt.Errorf("its source: %w", err)
 		}
 		if r.Source.Upstream && !in.Pool.Ledger.Known(r.Source.ID).Exists() {

@@ -138,6 +138,21 @@ func (s *Set) Serves(name volume.PoolName) bool {
 	return serves
 }
 
+// Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
+// for one that does not serve.
+func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	v, err := p.Enter()
+	if err != nil {
+		return dir.ID{}, err
+	}
+	defer v.Close()
+	return v.Store.Root().ID()
+}
+
 // Shared reports whether a pool is served by several nodes.
 func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
@@ -164,6 +179,9 @@ func (v *found) close() {
 
 // use is how this node uses the volume.
 func (v *found) use() *reconcile.VolumeUse { return v.visit.Use(v.id, v.entry, v.dir) }
+
+// durable is for a step that was done already, but may have failed at making that durable.
+func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
 
 // lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
 // again: another node may have removed it since it was found, or made another.
@@ -192,7 +210,7 @@ func (v *found) reread() error {
 	v.entry, v.dir = e, d
 	v.visit.Pool.Note(v.id, e)
 	if !e.Exists() {
-		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+		return fmt.Errorf("%w any more", volume.ErrNotFound)
 	}
 	return nil
 }
@@ -208,15 +226,15 @@ func (v *found) unmarkPublished(ctx context.Context) error {
 // pool that is away is not gone, and ErrInvalid for a volume in no pool and the name of none.
 func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
 	if p, ok := s.byName[name]; ok {
-		v, err := s.findIn([]*serve.Pool{p}, id)
+		v, err := findIn([]*serve.Pool{p}, id)
 		if !errors.Is(err, volume.ErrNotFound) {
 			return v, err
 		}
 	}
 	// Not the others, of which one may be about to hang.
-	v, err := s.findIn(s.holders(id), id)
+	v, err := findIn(s.holders(id), id)
 	if errors.Is(err, volume.ErrNotFound) {
-		v, err = s.findIn(s.node.Pools, id)
+		v, err = findIn(s.node.Pools, id)
 	}
 	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
 		_, unknown := s.pool(name)
@@ -246,11 +264,11 @@ func (s *Set) holders(id volume.ID) []*serve.Pool {
 	return holders
 }
 
-func (s *Set) findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
+func findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
 	var at *found
 	var unavailable []error
 	for _, p := range pools {
-		v, err := s.findAt(p, id)
+		v, err := findAt(p, id)
 		switch {
 		case err != nil:
 			unavailable = append(unavailable, err)
@@ -281,7 +299,7 @@ func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
 }
 
 // findAt returns nil if the pool has no such volume.
-func (s *Set) findAt(p *serve.Pool, id volume.ID) (*found, error) {
+func findAt(p *serve.Pool, id volume.ID) (*found, error) {
 	v, err := p.Enter()
 	if err != nil {
 		return nil, err

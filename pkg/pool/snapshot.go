@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,7 +90,7 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 
 // made answers a repeated call. The source may be gone by then.
 func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
-	found, err := s.set.findIn(s.set.holders(r.ID), r.ID)
+	found, err := findIn(s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -122,7 +123,10 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 	if err := in.Discard().NoneLeft(r.ID); err != nil {
 		return Snapshot{}, err
 	}
-	unlock, err := s.set.node.Lock(r.Source)
+	if err := count(in, r.Source); err != nil {
+		return Snapshot{}, notPossible(p, err)
+	}
+	unlock, err := s.set.node.LockToPin(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -210,17 +214,21 @@ func notPossible(p *serve.Pool, err error) error {
 // millis is a number of milliseconds of a record.
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
+// count has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes before
+// the lock of the source. What is written after it is as what is written while the source is copied.
+func count(in *serve.Visit, source volume.ID) error {
+	if in.Enforcer.Kind() != quota.Btrfs || in.Pool.Ledger.Known(source).Is(ledger.IsBlock) {
+		return nil
+	}
+	return clone.Sync(in.Store.Root())
+}
+
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *source) mostHeld(space dir.Space) (int64, error) {
 	c, promised := reconcile.InfoOf(s.entry), s.bytes()
 	if s.entry.Block() || !s.in.Enforcer.Enforces(c) {
 		return promised, nil
-	}
-	if s.in.Enforcer.Kind() == quota.Btrfs { // which counts when it commits
-		if err := clone.Sync(s.dir); err != nil {
-			return 0, err
-		}
 	}
 	usage, err := s.in.Enforcer.Usage(s.dir, c)
 	if err != nil {
@@ -297,6 +305,9 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 // while a volume is made from it.
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(id, volume.PoolName{})
+	if errors.Is(err, volume.ErrNotFound) {
+		err = cmp.Or(s.set.keepRemoved(id), err)
+	}
 	if err != nil {
 		return unlessOutOfUse(s.set.node, id, err)
 	}

@@ -39,8 +39,8 @@ func (l *Locks[K]) TryAlone(key K) (done func(), err error) {
 	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 })
 }
 
-// TryCheck is TryLock for a check in the background: calls wait for its end instead of returning ErrBusy. It holds
-// the lock for an instant, and waits for nothing meanwhile.
+// TryCheck is TryLock for a check in the background, and what else holds the lock for an instant and waits for no other meanwhile: calls wait
+// for its end instead of returning ErrBusy.
 func (l *Locks[K]) TryCheck(key K) (unlock func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

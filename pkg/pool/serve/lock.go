@@ -15,7 +15,8 @@ package serve
 //
 // A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
 // its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
-// lock 1. Checks in the background hold lock 1 for an instant, and calls wait for that.
+// lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that, and
+// calls wait for those.
 // Recovery does not wait for 3 either: what another node works on it leaves to that node.
 //
 // Two locks are taken before all others, and held as long as the pool is served: its uuid, in this
@@ -41,6 +42,10 @@ import (
 
 // Lock takes a volume for one call, or returns ErrBusy at once.
 func (n *Node) Lock(id volume.ID) (unlock func(), err error) { return n.volumes.TryLock(id) }
+
+// LockToPin is Lock for a source, while the caller has the lock of the copy, until the source is pinned, which is soon: calls on it wait for
+// that.
+func (n *Node) LockToPin(id volume.ID) (unlock func(), err error) { return n.volumes.TryCheck(id) }
 
 // LockTarget takes a volume and a target for one call, or returns ErrBusy at once.
 func (n *Node) LockTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
