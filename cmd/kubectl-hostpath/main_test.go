@@ -42,6 +42,8 @@ func TestCommandLines(t *testing.T) {
 		"pools node-a":        `unexpected "node-a"`,
 		"pools -o wide":       `--output is "wide"`,
 		"pools --bad":         "not defined",
+		"uninstall":           "the files that the operator was installed from",
+		"pools -f operator":   "are for uninstall",
 	} {
 		if _, err := parse(strings.Fields(line), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", line, err, want)
@@ -81,7 +83,7 @@ esac
 	must.Succeed(t, os.WriteFile(kubectl, []byte(script), 0o700))
 	inspect := "--context test -n storage --kubectl=" + kubectl + " inspect "
 	for line, want := range map[string]string{
-		"":                            "doctor drain inspect move pools version volumes",
+		"":                            "doctor drain inspect move pools uninstall version volumes",
 		"vo":                          "volumes",
 		"pools ":                      "",
 		"pools -o ":                   "json table yaml",

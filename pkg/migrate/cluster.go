@@ -84,6 +84,7 @@ func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation)
 		return fmt.Errorf("PersistentVolume %s is %w: it has another source", pv.Name, errForeign)
 	}
 	o.volume = s.formOf(pv)
+	s.keepVolume(pv, o.volume)
 	policy := pv.Spec.PersistentVolumeReclaimPolicy
 	o.pv = pv
 	o.volumeGoing = pv.DeletionTimestamp != nil
@@ -141,6 +142,7 @@ func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) 
 		}
 		return fmt.Errorf("claim %s is %w: another client created it meanwhile; %s", name, errForeign, advice)
 	}
+	s.keepClaim(claim, o.claim)
 	if o.pv != nil && o.pv.Spec.ClaimRef.UID == claim.UID {
 		o.stale = false
 	}
@@ -192,6 +194,11 @@ func (m *migration) observeDriver(ctx context.Context, s *saved, o *observation)
 
 func (m *migration) do(ctx context.Context, what step, s *saved, o observation) error {
 	h := s.handover(m.want())
+	if s.kept && s.onDisk {
+		if err := m.files.write(s); err != nil {
+			return err
+		}
+	}
 	switch what {
 	case save:
 		// The provisioner, which may run on, removes an empty directory that it does not know to have had a PersistentVolume.

@@ -47,6 +47,8 @@ type saved struct {
 
 	directory string
 	onDisk    bool
+	// kept: it has what others have changed of the objects since it was written.
+	kept bool
 	// missing is why there is no claim to save; nil if there is one.
 	missing error
 }
@@ -135,7 +137,7 @@ func (f savedFiles) write(s *saved) error {
 	if err != nil {
 		return err
 	}
-	s.onDisk = true
+	s.onDisk, s.kept = true, false
 	return f.dir.WriteFile(s.name(), append(data, '\n'))
 }
 

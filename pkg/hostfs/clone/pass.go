@@ -209,15 +209,15 @@ func (p *pass) Enter(d, _ *dir.Dir, name string) error {
 
 // afresh makes an entry of the copy under a name that no other entry may have. Where one was removed and made again, a directory can
 // list it twice in a pass (readdir(3)): the last copy counts.
-func (p *pass) afresh(in *dir.Dir, name string, make func() error) error {
-	err := make()
+func (p *pass) afresh(in *dir.Dir, name string, build func() error) error {
+	err := build()
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	if err := remove(p.ctx, in, name); err != nil {
 		return err
 	}
-	return make()
+	return build()
 }
 
 // enterCopy goes into what was made of a directory before, if that is there.

@@ -21,6 +21,10 @@ type Config struct {
 	// Release is where the images of the operator's release are, and Registry where all images are, or empty.
 	Release  Release
 	Registry string
+	// BuiltFor begins the names of the images of its release, if that of its own image is not known; empty for those of the manifests.
+	BuiltFor string
+	// Repository is where the runbooks of the driver's alerts are, or empty for that of the manifests.
+	Repository string
 	// Tag is that of the images of its release, if the name of its own image does not say it; empty for that of the manifests.
 	Tag string
 	// PartOf and VersionLabel are labels that the installer of the operator sets, or empty.
@@ -76,6 +80,8 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		Namespace:           or("POD_NAMESPACE", namespaceOf(accountNamespace)),
 		Version:             or("VERSION", version.Of()),
 		Registry:            getenv("IMAGE_REGISTRY"),
+		BuiltFor:            version.Images(),
+		Repository:          version.Repository(),
 		Tag:                 version.Tag(),
 		Images:              map[string]string{},
 		PartOf:              getenv("INSTALLER_PART_OF_LABEL"),

@@ -18,10 +18,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
+var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md", Repository: "https://git.example.com/storage"}
 
 var allFacts = Facts{OpenShift: true, Monitoring: true}
 
@@ -278,10 +279,14 @@ func TestRenderRules(t *testing.T) {
 	for _, want := range []string{
 		"sum(up{namespace='storage', pod=~'hostpath-provisioner-operator-.*'}", "https://example.com/HPPNotReady.md",
 		"HPPOperatorDown", "HPPSharingPoolPathWithOS", "HostPathPoolNotServing", "cluster:kubevirt_hpp_operator_up:sum",
+		"https://git.example.com/storage/blob/main/docs/runbooks/HostPathPoolNotServing.md",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the rules lack %s", want)
 		}
+	}
+	if strings.Contains(string(text), version.DefaultRepository) {
+		t.Error("a runbook is in another repository than the release")
 	}
 }
 

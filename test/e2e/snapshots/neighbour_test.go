@@ -184,7 +184,7 @@ func writeAsNeighbour(t *testing.T, pool string, flags int) (stop func()) {
 	end := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Go(func() {
-		for at := int64(0); ; at = (at + 4*mib) % (128 * mib) {
+		for at := int64(0); ; at = (at + 4*mib) % (64 * mib) {
 			select {
 			case <-end:
 				return
