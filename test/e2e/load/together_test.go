@@ -56,7 +56,7 @@ func exclusive[T any](w *world, volume, target string, do func() (T, error)) (T,
 	c := w.calls.begin(volume, target)
 	answer, err := do()
 	if met := w.calls.end(c); status.Code(err) == codes.Aborted && !met {
-		return answer, fmt.Errorf("no call that excludes this one was under way: %v", err) //nolint:errorlint // its code is not to be found
+		return answer, fmt.Errorf("no call that excludes this one was under way: %v", err)
 	}
 	return answer, err
 }

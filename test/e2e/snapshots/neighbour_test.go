@@ -30,7 +30,7 @@ type slowFS struct {
 
 const (
 	perSecond = 16 * mib
-	inMemory  = 16 * mib
+	inMemory  = 4 * mib
 )
 
 // slowDisk mounts one until the test ends.
@@ -135,10 +135,13 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 				if version != "cgroup v2" {
 					continue
 				}
-				p := startPod(b, hierarchy, 20, 8*mib)
+				p := startPod(b, hierarchy, 20, 4*mib)
 				startFreezer(b, driver, p)
 				alone := p.standstill(rounds)
 				for how, write := range neighbours {
+					if testing.Short() && how == "directly" {
+						continue
+					}
 					stop := write(t, config.Path)
 					beside := p.standstill(rounds)
 					stop()
@@ -181,7 +184,7 @@ func writeAsNeighbour(t *testing.T, pool string, flags int) (stop func()) {
 	end := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Go(func() {
-		for at := int64(0); ; at = (at + 4*mib) % (128 * mib) {
+		for at := int64(0); ; at = (at + 4*mib) % (64 * mib) {
 			select {
 			case <-end:
 				return
