@@ -60,7 +60,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
-		if has(s, p, r.ID) {
+		if has(p, r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
 		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
@@ -99,14 +99,14 @@ func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func has(s *Set, p *serve.Pool, id volume.ID) bool {
-	missing, err := lacks(s, p, id)
+func has(p *serve.Pool, id volume.ID) bool {
+	missing, err := lacks(p, id)
 	return err == nil && !missing || err != nil && p.Ledger.Known(id).Exists()
 }
 
 // lacks reports whether the pool does not hold a volume.
-func lacks(s *Set, p *serve.Pool, id volume.ID) (bool, error) {
-	v, err := s.findAt(p, id)
+func lacks(p *serve.Pool, id volume.ID) (bool, error) {
+	v, err := findAt(p, id)
 	if v != nil {
 		v.close()
 	}

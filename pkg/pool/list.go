@@ -110,7 +110,7 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 }
 
 // settled reports whether an answer is not about a moment of making or removing a volume: one is lost only outside of a call.
-func settled(s *Set, in listing, answer Volume) bool {
+func settled(s *Set, in *reconcile.Listing, answer Volume) bool {
 	if !answer.Lost || in.Err != nil {
 		return true
 	}
@@ -155,25 +155,25 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 }
 
 // listings are those that were begun, by their pools.
-type listings map[*serve.Pool]listing
+type listings map[*serve.Pool]begun
 
-type listing struct {
-	*reconcile.Listing
-	done func()
+type begun struct {
+	listing *reconcile.Listing
+	done    func()
 }
 
-func (l listings) of(p *serve.Pool, first bool) listing {
-	begun, ok := l[p]
+func (l listings) of(p *serve.Pool, first bool) *reconcile.Listing {
+	in, ok := l[p]
 	if !ok {
-		begun.Listing, begun.done = list(p, first)
-		l[p] = begun
+		in.listing, in.done = list(p, first)
+		l[p] = in
 	}
-	return begun
+	return in.listing
 }
 
 func (l listings) close() {
-	for _, begun := range l {
-		begun.done()
+	for _, in := range l {
+		in.done()
 	}
 }
 

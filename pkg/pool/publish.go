@@ -249,7 +249,7 @@ func (s Publications) PublishInline(ctx context.Context, create Request, r Publi
 	if err != nil {
 		return err
 	}
-	lacked, err := lacks(s.set, p, create.ID)
+	lacked, err := lacks(p, create.ID)
 	if err != nil {
 		return err
 	}

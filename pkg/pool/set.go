@@ -226,15 +226,15 @@ func (v *found) unmarkPublished(ctx context.Context) error {
 // pool that is away is not gone, and ErrInvalid for a volume in no pool and the name of none.
 func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
 	if p, ok := s.byName[name]; ok {
-		v, err := s.findIn([]*serve.Pool{p}, id)
+		v, err := findIn([]*serve.Pool{p}, id)
 		if !errors.Is(err, volume.ErrNotFound) {
 			return v, err
 		}
 	}
 	// Not the others, of which one may be about to hang.
-	v, err := s.findIn(s.holders(id), id)
+	v, err := findIn(s.holders(id), id)
 	if errors.Is(err, volume.ErrNotFound) {
-		v, err = s.findIn(s.node.Pools, id)
+		v, err = findIn(s.node.Pools, id)
 	}
 	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
 		_, unknown := s.pool(name)
@@ -264,11 +264,11 @@ func (s *Set) holders(id volume.ID) []*serve.Pool {
 	return holders
 }
 
-func (s *Set) findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
+func findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
 	var at *found
 	var unavailable []error
 	for _, p := range pools {
-		v, err := s.findAt(p, id)
+		v, err := findAt(p, id)
 		switch {
 		case err != nil:
 			unavailable = append(unavailable, err)
@@ -299,7 +299,7 @@ func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
 }
 
 // findAt returns nil if the pool has no such volume.
-func (s *Set) findAt(p *serve.Pool, id volume.ID) (*found, error) {
+func findAt(p *serve.Pool, id volume.ID) (*found, error) {
 	v, err := p.Enter()
 	if err != nil {
 		return nil, err

@@ -87,7 +87,7 @@ func TestDirectoryOfAPool(t *testing.T) {
 // As a driver that does not know the question answers it.
 func TestDirectoryThatTheDriverDoesNotSay_isNotKnown(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	server := grpc.NewServer()
 	csi.RegisterControllerServer(server, silent{})
