@@ -21,12 +21,13 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARCHES := amd64 arm64
 
 # The programs that have an image, each a stage of the Dockerfile and an entry of test/cmd/image. An image's name begins with
-# IMAGE_PREFIX: where the workflow of the repository can push, as in deploy/, or where else a release is to be.
+# IMAGE_PREFIX.
 IMAGES := hostpath-csi-driver hostpath-provisioner hostpath-provisioner-operator local-pv-provisioner pool-mounter
-IMAGE_PREFIX ?= ghcr.io/kubevirt/hostpath-provisioner/
 
-# Where the files of a release are offered, and its documents and source are.
+# Where the files of a release are offered, and its documents, runbooks and source are. Of this alone a fork has another value: IMAGE_PREFIX is where the
+# workflow of the repository can push, as in deploy/, or where else a release is to be.
 export REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
+IMAGE_PREFIX ?= $(patsubst https://github.com/%,ghcr.io/%/,$(REPOSITORY))
 
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps

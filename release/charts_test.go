@@ -419,8 +419,10 @@ func TestUninstallationOfTheOperatorChart(t *testing.T) {
 	if diff := cmp.Diff(spec, at(uninstalls, "spec")); diff != "" {
 		t.Errorf("the pod (-operator +job):\n%s", diff)
 	}
-	if !strings.Contains(notes, "kubectl -n storage logs job/hostpath-provisioner-operator-uninstall") {
-		t.Errorf("the notes are %s", notes)
+	for _, command := range []string{"kubectl -n storage logs job/hostpath-provisioner-operator-uninstall", "helm -n storage rollback hp 1"} {
+		if !strings.Contains(notes, command) {
+			t.Errorf("the notes do not have %q: %s", command, notes)
+		}
 	}
 }
 

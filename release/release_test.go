@@ -213,10 +213,11 @@ func TestDefinitionsAreAFileOfTheirOwn(t *testing.T) {
 
 // What is released without another prefix has the names that deploy/ has.
 func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
-	makefile, err := os.ReadFile("../Makefile")
-	succeed(t, err)
-	if !strings.Contains(string(makefile), "\nIMAGE_PREFIX ?= "+builtPrefix+"\n") {
-		t.Errorf("IMAGE_PREFIX in the Makefile is not %s", builtPrefix)
+	for repository, want := range map[string]string{home: builtPrefix, "https://github.com/example/storage": "ghcr.io/example/storage/"} {
+		cmd := exec.CommandContext(t.Context(), "make", "--silent", "--no-print-directory", "-C", "..", "--eval=print-prefix: ; @echo $(IMAGE_PREFIX)", "print-prefix", "REPOSITORY="+repository)
+		if got, err := cmd.Output(); err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("the images of %s begin with %q (%v), want %s", repository, got, err, want)
+		}
 	}
 	out, err := made(t, checkout(t, time.Unix(0, 0)), "--image-prefix", builtPrefix)
 	succeed(t, err)

@@ -72,6 +72,20 @@ func TestProgressIsForTerminals(t *testing.T) {
 	}
 }
 
+// A log has each problem of a drain once, and no progress.
+func TestProblemsAreLogged(t *testing.T) {
+	var log, person strings.Builder
+	for out, terminal := range map[*strings.Builder]bool{&log: false, &person: true} {
+		show := moving(out, terminal)
+		for _, problem := range []string{"", "list volumemoves: refused", "list volumemoves: refused", ""} {
+			show(kubectl.Progress{Of: 2, Problem: problem})
+		}
+	}
+	if got := log.String(); got != "list volumemoves: refused: it is tried again\n" || !strings.Contains(person.String(), "0 of 2 moved, and now: list volumemoves: refused") {
+		t.Errorf("a log gets %q, a person %q", got, person.String())
+	}
+}
+
 func TestCompletion(t *testing.T) {
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	const script = `#!/bin/sh

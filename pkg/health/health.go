@@ -246,7 +246,8 @@ func (f Facts) remark() Condition {
 	case f.Unsearched != nil:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
 	case f.Strays.Unseen > 0:
-		return Condition{Message: fmt.Sprintf("in order as far as is known; %s could not be checked for being outside its limit: processes have leases, or it is encrypted without a key", counted(f.Strays.Unseen, "file", "files"))}
+		return Condition{Message: fmt.Sprintf("in order as far as is known; %s: processes have leases, or it is encrypted without a key",
+			counted(f.Strays.Unseen, "file could not be checked for being outside its limit", "files could not be checked for being outside its limit"))}
 	case f.Unpromised:
 		return Condition{Message: "in order; the volume has no record, so that no size is promised or enforced, and the numbers are the whole pool's"}
 	case f.Unenforced:

@@ -46,9 +46,9 @@ func (u Uninstallation) Objects(ctx context.Context) (names []string, err error)
 	case err != nil:
 		return nil, fmt.Errorf("look for the operator: %w", err)
 	case deployment.Labels["app.kubernetes.io/managed-by"] == "Helm":
-		return nil, fmt.Errorf("Helm has installed the operator: helm uninstall %s --namespace %s", deployment.Labels["app.kubernetes.io/instance"], u.Kubectl.Namespace)
+		return nil, fmt.Errorf("the operator was installed by Helm: helm uninstall %s --namespace %s", deployment.Labels["app.kubernetes.io/instance"], u.Kubectl.Namespace)
 	case owner != "":
-		return nil, fmt.Errorf("the Operator Lifecycle Manager has installed the operator: delete the HostPathProvisioner, and then the Subscription and the ClusterServiceVersion %s", owner)
+		return nil, fmt.Errorf("the operator was installed by the Operator Lifecycle Manager: delete the HostPathProvisioner, and then the Subscription and the ClusterServiceVersion %s", owner)
 	}
 	return names, nil
 }

@@ -192,13 +192,16 @@ func (m *migration) observeDriver(ctx context.Context, s *saved, o *observation)
 	return err
 }
 
+// perform does a step, after what others have changed of the objects is safe.
+func (m *migration) perform(ctx context.Context, what step, s *saved, o observation) error {
+	if err := m.files.writeKept(s); err != nil {
+		return err
+	}
+	return m.do(ctx, what, s, o)
+}
+
 func (m *migration) do(ctx context.Context, what step, s *saved, o observation) error {
 	h := s.handover(m.want())
-	if s.kept && s.onDisk {
-		if err := m.files.write(s); err != nil {
-			return err
-		}
-	}
 	switch what {
 	case save:
 		// The provisioner, which may run on, removes an empty directory that it does not know to have had a PersistentVolume.

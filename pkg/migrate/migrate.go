@@ -187,7 +187,7 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 		} else if time.Since(p.since) > m.Timeout {
 			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
 		}
-		if err := m.do(ctx, step, s, now); err != nil {
+		if err := m.perform(ctx, step, s, now); err != nil {
 			return err
 		}
 		if !again && !step.waits() {

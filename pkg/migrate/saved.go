@@ -141,6 +141,14 @@ func (f savedFiles) write(s *saved) error {
 	return f.dir.WriteFile(s.name(), append(data, '\n'))
 }
 
+// writeKept writes what others have changed, before objects are replaced that have it.
+func (f savedFiles) writeKept(s *saved) error {
+	if !s.kept || !s.onDisk {
+		return nil
+	}
+	return f.write(s)
+}
+
 func (f savedFiles) remove(s *saved) error {
 	s.onDisk = false
 	return errors.Join(f.dir.Remove(s.name()), f.dir.Sync())

@@ -123,7 +123,7 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 	if err := in.Discard().NoneLeft(r.ID); err != nil {
 		return Snapshot{}, err
 	}
-	if err := count(in, r.Source); err != nil {
+	if err := countUse(in, r.Source); err != nil {
 		return Snapshot{}, notPossible(p, err)
 	}
 	unlock, err := s.set.node.LockToPin(r.Source)
@@ -214,9 +214,9 @@ func notPossible(p *serve.Pool, err error) error {
 // millis is a number of milliseconds of a record.
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// count has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes before
+// countUse has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes before
 // the lock of the source. What is written after it is as what is written while the source is copied.
-func count(in *serve.Visit, source volume.ID) error {
+func countUse(in *serve.Visit, source volume.ID) error {
 	if in.Enforcer.Kind() != quota.Btrfs || in.Pool.Ledger.Known(source).Is(ledger.IsBlock) {
 		return nil
 	}

@@ -10,8 +10,8 @@ import (
 // begin, and REPOSITORY.
 var built, images, repository string
 
+// What manifests name, and what a program is of that was linked in another way.
 const (
-	// DefaultImages and DefaultRepository are what manifests name, and what a program is of that was linked in another way.
 	DefaultImages     = "ghcr.io/kubevirt/hostpath-provisioner/"
 	DefaultRepository = "https://github.com/kubevirt/hostpath-provisioner"
 )

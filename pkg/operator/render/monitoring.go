@@ -106,7 +106,7 @@ func rulesOf(group any) []map[string]any {
 	return found
 }
 
-// relink has the runbook of one rule of the driver's be in the repository of the release.
+// relink has the runbook of one rule be in the repository of the release.
 func (m monitoring) relink(rule map[string]any) {
 	annotations, _ := rule["annotations"].(map[string]any)
 	if at, ok := annotations["runbook_url"].(string); ok && m.config.Repository != "" {
@@ -121,7 +121,9 @@ func (m monitoring) adapt(rule map[string]any) {
 	}
 	alert, isAlert := rule["alert"].(string)
 	annotations, ok := rule["annotations"].(map[string]any)
-	if isAlert && ok {
+	if isAlert && ok && m.config.RunbookURL != "" {
 		annotations["runbook_url"] = strings.Replace(m.config.RunbookURL, "%s", alert, 1)
+		return
 	}
+	m.relink(rule)
 }

@@ -290,6 +290,24 @@ func TestRenderRules(t *testing.T) {
 	}
 }
 
+// All runbooks are in the repository that the operator was built for, and none in that of another project.
+func TestRunbooksAreThoseOfTheRepository(t *testing.T) {
+	c, err := ConfigFromEnvironment(func(string) string { return "" })
+	must.Succeed(t, err)
+	if c.Repository != version.DefaultRepository || c.RunbookURL != "" {
+		t.Errorf("without a variable the runbooks are at %s and %q", c.Repository, c.RunbookURL)
+	}
+	const other = "https://git.example.com/storage/hostpath"
+	config := testConfig
+	config.Repository, config.RunbookURL = other, ""
+	text, err := json.Marshal(rendered(t, config, allFacts, onePoolSpec())["PrometheusRule prometheus-hpp-rules"].Object)
+	must.Succeed(t, err)
+	alerts, links := strings.Count(string(text), `"alert":`), strings.Count(string(text), `"runbook_url":"`+other+"/blob/main/docs/")
+	if alerts < 10 || links != alerts {
+		t.Errorf("%d of %d alerts have a runbook in the repository", links, alerts)
+	}
+}
+
 func TestConfigFromEnvironmentReportsAllProblems(t *testing.T) {
 	environment := map[string]string{"VERBOSITY": "much", "RUNBOOK_URL_TEMPLATE": "https://example.com/"}
 	_, err := ConfigFromEnvironment(func(name string) string { return environment[name] })

@@ -43,10 +43,6 @@ import (
 // Lock takes a volume for one call, or returns ErrBusy at once.
 func (n *Node) Lock(id volume.ID) (unlock func(), err error) { return n.volumes.TryLock(id) }
 
-// LockToPin is Lock for a source, while the caller has the lock of the copy, until the source is pinned, which is soon: calls on it wait for
-// that.
-func (n *Node) LockToPin(id volume.ID) (unlock func(), err error) { return n.volumes.TryCheck(id) }
-
 // LockTarget takes a volume and a target for one call, or returns ErrBusy at once.
 func (n *Node) LockTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
 	return n.lockTarget(n.volumes.TryLock, id, target)
@@ -123,6 +119,9 @@ func (v *Visit) Alone(id volume.ID, do func() error) error {
 	defer done()
 	return do()
 }
+
+// LockToPin is Lock for what is copied, until it is pinned, which is soon: calls on it wait for that. The caller has the lock of the copy.
+func (n *Node) LockToPin(id volume.ID) (unlock func(), err error) { return n.volumes.TryCheck(id) }
 
 // TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.
 func (n *Node) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {

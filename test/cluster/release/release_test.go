@@ -54,6 +54,8 @@ type way struct {
 	change []string
 	// refused says that what removes it refuses while pods use volumes, and leaves everything as it is.
 	refused bool
+	// resume, in lines, is what has to be done after that, to change it again: Helm takes the release for one that is being uninstalled.
+	resume []string
 	// stays has what is left by one who removes what others installed, as kubectl names it: what the user had made before.
 	stays []string
 }
@@ -110,6 +112,7 @@ func ways(version string) []way {
 			},
 			remove:  []string{fmt.Sprintf(helmRemove, "hostpath-provisioner-operator")},
 			refused: true,
+			resume:  []string{"helm rollback hostpath-provisioner-operator 3 --namespace hostpath-provisioner --wait --timeout 3m"},
 			stays: []string{
 				"namespace/hostpath-provisioner", "configmap/kube-root-ca.crt", "serviceaccount/default",
 				"storageclass.storage.k8s.io/hostpath-csi", "volumesnapshotclass.snapshot.storage.k8s.io/hostpath-csi",
@@ -333,7 +336,7 @@ func (l *trial) try(t *testing.T, w way) {
 	}
 }
 
-// wantRefused removes while pods use volumes: that names them, and changes nothing. An upgrade is possible as before.
+// wantRefused removes while pods use volumes: that names them, and changes nothing.
 func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]string) {
 	t.Helper()
 	was := l.objects(t)
@@ -351,7 +354,7 @@ func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]str
 	if got := l.uids(t); !maps.Equal(got, pods) {
 		t.Errorf("the pods were %v and are %v", pods, got)
 	}
-	for _, command := range w.change {
+	for _, command := range slices.Concat(w.resume, w.change) {
 		l.typeIn(t, command)
 	}
 }
