@@ -21,17 +21,19 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 ARCHES := amd64 arm64
 
 # The programs that have an image, each a stage of the Dockerfile and an entry of test/cmd/image. An image's name begins with
-# IMAGE_PREFIX: where the workflow of the repository can push, as in deploy/, or where else a release is to be.
+# IMAGE_PREFIX.
 IMAGES := hostpath-csi-driver hostpath-provisioner hostpath-provisioner-operator local-pv-provisioner pool-mounter
-IMAGE_PREFIX ?= ghcr.io/kubevirt/hostpath-provisioner/
 
-# Where the files of a release are offered, and its documents and source are.
+# Where the files of a release are offered, and its documents, runbooks and source are. Of this alone a fork has another value: IMAGE_PREFIX is where the
+# workflow of the repository can push, as in deploy/, or where else a release is to be.
 export REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
+IMAGE_PREFIX ?= $(patsubst https://github.com/%,ghcr.io/%/,$(REPOSITORY))
 
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps
 # all methods of all types, which is 2.7 MB of the driver.
-GO_BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w -X kubevirt.io/hostpath-provisioner/pkg/version.built=$(VERSION)'
+RELEASED := kubevirt.io/hostpath-provisioner/pkg/version
+GO_BUILD := CGO_ENABLED=0 go build -tags grpcnotrace -ldflags '-s -w -X $(RELEASED).built=$(VERSION) -X $(RELEASED).images=$(IMAGE_PREFIX) -X $(RELEASED).repository=$(REPOSITORY)'
 # Not from the cache: what the tests see of the kernel is not an input that Go knows of.
 # Not vetted: make lint does that.
 GO_TEST := CGO_ENABLED=1 go test -race -vet=off -count=1 -timeout 20m
@@ -458,12 +460,14 @@ SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
 COSIGN := github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 HELM := helm.sh/helm/v4/cmd/helm@v4.2.4
 REGISTRY := github.com/distribution/distribution/v3/cmd/registry@v3.0.0
+KREW := sigs.k8s.io/krew/cmd/krew@v0.4.3
 
 bin/release-tools/syft: PACKAGE = $(SYFT)
 bin/release-tools/cosign: PACKAGE = $(COSIGN)
 bin/release-tools/helm: PACKAGE = $(HELM)
 bin/release-tools/registry: PACKAGE = $(REGISTRY)
-bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry: Makefile
+bin/release-tools/krew: PACKAGE = $(KREW)
+bin/release-tools/syft bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry bin/release-tools/krew: Makefile
 	GOBIN=$(CURDIR)/bin/release-tools go install -ldflags '-s -w' $(PACKAGE)
 
 .PHONY: sboms
@@ -481,7 +485,7 @@ PINNED := deploy/csi/base/kustomization.yaml deploy/csi/snapshots/kustomization.
 
 .PHONY: pin-sidecars
 pin-sidecars: ## Write the digests that registry.k8s.io has for the sidecars' tags into deploy/
-	@test/tools/install-deps publish
+	@test/tools/install-deps pin
 	release/pin $(PINNED)
 
 .PHONY: check-pins
@@ -509,8 +513,16 @@ test-release: cluster-programs bin/release-tools/helm ## Try the release VERSION
 	@# The second time kubelet has the directory of k0s, which is a symbolic link there.
 	@for kubelet in '' /var/lib/k0s/kubelet; do (cd test/cluster/release && exec $(CURDIR)/bin/cluster/release.test -test.v -test.timeout 40m -programs $(CURDIR)/bin/cluster -release $(CURDIR)/bin/release/$(VERSION) -helm $(CURDIR)/bin/release-tools/helm -kubelet "$$kubelet"); done
 
+# Elsewhere and later, and compiled anew: what is cached would hide that a program has a path or the time of day. What images take from Debian is
+# the same as long as its archive is.
+.PHONY: test-reproducible
+test-reproducible: ## Make the release VERSION once more, of a clone, and compare it byte by byte
+	@dir=$$(mktemp -d) && trap 'chmod -R u+w "$$dir" && rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && \
+		GOCACHE="$$dir/cache" $(MAKE) -C "$$dir/clone" release VERSION='$(VERSION)' && \
+		diff -r --exclude='*.sigstore.json' bin/release/$(VERSION) "$$dir/clone/bin/release/$(VERSION)"
+
 .PHONY: test-publish
-test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry ## Publish the release VERSION to a registry on this machine, and compare what that has
+test-publish: bin/release-tools/cosign bin/release-tools/helm bin/release-tools/registry bin/release-tools/krew ## Publish the release VERSION to a registry on this machine, compare what that has, and install the plugin by krew
 	@test/tools/install-deps publish
 	cd release && $(GO_TEST_WITHOUT_RACE) ./publishing -release $(CURDIR)/bin/release/$(VERSION) -tools $(CURDIR)/bin/release-tools
 

@@ -116,6 +116,7 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 	t.Helper()
 	delete(objects, "PersistentVolumeClaim/hp-test")
 	delete(objects, "Pod/hp-test")
+	delete(objects, "Job/hostpath-provisioner-operator-uninstall")
 	text, err := json.Marshal(objects)
 	succeed(t, err)
 	var same map[string]object
@@ -131,10 +132,7 @@ func alike(t *testing.T, objects map[string]object) map[string]object {
 				delete(metadata, "labels")
 			}
 		}
-		switch o["kind"] {
-		case "CustomResourceDefinition":
-			delete(metadata["annotations"].(map[string]any), "helm.sh/resource-policy")
-		case "DaemonSet":
+		if o["kind"] == "DaemonSet" {
 			spec := at(o, "spec", "template", "spec").(map[string]any)
 			byName(spec["volumes"])
 			for _, c := range spec["containers"].([]any) {
@@ -354,7 +352,13 @@ func TestOperatorChartValues(t *testing.T) {
 			t.Errorf("%s calls the namespace %v", name, namespace)
 		}
 	}
-	if policy := at(got["CustomResourceDefinition/hostpathprovisioners.hostpathprovisioner.kubevirt.io"], "metadata", "annotations", "helm.sh/resource-policy"); policy != "keep" {
+	if policy := definitionPolicy(got); policy != nil {
+		t.Errorf("the definition has the policy %v: it would stay", policy)
+	}
+	// For tools that run no hook.
+	kept, _, err := rendered(c, "storage", `{keepDefinitions: true}`)
+	succeed(t, err)
+	if policy := definitionPolicy(kept); policy != "keep" {
 		t.Errorf("the definition has the policy %v: uninstalling would delete all objects", policy)
 	}
 	if other := at(got["Role/hostpath-provisioner-operator-events"], "metadata", "namespace"); other != "default" {
@@ -377,6 +381,49 @@ func TestOperatorChartValues(t *testing.T) {
 		t.Error("there is a test of no class")
 	}
 	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "other.example.com"})
+}
+
+func definitionPolicy(objects map[string]object) any {
+	return at(objects["CustomResourceDefinition/hostpathprovisioners.hostpathprovisioner.kubevirt.io"], "metadata", "annotations", "helm.sh/resource-policy")
+}
+
+// helm uninstall runs it in a pod like the operator's, which neither the Deployment nor the Services take for one of theirs, and before anything
+// is removed: it has the operator's rights.
+func TestUninstallationOfTheOperatorChart(t *testing.T) {
+	got, notes, err := rendered(packed(t)["hostpath-provisioner-operator"], "storage", `{imageRegistry: mirror.example.com/all, imagePullSecrets: [{name: pull}],
+		tolerations: [{key: only, operator: Exists}], env: {VERBOSITY: 3}, podLabels: {team: storage}}`)
+	succeed(t, err)
+	job := got["Job/hostpath-provisioner-operator-uninstall"]
+	wanted := map[string]any{"helm.sh/hook": "pre-delete", "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded", "helm.sh/hook-output-log-policy": "hook-failed"}
+	if diff := cmp.Diff(wanted, at(job, "metadata", "annotations")); diff != "" {
+		t.Errorf("the annotations (-want +got):\n%s", diff)
+	}
+	if spec := at(job, "spec").(map[string]any); spec["backoffLimit"] != 0.0 || at(job, "metadata", "namespace") != "storage" {
+		t.Errorf("the Job is %v", job)
+	}
+	operators, uninstalls := at(got["Deployment/hostpath-provisioner-operator"], "spec", "template"), at(job, "spec", "template")
+	labels, selected := at(uninstalls, "metadata", "labels").(map[string]any), at(operators, "metadata", "labels").(map[string]any)
+	if labels["name"] != nil || selected["name"] == nil || labels["team"] != "storage" {
+		t.Errorf("the labels are %v, those of the operator %v", labels, selected)
+	}
+	want, container := at(operators, "spec", "containers", 0).(map[string]any), at(uninstalls, "spec", "containers", 0)
+	for _, key := range []string{"livenessProbe", "readinessProbe", "ports"} {
+		delete(want, key)
+	}
+	want["args"] = []any{"uninstall"}
+	if diff := cmp.Diff(want, container); diff != "" {
+		t.Errorf("the container (-operator +job):\n%s", diff)
+	}
+	spec := at(operators, "spec").(map[string]any)
+	spec["restartPolicy"] = "Never"
+	if diff := cmp.Diff(spec, at(uninstalls, "spec")); diff != "" {
+		t.Errorf("the pod (-operator +job):\n%s", diff)
+	}
+	for _, command := range []string{"kubectl -n storage logs job/hostpath-provisioner-operator-uninstall", "helm -n storage rollback hp 1"} {
+		if !strings.Contains(notes, command) {
+			t.Errorf("the notes do not have %q: %s", command, notes)
+		}
+	}
 }
 
 // What runs is ours, but for the sidecars. An image that the values name for a container is its test's too.

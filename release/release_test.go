@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -212,10 +213,11 @@ func TestDefinitionsAreAFileOfTheirOwn(t *testing.T) {
 
 // What is released without another prefix has the names that deploy/ has.
 func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
-	makefile, err := os.ReadFile("../Makefile")
-	succeed(t, err)
-	if !strings.Contains(string(makefile), "\nIMAGE_PREFIX ?= "+builtPrefix+"\n") {
-		t.Errorf("IMAGE_PREFIX in the Makefile is not %s", builtPrefix)
+	for repository, want := range map[string]string{home: builtPrefix, "https://github.com/example/storage": "ghcr.io/example/storage/"} {
+		cmd := exec.CommandContext(t.Context(), "make", "--silent", "--no-print-directory", "-C", "..", "--eval=print-prefix: ; @echo $(IMAGE_PREFIX)", "print-prefix", "REPOSITORY="+repository)
+		if got, err := cmd.Output(); err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("the images of %s begin with %q (%v), want %s", repository, got, err, want)
+		}
 	}
 	out, err := made(t, checkout(t, time.Unix(0, 0)), "--image-prefix", builtPrefix)
 	succeed(t, err)
@@ -223,6 +225,28 @@ func TestDefaultImagesAreThoseOfDeploy(t *testing.T) {
 	succeed(t, err)
 	if image := "image: " + builtPrefix + "hostpath-csi-driver:v1.2.3\n"; !strings.Contains(string(text), image) {
 		t.Errorf("there is no %q in %s", image, text)
+	}
+}
+
+// Programs know the registry and the repository of their release: what the operator deploys is there, and so are its runbooks.
+func TestProgramsAreLinkedForTheirRelease(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "make", "-C", "..", "--no-print-directory", "-n", "cross-amd64",
+		"VERSION=v1.2.3", "IMAGE_PREFIX=registry.example.com/storage/", "REPOSITORY=https://git.example.com/storage/hostpath").Output()
+	succeed(t, err)
+	variables, err := os.ReadFile("../pkg/version/version.go")
+	succeed(t, err)
+	for name, value := range map[string]string{"built": "v1.2.3", "images": "registry.example.com/storage/", "repository": "https://git.example.com/storage/hostpath"} {
+		if flag := " -X kubevirt.io/hostpath-provisioner/pkg/version." + name + "=" + value; !strings.Contains(string(out), flag) {
+			t.Errorf("the linker does not get%s:\n%s", flag, out)
+		}
+		if !regexp.MustCompile(`(?m)^var (\w+, )*` + name + `(, \w+)* string$`).Match(variables) {
+			t.Errorf("pkg/version has no variable %s", name)
+		}
+	}
+	for _, text := range []string{"\tDefaultImages     = \"" + builtPrefix + "\"\n", "\tDefaultRepository = \"" + home + "\"\n"} {
+		if !strings.Contains(string(variables), text) {
+			t.Errorf("pkg/version does not have %s", text)
+		}
 	}
 }
 
@@ -284,8 +308,15 @@ func TestSidecarsArePinned(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	if out, err := pin("echo unreachable >&2; exit 1"); err == nil || !strings.Contains(out, "unreachable") {
-		t.Errorf("without a registry it ends with %v: %s", err, out)
+	pinned, err := os.ReadFile(files[0])
+	succeed(t, err)
+	for _, want := range []string{"unreachable", "Try again where registry.k8s.io can be reached"} {
+		if out, err := pin("echo unreachable >&2; exit 1"); err == nil || !strings.Contains(out, want) {
+			t.Errorf("without a registry it ends with %v: %s", err, out)
+		}
+	}
+	if after, err := os.ReadFile(files[0]); err != nil || !bytes.Equal(after, pinned) {
+		t.Errorf("without a registry the file is %s, %v", after, err)
 	}
 	if out, err := pin("exit 1", "--check"); err != nil {
 		t.Errorf("the check of pinned images: %v: %s", err, out)

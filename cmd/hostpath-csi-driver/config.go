@@ -31,7 +31,7 @@ const defaultEndpoint = "unix:///csi/csi.sock"
 type config struct {
 	driver         driver.Config
 	socket         string
-	pools          []poolconfig.Pool
+	pools          []poolconfig.Config
 	deviceNodes    string
 	stateDir       string // empty: pools are not remembered
 	metricsAddress string // empty: no metrics

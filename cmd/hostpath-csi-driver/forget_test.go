@@ -12,7 +12,7 @@ import (
 
 func TestForgetPool(t *testing.T) {
 	state, pool := t.TempDir(), poolOf(t, "u2")
-	for _, p := range []served.Pool{{Name: "old", Path: "/old", UUID: "u1"}, {Name: "local", Path: pool, UUID: "u2"}} {
+	for _, p := range []served.Entry{{Name: "old", Path: "/old", UUID: "u1"}, {Name: "local", Path: pool, UUID: "u2"}} {
 		n := served.Note{Memory: served.In(state)}
 		must.Succeed(t, n.Write(p, func() []string { return []string{"pvc-" + p.Name} }))
 	}
@@ -58,7 +58,7 @@ func poolOf(t *testing.T, uuid string) string {
 func TestForgetPoolThatIsNotMounted(t *testing.T) {
 	state, pool := t.TempDir(), t.TempDir()
 	n := served.Note{Memory: served.In(state)}
-	must.Succeed(t, n.Write(served.Pool{Name: "local", Path: pool, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
+	must.Succeed(t, n.Write(served.Entry{Name: "local", Path: pool, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
 	for _, required := range []string{"true", "false"} {
 		var out strings.Builder
 		status := runForgetPool([]string{
@@ -75,7 +75,7 @@ func TestForgetPoolThatIsNotMounted(t *testing.T) {
 func TestInspectOfOnePoolShowsNoOtherAsOutOfUse(t *testing.T) {
 	state, pool, other := t.TempDir(), t.TempDir(), poolOf(t, "u1")
 	n := served.Note{Memory: served.In(state)}
-	must.Succeed(t, n.Write(served.Pool{Name: "other", Path: other, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
+	must.Succeed(t, n.Write(served.Entry{Name: "other", Path: other, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
 	var out strings.Builder
 	runInspect([]string{
 		"--pool=local", "--state-dir=" + state, `--datadir=[{"name":"local","path":"` + pool + `"},{"name":"other","path":"` + other + `"}]`,

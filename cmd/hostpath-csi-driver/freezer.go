@@ -52,7 +52,7 @@ func serveFreezer(ctx context.Context, socket, groups string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	l, err := freezer.Listen(socket)
+	l, err := freezer.Listen(ctx, socket)
 	if err != nil {
 		return err
 	}

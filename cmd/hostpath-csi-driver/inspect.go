@@ -38,7 +38,7 @@ const (
 
 // inspection is the validated command line of inspect.
 type inspection struct {
-	pools       []poolconfig.Pool
+	pools       []poolconfig.Config
 	node        volume.NodeID
 	volume      volume.ID // the zero id for all
 	snapshots   bool      // nothing else is shown
@@ -164,7 +164,7 @@ func parseCompared(name string) (volume.ID, error) {
 
 // inspectedPools has no default, unlike the driver: a user who forgot the flag would see a
 // missing pool instead of an error.
-func inspectedPools(datadir string) ([]poolconfig.Pool, error) {
+func inspectedPools(datadir string) ([]poolconfig.Config, error) {
 	if datadir == "" {
 		return nil, fmt.Errorf("required; give the driver's value, or run inspect in the driver's container, which sets $%s", datadirVariable)
 	}
@@ -175,8 +175,8 @@ func inspectedPools(datadir string) ([]poolconfig.Pool, error) {
 	return poolconfig.Parse(datadir, workdir)
 }
 
-func onlyPool(pools []poolconfig.Pool, name string) ([]poolconfig.Pool, error) {
-	at := slices.IndexFunc(pools, func(c poolconfig.Pool) bool { return c.Name.String() == name })
+func onlyPool(pools []poolconfig.Config, name string) ([]poolconfig.Config, error) {
+	at := slices.IndexFunc(pools, func(c poolconfig.Config) bool { return c.Name.String() == name })
 	if at < 0 {
 		return nil, fmt.Errorf("no pool is named %q", name)
 	}

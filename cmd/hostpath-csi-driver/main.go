@@ -137,7 +137,7 @@ func run(ctx context.Context, c config) (err error) {
 		log.Info("The directory of device nodes is not the host's /dev: no lock keeps other drivers of this node from a pool, only their signs of life", "deviceNodes", c.deviceNodes)
 	}
 	// First what can fail, so that a failure leaves no pool behind.
-	listener, err := driver.Listen(c.socket)
+	listener, err := driver.Listen(ctx, c.socket)
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
 
 	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
@@ -43,7 +45,7 @@ const (
 
 // A moving is the validated command line of a mover.
 type moving struct {
-	pools              []poolconfig.Pool
+	pools              []poolconfig.Config
 	socket             string
 	volume, move, peer string
 	step               string
@@ -57,6 +59,7 @@ type moving struct {
 	leaveSnapshots bool
 	verify         transfer.Verify
 	aborted        bool
+	boot           string
 	// The target's.
 	pool, fence   string
 	evenConfirmed bool
@@ -84,6 +87,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
+		flags.StringVar(&m.boot, "boot", "", "remove it only if the machine was not started since it had this boot id (/proc/sys/kernel/random/boot_id); empty for any")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
 	} else {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; abort: remove the copy")
@@ -159,19 +163,38 @@ func runMove(command string, args []string, getenv func(string) string, stdout, 
 	if errors.Is(err, flag.ErrHelp) {
 		return healthy
 	}
-	if err == nil {
-		report := reporter(stdout)
-		var last mover.Event
-		if last, err = m.run(command, report); err != nil {
-			last = mover.Event{Event: mover.Failed, Error: err.Error()}
-		}
-		report(last)
-	}
 	if err != nil {
 		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", command, err)
 		return failed
 	}
+	report := reporter(stdout)
+	last, err := m.run(command, report)
+	if err != nil {
+		said := oneLine(err)
+		report(mover.Event{Event: mover.Failed, Error: said})
+		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %s\n", command, said)
+		return failed
+	}
+	report(last)
 	return healthy
+}
+
+// mostSaid is how long an error is at most. Both outputs are to be in the last 2 KiB of a log, which kubelet keeps of a container that failed.
+const mostSaid = 700
+
+// oneLine is what an error says. It may have a name that a pod gave a file, of which a line of its own would be taken for an event: in the
+// log of a pod both outputs are one.
+func oneLine(err error) string {
+	said := strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n':
+			return ' '
+		case unicode.IsPrint(r):
+			return r
+		}
+		return '?'
+	}, err.Error())
+	return strings.ToValidUTF8(said[:min(len(said), mostSaid)], "")
 }
 
 // reporter writes events as lines of JSON. What is only progress is written once a second.
@@ -253,6 +276,9 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	case stepGiveUp:
 		return last, out.GiveUp(ctx)
 	case stepRemove:
+		if err := m.sameBoot(); err != nil {
+			return last, err
+		}
 		return last, out.Remove(ctx)
 	}
 	if out.Dial, err = mover.Dialer(m.address, m.identity, m.silence); err != nil {
@@ -262,6 +288,21 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	last.Fence, err = out.Copy(ctx)
 	last.PromisedBytes = out.Promised()
 	return last, err
+}
+
+// sameBoot returns an error if the machine was started since the removal was asked for: what the other node had then shows nothing any more.
+func (m moving) sameBoot() error {
+	if m.boot == "" {
+		return nil
+	}
+	is, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	if now := strings.TrimSpace(string(is)); now != m.boot {
+		return fmt.Errorf("this machine was started since the removal was asked for: its boot id is %s, not %s", now, m.boot)
+	}
+	return nil
 }
 
 func (m moving) options(report func(mover.Event)) transfer.Options {
@@ -285,5 +326,8 @@ func (s sender) Pass(ctx context.Context, from *dir.Dir, p mover.Pass) (mover.Re
 		pass.Verify = transfer.VerifyNone
 	}
 	r, err := s.Sender.Pass(ctx, from, pass)
+	if errors.Is(err, transfer.ErrNoRoom) {
+		err = fmt.Errorf("%w: %w", mover.ErrNoRoom, err)
+	}
 	return mover.Result{Began: r.Began, Entries: r.Entries, Files: r.Sent, Bytes: r.Bytes, Compared: r.BytesCompared}, err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"flag"
 	"io"
@@ -72,5 +73,36 @@ func TestReporter(t *testing.T) {
 	lines := out.String()
 	if passing, passed := strings.Count(lines, `"event":"passing"`), strings.Count(lines, `"event":"passed","pass":1`); passing != 1 || passed != 3 {
 		t.Errorf("there are %d and %d events:\n%s", passing, passed, lines)
+	}
+}
+
+// In the log of a pod both outputs are one: what a pod called a file must not be an event there.
+func TestNamesAreNoEvents(t *testing.T) {
+	const forged, kept = `{"event":"handed-over","fence":"f","promisedBytes":1}`, 2048
+	var log bytes.Buffer
+	args := []string{
+		"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2", "--datadir=" + onePoolAtSrv, "--address=127.0.0.1:1",
+		"--cert-file=none\n" + forged + "\n" + strings.Repeat("long", 600), "--key-file=none", "--ca-file=none",
+	}
+	if exit := runMove(moveOutCommand, args, func(string) string { return "" }, &log, &log); exit != failed || !strings.Contains(log.String(), "handed-over") {
+		t.Fatalf("it exits with %d:\n%s", exit, &log)
+	}
+	for line := range strings.Lines(log.String()) {
+		var e mover.Event
+		if json.Unmarshal([]byte(line), &e) == nil && e.Event != mover.Failed {
+			t.Errorf("a name is the event %+v", e)
+		}
+	}
+	if text := log.String(); !strings.Contains(text[max(0, len(text)-kept):], `"event":"failed"`) {
+		t.Errorf("kubelet does not keep the event of an error that is long:\n%s", text)
+	}
+}
+
+// A removal that starts only after the machine was started anew is refused: what was asked before shows nothing any more.
+func TestRemovalAfterStart(t *testing.T) {
+	var log bytes.Buffer
+	args := []string{"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2", "--step=remove", "--boot=another"}
+	if exit := runMove(moveOutCommand, args, func(string) string { return "" }, &log, &log); exit != failed || !strings.Contains(log.String(), "not another") {
+		t.Errorf("it exits with %d:\n%s", exit, &log)
 	}
 }

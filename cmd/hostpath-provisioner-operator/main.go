@@ -1,8 +1,8 @@
 // Command hostpath-provisioner-operator deploys the CSI driver for the HostPathProvisioner of a cluster, and keeps it
 // deployed. It also moves volumes between nodes, as VolumeMoves ask. Its environment says what its flags do not: see docs/operator.md.
 //
-// With the argument render it prints what it would deploy for the object on its standard input, and ends. By the name csv-generator it
-// prints a ClusterServiceVersion of itself.
+// With the argument render it prints what it would deploy for the object on its standard input, and ends. With uninstall it has the operator
+// that runs remove what only that can remove. By the name csv-generator it prints a ClusterServiceVersion of itself.
 package main
 
 import (
@@ -65,11 +65,14 @@ func main() {
 		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: invalid environment:\n%v\n", err)
 		os.Exit(1)
 	}
-	if flag.Arg(0) == "render" {
+	switch flag.Arg(0) {
+	case "render":
 		err = render.Print(os.Stdin, os.Stdout, config, render.Facts{
 			OpenShift: true, Monitoring: true, TLS: operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion).Now(),
 		})
-	} else {
+	case "uninstall":
+		err = uninstall(flag.Args()[1:], config.Namespace)
+	default:
 		err = run(s, config)
 	}
 	klog.Flush()

@@ -31,7 +31,7 @@ import (
 type config struct {
 	provisioner    provisioner.Config
 	node           volume.NodeID
-	pool           poolconfig.Pool
+	pool           poolconfig.Config
 	kubeconfig     string // empty inside a cluster
 	deviceNodes    string
 	stateDir       string // empty: what was in the pool is not remembered
@@ -201,12 +201,12 @@ func checkAbsolute(path, example string) error {
 
 // parsePool has the options parsed by who parses those of the CSI driver's pools. It finds all that is wrong with them,
 // whatever the directory is.
-func parsePool(dir, options string) (poolconfig.Pool, error) {
+func parsePool(dir, options string) (poolconfig.Config, error) {
 	document := map[string]any{}
 	decoder := json.NewDecoder(bytes.NewReader([]byte(options)))
 	decoder.UseNumber()
 	if err := decoder.Decode(&document); err != nil {
-		return poolconfig.Pool{}, fmt.Errorf("it is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
+		return poolconfig.Config{}, fmt.Errorf("it is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
 	}
 	var problems []error
 	for _, key := range slices.Sorted(maps.Keys(document)) {
@@ -221,11 +221,11 @@ func parsePool(dir, options string) (poolconfig.Pool, error) {
 	document["name"], document["path"] = poolName, dir
 	text, err := json.Marshal([]any{document})
 	if err != nil {
-		return poolconfig.Pool{}, err
+		return poolconfig.Config{}, err
 	}
 	configs, err := poolconfig.Parse(string(text), "/")
 	if problems = append(problems, err); errors.Join(problems...) != nil {
-		return poolconfig.Pool{}, errors.Join(problems...)
+		return poolconfig.Config{}, errors.Join(problems...)
 	}
 	configs[0].Except = provisioner.CSIDirectory
 	return configs[0], nil

@@ -141,7 +141,7 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("--device-nodes: %w", err), mounts.Close())
 	}
-	set := pool.Start([]poolconfig.Pool{c.pool}, pool.Options{
+	set := pool.Start([]poolconfig.Config{c.pool}, pool.Options{
 		Node:       c.node,
 		Mounts:     mounts,
 		Labels:     label.NewKernel(),

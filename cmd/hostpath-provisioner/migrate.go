@@ -77,7 +77,7 @@ func parseMigration(args []string, getenv func(string) string, output io.Writer)
 	var pools string
 	flags := flag.NewFlagSet("hostpath-provisioner "+migrateCommand, flag.ContinueOnError)
 	flags.SetOutput(output)
-	flags.Func("claim", "migrate this claim, namespace/name; can be given several times", c.addClaim)
+	flags.Func("claim", "migrate this claim, namespace/name; can be given several times", addName(&c.Chosen.Claims))
 	flags.StringVar(&c.Chosen.Namespace, "namespace", "", "migrate the claims of this namespace")
 	flags.StringVar(&c.Chosen.Class, "from-class", "", "migrate the claims whose PersistentVolumes have this StorageClass")
 	flags.BoolVar(&c.Chosen.All, "all", false, "migrate all claims of this node")
@@ -88,6 +88,7 @@ func parseMigration(args []string, getenv func(string) string, output io.Writer)
 	flags.StringVar(&c.Class, "to-class", getenv("TO_CLASS"), "StorageClass of the CSI driver for the new objects; it says the pool; default $TO_CLASS")
 	flags.StringVar(&pools, "datadir", getenv("DATADIR"), "storage pools, the driver's --datadir; default $DATADIR")
 	flags.Func("from-dir", "directory whose children may be moved into the pool, such as PV_DIR of the provisioner; can be given several times; default $FROM_DIR", c.addFrom)
+	flags.Func("no-provisioner", "pod that has the pool mounted and is no provisioner, namespace/name, although where its variables come from cannot be seen; can be given several times", addName(&c.NoProvisioners))
 	flags.StringVar(&c.Node, "node-name", getenv("NODE_NAME"), "name of this node; default $NODE_NAME")
 	flags.StringVar(&c.Directory, "save-dir", "/var/lib/hostpath-migrate", "directory for the files with the old objects")
 	flags.StringVar(&c.HostRoot, "host-root", cmp.Or(getenv("HOST_ROOT"), "/"), "where the root directory of the node is mounted, in which paths of pods and of other volumes are looked up; default $HOST_ROOT or /")
@@ -125,13 +126,16 @@ func parseMigration(args []string, getenv func(string) string, output io.Writer)
 	return c, problems
 }
 
-func (c *migration) addClaim(s string) error {
-	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return fmt.Errorf("%q is not namespace/name", s)
+// addName adds what a flag names to a list.
+func addName(to *[]types.NamespacedName) func(string) error {
+	return func(s string) error {
+		namespace, name, ok := strings.Cut(s, "/")
+		if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+			return fmt.Errorf("%q is not namespace/name", s)
+		}
+		*to = append(*to, types.NamespacedName{Namespace: namespace, Name: name})
+		return nil
 	}
-	c.Chosen.Claims = append(c.Chosen.Claims, types.NamespacedName{Namespace: namespace, Name: name})
-	return nil
 }
 
 func (c *migration) addFrom(s string) error {

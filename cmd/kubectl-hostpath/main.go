@@ -29,6 +29,8 @@ const usage = `Shows the storage of all nodes that the hostpath CSI driver serve
   kubectl hostpath move NAMESPACE/CLAIM
                                   move the volume of a claim to another node
   kubectl hostpath drain NODE     cordon a node, and move all its volumes to others, with their pods
+  kubectl hostpath uninstall -f FILE
+                                  remove the operator that was installed from files, with what it deployed; data stays
 
 What is interrupted goes on, and the same command shows it again. It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
 to list nodes, classes, claims and their events, pods, workloads, webhooks, policies and kinds, and to ask for rights of other accounts (what
@@ -54,6 +56,10 @@ type request struct {
 	move   kubectl.MoveOptions
 	atOnce int
 	dryRun bool
+
+	// files are flags of kubectl for what uninstall removes.
+	files []string
+	yes   bool
 }
 
 func main() {
@@ -123,6 +129,13 @@ func (r *request) flags() *flag.FlagSet {
 	flags.Int64Var(&r.move.BytesPerSecond, "bytes-per-second", 0, "move, drain: a limit for each volume")
 	flags.IntVar(&r.atOnce, "at-once", 2, "drain: so many volumes at a time")
 	flags.BoolVar(&r.dryRun, "dry-run", false, "move, drain: show what would go where, and what cannot")
+	flags.BoolVar(&r.yes, "yes", false, "uninstall: do not ask")
+	for name, of := range map[string]string{"filename": "filename", "f": "filename", "kustomize": "kustomize", "k": "kustomize"} {
+		flags.Func(name, "uninstall: as for kubectl delete, for what was applied", func(value string) error {
+			r.files = append(r.files, "--"+of+"="+value)
+			return nil
+		})
+	}
 	for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
 		flags.Func(name, "as for kubectl", func(value string) error {
 			r.kubectl.Flags = append(r.kubectl.Flags, "--"+name+"="+value)
@@ -146,20 +159,20 @@ func wordsOf(flags *flag.FlagSet, arguments []string) (words []string, err error
 }
 
 // commands are what can be shown, each with the number of words that follow.
-var commands = map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "move": 1, "drain": 1, "version": 0}
+var commands = map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "move": 1, "drain": 1, "uninstall": 0, "version": 0}
 
 // abouts is what commands have to name.
 var abouts = map[string]string{"inspect": "the name of a node", "drain": "the name of a node", "move": "a claim, as NAMESPACE/CLAIM"}
 
 func (r *request) take(words []string) error {
 	if len(words) == 0 {
-		return errors.New("say what to show or do: pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM, or drain NODE; --help has more")
+		return errors.New("say what to show or do: pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM, drain NODE, or uninstall; --help has more")
 	}
 	r.command = words[0]
 	n, known := commands[r.command]
 	switch {
 	case !known:
-		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM and drain NODE", r.command)
+		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor, inspect NODE, move NAMESPACE/CLAIM, drain NODE and uninstall", r.command)
 	case len(words)-1 < n:
 		return fmt.Errorf("%s needs %s", r.command, abouts[r.command])
 	case len(words)-1 > n:
@@ -170,7 +183,7 @@ func (r *request) take(words []string) error {
 	if n == 1 {
 		r.about = words[1]
 	}
-	return r.checkMove()
+	return errors.Join(r.checkMove(), r.checkUninstall())
 }
 
 // progress writes a line for a person who waits, and takes it away at the end.
@@ -195,6 +208,8 @@ func (r request) show(ctx context.Context, out, errs io.Writer, terminal bool) (
 		return r.inspect(ctx, out)
 	case "move", "drain":
 		return r.moves(ctx, out, moving(errs, terminal))
+	case "uninstall":
+		return false, r.uninstall(ctx, os.Stdin, out, errs)
 	}
 	nodes, err := kubectl.Nodes(ctx, r.kubectl, r.timeout, progress(errs, terminal))
 	if err != nil {

@@ -42,6 +42,8 @@ func TestCommandLines(t *testing.T) {
 		"pools node-a":        `unexpected "node-a"`,
 		"pools -o wide":       `--output is "wide"`,
 		"pools --bad":         "not defined",
+		"uninstall":           "the files that the operator was installed from",
+		"pools -f operator":   "are for uninstall",
 	} {
 		if _, err := parse(strings.Fields(line), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", line, err, want)
@@ -70,6 +72,20 @@ func TestProgressIsForTerminals(t *testing.T) {
 	}
 }
 
+// A log has each problem of a drain once, and no progress.
+func TestProblemsAreLogged(t *testing.T) {
+	var log, person strings.Builder
+	for out, terminal := range map[*strings.Builder]bool{&log: false, &person: true} {
+		show := moving(out, terminal)
+		for _, problem := range []string{"", "list volumemoves: refused", "list volumemoves: refused", ""} {
+			show(kubectl.Progress{Of: 2, Problem: problem})
+		}
+	}
+	if got := log.String(); got != "list volumemoves: refused: it is tried again\n" || !strings.Contains(person.String(), "0 of 2 moved, and now: list volumemoves: refused") {
+		t.Errorf("a log gets %q, a person %q", got, person.String())
+	}
+}
+
 func TestCompletion(t *testing.T) {
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	const script = `#!/bin/sh
@@ -81,7 +97,7 @@ esac
 	must.Succeed(t, os.WriteFile(kubectl, []byte(script), 0o700))
 	inspect := "--context test -n storage --kubectl=" + kubectl + " inspect "
 	for line, want := range map[string]string{
-		"":                            "doctor drain inspect move pools version volumes",
+		"":                            "doctor drain inspect move pools uninstall version volumes",
 		"vo":                          "volumes",
 		"pools ":                      "",
 		"pools -o ":                   "json table yaml",

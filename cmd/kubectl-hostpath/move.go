@@ -88,11 +88,15 @@ func (r request) plan(ctx context.Context) ([]kubectl.Planned, error) {
 	return kubectl.PlanMove(ctx, r.kubectl, namespace, claim, r.move)
 }
 
-// moving writes a line for a person who waits, and takes it away at the end.
+// moving writes a line for a person who waits, and takes it away at the end. A log gets the problems.
 func moving(errs io.Writer, terminal bool) func(kubectl.Progress) {
-	began, before := time.Now(), int64(-1)
+	began, before, problem := time.Now(), int64(-1), ""
 	return func(p kubectl.Progress) {
 		if !terminal {
+			if p.Problem != "" && p.Problem != problem {
+				fmt.Fprintln(errs, p.Problem+": it is tried again")
+			}
+			problem = p.Problem
 			return
 		}
 		fmt.Fprint(errs, "\r\x1b[K")

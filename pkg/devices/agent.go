@@ -290,10 +290,15 @@ func (p *pass) problem(volume, path string, reason Reason, format string, args .
 	p.report.Problems = append(p.report.Problems, Problem{volume, path, reason, fmt.Sprintf(format, args...)})
 }
 
+// fail reports an error, of which the reason is said once.
+func (p *pass) fail(volume, path string, err error) {
+	p.problem(volume, path, reasonOf(err), "%s", detail(err))
+}
+
 func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 	number, err := blockdev.At(v.Path)
 	if err != nil {
-		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
+		p.fail(v.Name, v.Path, err)
 		return
 	}
 	seen[number] = true
@@ -328,7 +333,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		err = p.note(v, number)
 	}
 	if err != nil {
-		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
+		p.fail(v.Name, v.Path, err)
 		return
 	}
 	p.report.Available++
@@ -357,7 +362,7 @@ func (p *pass) halfClean(v Volume) (bool, error) {
 func (p *pass) released(v Volume, number blockdev.Number) {
 	facts, err := inspect(number)
 	if err != nil {
-		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
+		p.fail(v.Name, v.Path, err)
 		return
 	}
 	for _, overlapping := range facts.Overlapping() {
@@ -367,7 +372,7 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 			return
 		}
 	}
-	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, disk: reservable(facts.Identity)}
+	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, disk: reservable(facts.Alike)}
 	if v.Wipe != "" && v.Wipe.covers(p.Wipe) {
 		wanted.wipe = v.Wipe
 	}
@@ -388,7 +393,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		return err
 	}
 	if other := p.twin(v, facts); other.Name != "" {
-		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Identity, other.Path, other.Name)}
+		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Alike, other.Path, other.Name)}
 	}
 	if err := v.leadsTo(facts, record); err != nil {
 		return err
@@ -410,7 +415,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if v.Used && !v.Bound {
 		return nil
 	}
-	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, Start: facts.Start, State: Offered,
+	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Offered,
 		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
 	switch {
 	case v.Used:
@@ -464,16 +469,16 @@ func instance(v Volume, facts blockdev.Facts, record Record) (string, error) {
 // twin is another volume of the same disk, by another path; its name is empty if there is none.
 func (p *pass) twin(v Volume, facts blockdev.Facts) Volume {
 	for _, other := range p.disks[diskOf(facts)] {
-		if facts.Identity != "" && other.Name != v.Name {
+		if facts.Alike != "" && other.Name != v.Name {
 			return other
 		}
 	}
 	return Volume{}
 }
 
-// diskOf distinguishes disks that have an identity.
+// diskOf distinguishes disks that are known by anything.
 func diskOf(facts blockdev.Facts) string {
-	return fmt.Sprintf("%d %s", facts.SizeBytes, facts.Identity)
+	return fmt.Sprintf("%d %s", facts.SizeBytes, facts.Alike)
 }
 
 // scan searches for devices that are no volumes.
@@ -492,7 +497,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 		}
 		facts, err := inspect(f.Number)
 		if err != nil {
-			p.problem("", f.Path, reasonOf(err), "%v", err)
+			p.fail("", f.Path, err)
 			continue
 		}
 		if owners := p.owners[facts.Disk]; len(owners) > 0 {
@@ -512,7 +517,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 
 // unclaimed is the job of a device without a volume.
 func (p *pass) unclaimed(f Found, facts blockdev.Facts) *job {
-	j := &job{path: f.Path, disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions}
+	j := &job{path: f.Path, disk: reservable(facts.Alike), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions}
 	if p.Settle > 0 {
 		j.as, j.foreign = appearance(facts), !p.sightings[f.Number].had
 	}
@@ -559,7 +564,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	case errors.Is(j.err, ErrChanged):
 		// The volumes that the pass was told of are old. The job is stale when they are not, and is tried again at the next poll.
 	case j.err != nil:
-		p.problem(j.volume.Name, j.path, reasonOf(j.err), "%s", detail(j.err))
+		p.fail(j.volume.Name, j.path, j.err)
 	case j.volume.Name != "":
 		p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
 		p.had(number)
@@ -573,7 +578,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 // stillRefused reports why a device was refused while it is checked again, so that nothing seems to change.
 func (p *pass) stillRefused(j *job) {
 	if j.before != nil && !errors.Is(j.before, ErrChanged) {
-		p.problem(j.volume.Name, j.path, reasonOf(j.before), "%s", detail(j.before))
+		p.fail(j.volume.Name, j.path, j.before)
 	}
 }
 

@@ -1,10 +1,16 @@
 package devices
 
 import (
+	"context"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // Its progress stays visible, so that one can see that there is none.
@@ -19,5 +25,34 @@ func TestHungDeviceIsReportedWithProgress(t *testing.T) {
 	}
 	if found := p.report.Problems; len(found) != 1 || found[0].Reason != Hangs {
 		t.Errorf("problems: %v", found)
+	}
+}
+
+// What is reported of a job is how it is at one time: it may end while it is looked at.
+func TestJobThatEndsWhileItIsLookedAt(t *testing.T) {
+	records, err := OpenRecords(t.TempDir())
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, records.Close()) }()
+	a := NewAgent(Options{Records: records, Log: logr.Discard(), Changed: func() {}})
+	defer a.Close()
+	number := blockdev.Number{Major: 7, Minor: 1 << 19}
+	ending := &job{number: number, path: "/dev/x", cancel: func() {}, done: make(chan struct{})}
+	a.jobs[number] = ending
+	p := &pass{Agent: a}
+	ending.mu.Lock()
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		p.follow(number, &job{path: "/dev/x"})
+	}()
+	for stacks := make([]byte, 1<<20); !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "(*job).status("); {
+		runtime.Gosched()
+	}
+	ending.err = context.Canceled
+	close(ending.done)
+	ending.mu.Unlock()
+	<-followed
+	if len(p.report.Problems) > 0 || len(p.report.Wiping) > 0 || a.jobs[number] == ending {
+		t.Errorf("found %+v; want what ended without a result to be begun anew", p.report)
 	}
 }

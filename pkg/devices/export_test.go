@@ -24,6 +24,18 @@ func Identify(as func(identity string) string) (restore func()) {
 	inspect = func(n blockdev.Number) (blockdev.Facts, error) {
 		facts, err := before(n)
 		facts.Identity = as(facts.Identity)
+		facts.Alike = facts.Identity
+		return facts, err
+	}
+	return func() { inspect = before }
+}
+
+// Liken has devices have no identity, and be known only by what others are known by too, until restored.
+func Liken(as string) (restore func()) {
+	before := inspect
+	inspect = func(n blockdev.Number) (blockdev.Facts, error) {
+		facts, err := before(n)
+		facts.Identity, facts.Alike = "", as
 		return facts, err
 	}
 	return func() { inspect = before }

@@ -103,10 +103,10 @@ func (l Look) inspect() (blockdev.Facts, error) {
 	case len(facts.Snapshots) > 0:
 		return facts, l.refuse(HasHolders, "it has the snapshot %s, which would be filled with what is overwritten, and lost: remove it with lvremove", strings.Join(facts.Snapshots, ", "))
 	case len(facts.Partitions) > 0 && !l.Ours:
-		return facts, l.refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
+		return facts, l.refuse(HasPartitions, "it has %s", partitionsOf(facts))
 	}
 	if twins := facts.Twins(); len(twins) > 0 {
-		return facts, l.refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
+		return facts, l.refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Alike, strings.Join(twins, ", "))
 	}
 	known, err := l.Record.of(facts)
 	if err != nil {

@@ -1,13 +1,14 @@
 package devices
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
@@ -33,6 +34,8 @@ type job struct {
 	// as is what a device without a volume was when the job was started, and foreign that another program may be about to use it.
 	as      string
 	foreign bool
+	// onlyLook is for one that had a user the last time.
+	onlyLook bool
 	// before is why the device was refused the last time that it was checked.
 	before error
 	// unsigned says that the device was found without signatures, and empty by which way of cleaning it was found to be clean.
@@ -117,8 +120,8 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	}
 	released := j.volume.Name != ""
 	// Hold would take it for one that was never ours.
-	if facts, err := inspect(j.number); err == nil && released && record.beginsElsewhere(facts) {
-		if err := j.volume.leadsTo(facts, record); err != nil {
+	if facts, err := inspect(j.number); err == nil && released && facts.IsPartition() {
+		if err := j.isOfVolume(facts, record); err != nil {
 			return nil, err
 		}
 	}
@@ -131,6 +134,9 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 			err = errors.Join(err, held.Close())
 		}
 	}()
+	if j.onlyLook {
+		return nil, j.refuse(New, "it was in use a moment ago: %s", a.waits())
+	}
 	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
 		return nil, err
 	}
@@ -183,12 +189,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 // withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
 // was deleted.
 func (a *Agent) withdraw(record Record, refused error) error {
-	switch reasonOf(refused) {
-	case Mounted, IsSwap, InUse, HasHolders, HasLoop:
-	default:
-		return nil
-	}
-	if !record.permitsErasing() {
+	if !inUse(refused) || !record.permitsErasing() {
 		return nil
 	}
 	record.State = Bound
@@ -200,7 +201,7 @@ func (a *Agent) knownElsewhere(j *job, held *Held) error {
 	if j.volume.Name == "" && j.existing == Erase {
 		return nil
 	}
-	records, err := a.Records.BoundElsewhere(j.path, held.Facts.Identity)
+	records, err := a.Records.BoundElsewhere(j.path, held.Facts.Alike)
 	if err != nil {
 		return err
 	}
@@ -229,30 +230,37 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
 	}
 	record = known
-	if n := len(held.Facts.Partitions); n > 0 && !record.permitsErasing() && !record.Erased {
-		return false, j.refuse(HasPartitions, "it has %d partitions", n)
+	if len(held.Facts.Partitions) > 0 && !record.permitsErasing() && !record.Erased {
+		return false, j.refuse(HasPartitions, "it has %s", partitionsOf(held.Facts))
 	}
 	return j.unclaimedNeeds(ctx, held, record)
 }
 
-// releasedNeeds decides whether the device of a released volume has to be cleaned. That it is ours is known by the
-// volume, and by the record, which must not contradict it.
+// releasedNeeds decides whether the device of a released volume has to be cleaned.
 func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
-	if err := j.volume.leadsTo(held.Facts, record); err != nil {
+	if err := j.isOfVolume(held.Facts, record); err != nil {
 		return false, err
-	}
-	if record.State != "" && record.Volume == j.volume.Name && !record.is(held.Facts) {
-		return false, j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q",
-			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)
-	}
-	if !record.agrees(j.volume) {
-		return false, record.contradiction(j.volume)
-	}
-	if known, err := j.volume.surely(held.Facts, record); err != nil || !known {
-		return false, cmp.Or(err, j.volume.notIdentified(held.Facts, record))
 	}
 	done := !record.unknown() && record.ClaimUID == j.volume.ClaimUID && record.State == Clean && record.Bytes == held.Facts.SizeBytes
 	return !done || !record.Wipe.covers(j.wipe), nil
+}
+
+// isOfVolume refuses what is not known to be the device of the released volume: by the volume, and by the record, which must not contradict it.
+func (j *job) isOfVolume(facts blockdev.Facts, record Record) error {
+	if err := j.volume.leadsTo(facts, record); err != nil {
+		return err
+	}
+	if record.State != "" && record.Volume == j.volume.Name && !record.is(facts) {
+		return j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q", facts.SizeBytes, facts.Identity, record.Bytes, record.Identity)
+	}
+	if !record.agrees(j.volume) {
+		return record.contradiction(j.volume)
+	}
+	known, err := j.volume.surely(facts, record)
+	if err == nil && !known {
+		err = j.volume.notIdentified(facts, record)
+	}
+	return err
 }
 
 // leadsTo refuses another device than that of a volume, as far as that can be known. One that has grown is the same.
@@ -384,8 +392,8 @@ func (a *Agent) attached(ctx context.Context, j *job) error {
 // conflict refuses a device that is, or may be, that of another volume than the job's.
 func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) error {
 	switch {
-	case v.Elsewhere && shared(v.Identity) && sameDisk(v.Identity, facts.Identity):
-		return j.refuse(Twice, "it is the same disk, %s, as %s of the PersistentVolume %s of another node", facts.Identity, v.Path, v.Name)
+	case v.Elsewhere && shared(v.Identity) && sameDisk(v.Identity, facts.Alike):
+		return j.refuse(Twice, "it is the same disk, %s, as %s of the PersistentVolume %s of another node", facts.Alike, v.Path, v.Name)
 	case v.Elsewhere:
 		return nil
 	}
@@ -398,7 +406,7 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 		return ErrChanged
 	case v.Foreign:
 		return nil
-	case sameDisk(v.Identity, facts.Identity):
+	case sameDisk(v.Identity, facts.Alike):
 		return j.refuse(MayBeMissing, "it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)
 	}
 	known := record.State != "" || j.volume.Identity != "" && j.volume.Identity == facts.Identity
@@ -437,7 +445,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if held.record.State == Cleaning && held.record.Wipe.covers(j.wipe) {
 		j.wipe = held.record.Wipe // as was promised
 	}
-	next, err := j.cleaning(held)
+	next, err := j.recordToClean(held)
 	if err != nil {
 		return err
 	}
@@ -447,41 +455,9 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	j.wrote = true
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
-	started, noted, asked, before := time.Now(), time.Now(), time.Now(), next.Done
-	w := wiper{
-		device: held, wipe: j.wipe,
-		turn: func(ctx context.Context) (func(), error) {
-			done, err := a.turn(ctx, j)
-			if err != nil || time.Since(asked) < askEvery {
-				return done, err
-			}
-			if err := a.reserve(ctx, j, held.Facts, next); err != nil {
-				done()
-				return nil, err
-			}
-			asked = time.Now()
-			return done, nil
-		},
-		erased: func() error {
-			next.Erased = true
-			return a.Records.Put(next)
-		},
-		checkpoint: func(p Progress) error {
-			j.move(p)
-			a.Wiped(p.Done - before)
-			before = p.Done
-			if p.Done < p.Total && time.Since(noted) < noteEvery {
-				return nil
-			}
-			if err := held.Sync(); err != nil {
-				return err
-			}
-			noted, next.Done = time.Now(), p.Done
-			log.Info("Cleaning a device", "progress", p.String())
-			a.Changed()
-			return a.Records.Put(next)
-		},
-	}
+	started := time.Now()
+	c := cleaning{agent: a, job: j, held: held, record: next, log: log, noted: started, asked: started, counted: next.Done}
+	w := wiper{device: held, wipe: j.wipe, turn: c.turn, erased: c.noteErased, checkpoint: c.noteProgress}
 	if err := w.run(ctx, next.Done); err != nil {
 		return err
 	}
@@ -489,15 +465,64 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
-	next.State, next.Done, next.Erased = Clean, 0, false
-	return a.Records.Put(next)
+	c.record.State, c.record.Done, c.record.Erased = Clean, 0, false
+	return a.Records.Put(c.record)
 }
 
-// cleaning is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
+// A cleaning is one that is under way.
+type cleaning struct {
+	agent  *Agent
+	job    *job
+	held   *erasable
+	record Record // as it was written last
+	log    logr.Logger
+	// noted is when its progress was written last, and asked when the API was.
+	noted, asked time.Time
+	counted      int64 // how far it is counted, in bytes
+}
+
+// turn waits for the turn of the device, and asks the API again whether it may still be cleaned.
+func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
+	done, err = c.agent.turn(ctx, c.job)
+	if err != nil || time.Since(c.asked) < askEvery {
+		return done, err
+	}
+	if err := c.agent.reserve(ctx, c.job, c.held.Facts, c.record); err != nil {
+		done()
+		return nil, err
+	}
+	c.asked = time.Now()
+	return done, nil
+}
+
+// noteErased notes that what a claim left has no signature any more.
+func (c *cleaning) noteErased() error {
+	c.record.Erased = true
+	return c.agent.Records.Put(c.record)
+}
+
+// noteProgress notes now and then how far it is, after what was written is on the device.
+func (c *cleaning) noteProgress(p Progress) error {
+	c.job.move(p)
+	c.agent.Wiped(p.Done - c.counted)
+	c.counted = p.Done
+	if p.Done < p.Total && time.Since(c.noted) < noteEvery {
+		return nil
+	}
+	if err := c.held.Sync(); err != nil {
+		return err
+	}
+	c.noted, c.record.Done = time.Now(), p.Done
+	c.log.Info("Cleaning a device", "progress", p.String())
+	c.agent.Changed()
+	return c.agent.Records.Put(c.record)
+}
+
+// recordToClean is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
 // go, also the next time, if this is interrupted.
-func (j *job) cleaning(held *erasable) (next Record, err error) {
+func (j *job) recordToClean(held *erasable) (next Record, err error) {
 	before, facts := held.record, held.Facts
-	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Start: facts.Start, State: Cleaning,
+	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Cleaning,
 		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
 	if j.volume.Name == "" && before.permitsErasing() {
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim

@@ -66,32 +66,58 @@ func (p *pass) settles(f blockdev.Facts) time.Time {
 	return time.Time{}
 }
 
-// unsettled reports a device that is not looked at yet, and when it will be. What its job has written is not what others have.
+// unsettled reports a device that is not taken yet, and when it may be. What its job has written is not what others have. Who had it in use
+// may be back in a moment, as a program that is restarted: it is looked at until it is free, and is new from then on.
 func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	j := p.jobs[found.Number]
 	if j != nil && (!j.finished() || j.err == nil) {
 		return false
 	}
-	if s, known := p.sightings[found.Number]; known && j != nil && j.wrote {
+	s, known := p.sightings[found.Number]
+	used := known && j != nil && inUse(j.err)
+	if known && j != nil && j.wrote {
 		s.written, j.wrote = facts.Written(), false
+	}
+	if used {
+		s.since = p.Now()
+	}
+	if known {
 		p.sightings[found.Number] = s
 	}
 	at := p.settles(facts)
 	if at.IsZero() {
+		if j != nil && reasonOf(j.err) == New {
+			p.drop(found.Number)
+		}
 		return false
 	}
 	if p.report.Settles.IsZero() || at.Before(p.report.Settles) {
 		p.report.Settles = at
 	}
-	if j != nil && errors.Is(j.err, ErrChanged) {
-		return true
+	switch {
+	case used && p.Retry:
+		look := p.unclaimed(found, facts)
+		look.onlyLook = true
+		p.follow(found.Number, look)
+	case j == nil:
+		p.problem("", found.Path, New, "it is new, or was just written to: %s", p.waits())
+	case !errors.Is(j.err, ErrChanged):
+		p.fail("", found.Path, j.err)
 	}
-	if j != nil {
-		p.problem("", found.Path, reasonOf(j.err), "%s", detail(j.err))
-		return true
-	}
-	p.problem("", found.Path, New, "it is new, or was just written to: it is offered after it was unused and unchanged for %s", p.Settle)
 	return true
+}
+
+func (a *Agent) waits() string {
+	return fmt.Sprintf("it is offered after it was unused and unchanged for %s", a.Settle)
+}
+
+// inUse says that a device was refused because something had it.
+func inUse(err error) bool {
+	switch reasonOf(err) {
+	case Mounted, IsSwap, InUse, HasHolders, HasLoop:
+		return true
+	}
+	return false
 }
 
 // same refuses a device that is not as it was when it was found to have been unchanged.

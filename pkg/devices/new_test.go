@@ -70,6 +70,25 @@ func TestNewDisk_isNotThatBeforeIt(t *testing.T) {
 	wantNew(t, w, d, settle)
 }
 
+// The disk of a virtual machine that is started anew has no user for a moment, and may be as empty as when it was attached.
+func TestNewDisk_isNewAgainAfterItWasUsed(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	wantNew(t, w, d, settle)
+	end := devicestest.With(t, `exec 3<>"$1"`, d.Node)
+	for range 2 {
+		w.Now = w.Now.Add(settle)
+		w.Refused(devices.InUse)
+	}
+	end()
+	w.Now = w.Now.Add(time.Second)
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle - time.Second)
+	wantNew(t, w, d, time.Second)
+	w.Now = w.Now.Add(time.Second)
+	w.Offered()
+}
+
 // Also after its time.
 func TestNewDisk_isNotTakenWhileAVolumeIsBeingAttached(t *testing.T) {
 	w := settling(t)

@@ -2,6 +2,7 @@ package devices_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -78,6 +80,33 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 				w.Refused(c.want)
 			})
 		}
+	}
+}
+
+// An agent with process ids of its own may not look who uses a device, and so wipes none.
+func TestDeviceIsNotWipedWhereUsersCannotBeSeen(t *testing.T) {
+	testenv.NeedRoot(t)
+	const inside = "DEVICES_TEST_INSIDE"
+	if os.Getenv(inside) == "" {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+		if output, err := cmd.CombinedOutput(); err != nil || strings.Count(string(output), "--- PASS: "+t.Name()+"/") != 2 {
+			t.Errorf("%v: %s", err, output)
+		}
+		return
+	}
+	for _, released := range []bool{false, true} {
+		t.Run(fmt.Sprintf("released %t", released), func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.ExistingData = devices.Erase
+			d := w.Disk("disk", 8*mib)
+			d.Untouched()
+			if released {
+				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			}
+			w.Refused(devices.Hidden)
+		})
 	}
 }
 
@@ -295,6 +324,51 @@ func TestDiskOfVolumeOfAnotherNodeIsRefused(t *testing.T) {
 				t.Errorf("the problem is %v, want it to name the other volume", p)
 			}
 		})
+	}
+}
+
+// A disk whose name others have too is known while the node runs, as one without an identity. Its Lease is of the name, so that no other node takes
+// what may be the same disk.
+func TestDiskThatLooksLikeOthers(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.Liken("wwid=t10.VENDOR  DISK"))
+	d := w.Blank("disk", 8*mib)
+	o := w.Offered()
+	if o.Identity != "" {
+		t.Fatalf("the offer has the identity %q", o.Identity)
+	}
+	other := devicestest.New(t)
+	other.Reserved, other.Hostname = w.Reserved, "another"
+	other.Restart()
+	other.Blank("disk", 8*mib)
+	other.Refused(devices.Twice)
+	bound := devicestest.Bound(w.PVs[0])
+	w.PVs = []devices.Volume{bound}
+	for range 2 {
+		if r := w.Pass(); len(r.GivenUp) > 0 || len(r.Problems) > 0 || r.Available != 1 {
+			t.Errorf("found %+v, want it to stay reserved", r)
+		}
+		w.Restart()
+	}
+	must.Succeed(t, os.Remove(d.Path))
+	if r := w.Pass(); len(r.GivenUp) > 0 {
+		t.Errorf("%q is given up while the device is missing", r.GivenUp)
+	}
+	must.Succeed(t, os.Symlink(d.Node, d.Path))
+	record := must.Value(w.Records.Get(d.Path))(t)
+	booted := record
+	booted.Instance = "another boot/1"
+	must.Succeed(t, w.Records.Put(booted))
+	d.Fill()
+	w.PVs = []devices.Volume{w.Released(bound)}
+	sum := d.Sum()
+	w.Refused(devices.NotIdentified)
+	if d.Sum() != sum {
+		t.Error("a disk that may be another one was written to")
+	}
+	must.Succeed(t, w.Records.Put(record))
+	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		t.Errorf("found %+v, want the disk of this boot to be cleaned", r)
 	}
 }
 

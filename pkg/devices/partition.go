@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"fmt"
 	"regexp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -25,6 +26,14 @@ var dataTypes = map[string]bool{"0FC63DAF-8483-4772-8E79-3D69D8477DE4": true, "8
 // systemNames are names of partitions that systems give to their own, which they make as plain data: Talos' META and STATE, the
 // parts of Bottlerocket, and slots that updates are written to in turns, as USR-A, boot_b or rootfs.1.
 var systemNames = regexp.MustCompile(`(?i)^(META|STATE|EPHEMERAL|EFI|ESP|BIOS|BOOT|GRUB|MSR|PREP|OEM|ROOT(FS)?|USR|KERN(EL)?|SYSTEM|RECOVERY|BOTTLEROCKET.*|COS_.*|(ROOT|BOOT|USR|KERN|SYSTEM|SLOT).*[AB01])$|[-_. ][AB]$`)
+
+// partitionsOf counts them in words.
+func partitionsOf(facts blockdev.Facts) string {
+	if len(facts.Partitions) == 1 {
+		return "a partition"
+	}
+	return fmt.Sprintf("%d partitions", len(facts.Partitions))
+}
 
 // partition refuses a partition without a record, unless it is plain data on a disk that nothing else of is used.
 func (l Look) partition(facts blockdev.Facts) error {

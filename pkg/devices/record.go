@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,7 +40,9 @@ type Record struct {
 	Path     string `json:"path"`
 	Bytes    int64  `json:"bytes"`
 	Identity string `json:"identity,omitempty"`
-	State    State  `json:"state"`
+	// Alike is what a device without an identity has in common with others.
+	Alike string `json:"alike,omitempty"`
+	State State  `json:"state"`
 	// Start is where a partition begins on its disk, in bytes, and 0 if that is not known.
 	Start int64 `json:"start,omitempty"`
 	// Volume and Claim are those that used it last.
@@ -129,14 +132,25 @@ func (r *Records) Get(path string) (Record, error) {
 	return record, nil
 }
 
-// BoundElsewhere are the records of other paths that say that a device with that identity has the data of a claim: it
+// alike is what the device is known by, alone or with others.
+func (r Record) alike() string { return cmp.Or(r.Identity, r.Alike) }
+
+// alikeOf is what a record notes of a device that has no identity.
+func alikeOf(f blockdev.Facts) string {
+	if f.Identity != "" {
+		return ""
+	}
+	return f.Alike
+}
+
+// BoundElsewhere are the records of other paths that say that a device which is known so, alone or with others, has the data of a claim: it
 // may have another path after a reboot.
-func (r *Records) BoundElsewhere(path, identity string) (found []Record, err error) {
-	if identity == "" {
+func (r *Records) BoundElsewhere(path, alike string) (found []Record, err error) {
+	if alike == "" {
 		return nil, nil
 	}
 	err = r.each(func(record Record) {
-		if record.State == Bound && record.Identity == identity && record.Path != path {
+		if record.State == Bound && record.alike() == alike && record.Path != path {
 			found = append(found, record)
 		}
 	})
@@ -168,7 +182,7 @@ func (r *Records) each(do func(Record)) error {
 func (r *Records) disks() (map[string]bool, error) {
 	found := make(map[string]bool)
 	err := r.each(func(record Record) {
-		if disk := reservable(record.Identity); disk != "" {
+		if disk := reservable(record.alike()); disk != "" {
 			found[disk] = true
 		}
 	})

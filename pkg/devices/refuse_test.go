@@ -440,7 +440,7 @@ func TestPathsToOneDiskAreRefused(t *testing.T) {
 // What is done by the other path need not look the same there: its partitions or its size may not have been read since they changed.
 func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 	data := "label: gpt\nstart=8MiB, size=8MiB, type=" + dataType + "\n"
-	for name, make := range map[string]func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk){
+	for name, build := range map[string]func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk){
 		"of another size": func(t *testing.T, w *devicestest.World) (d, _ *devicestest.Disk) {
 			d = w.Blank("disk", 8*mib)
 			must.Succeed(t, os.Truncate(d.Image, 16*mib))
@@ -461,7 +461,7 @@ func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 			t.Run(name+map[bool]string{true: ", released", false: ""}[released], func(t *testing.T) {
 				w := devicestest.New(t)
 				w.Config.ExistingData, w.Config.Partitions = devices.Erase, devices.OfferPartitions
-				d, whole := make(t, w)
+				d, whole := build(t, w)
 				if released {
 					v := d.Volume("pv")
 					if d != whole {

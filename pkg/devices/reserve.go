@@ -20,7 +20,7 @@ func reservable(identity string) string {
 
 // reserve has other nodes leave a disk alone before the API is asked for its volumes: two nodes that see a new disk at once find none.
 func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
-	disk := reservable(facts.Identity)
+	disk := reservable(facts.Alike)
 	if disk == "" {
 		return nil
 	}
@@ -63,6 +63,9 @@ func (p *pass) givenUp() (disks []string) {
 	used := make(map[string]bool)
 	for _, v := range p.Volumes {
 		used[reservable(v.Identity)] = true
+		if record, err := p.Records.Get(v.Path); err != nil || record.State != "" {
+			used[reservable(record.alike())] = true
+		}
 	}
 	for _, j := range p.jobs {
 		if !j.finished() || reasonOf(j.err) != Twice {

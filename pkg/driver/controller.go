@@ -8,11 +8,13 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/driver/csi112"
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -155,7 +157,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrUnavailable, v.Condition.Message)
 	}
 	if v.Lost {
-		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, volume.ErrNotFound)
+		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrNotFound, v.Condition.Message)
 	}
 	if why := unconfirmed(req, v); why != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
@@ -285,7 +287,10 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 // volume: then the scheduler chooses a node, CreateVolume is called there, and its
 // refusal is what the user reads. With capabilities the question is about one volume,
 // and the refusal is the answer. See docs/decisions/0015.
-func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	if err := c.sendDirectory(ctx, req.GetParameters()); err != nil {
+		return nil, err
+	}
 	here := req.GetAccessibleTopology() == nil || c.config.includes([]*csi.Topology{req.GetAccessibleTopology()})
 	name, shared, err := c.capacityOf(req.GetParameters())
 	switch {
@@ -311,6 +316,22 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 		return &csi.GetCapacityResponse{}, nil
 	}
 	return available(bytes), nil
+}
+
+// sendDirectory answers a client on this node that asks which directory a pool is.
+func (c *controller) sendDirectory(ctx context.Context, parameters map[string]string) error {
+	if len(metadata.ValueFromIncomingContext(ctx, client.DirectoryKey)) == 0 {
+		return nil
+	}
+	name, err := parsePool(parameters)
+	if err != nil {
+		return err
+	}
+	directory, err := c.pools.Directory(name)
+	if err != nil {
+		return err
+	}
+	return grpc.SetHeader(ctx, metadata.Pairs(client.DirectoryKey, directory.String()))
 }
 
 // capacityOf is the pool that parameters choose, and whether several nodes serve it.

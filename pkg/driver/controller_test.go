@@ -71,7 +71,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		"a missing capability":                     {validateRequest("vol", nil), codes.InvalidArgument, "no access type"},
 		"no capability is an invalid argument":     {validateRequest("vol"), codes.InvalidArgument, "capabilities are missing"},
 		"a volume that is not there":               {validateRequest("absent", writer()), codes.NotFound, "absent"},
-		"a volume whose directory is lost":         {validateRequest("lost", writer()), codes.NotFound, "lost"},
+		"a volume whose directory is lost":         {validateRequest("lost", writer()), codes.NotFound, "put the directory back"},
 		"an absent volume, and no capability":      {validateRequest("absent"), codes.InvalidArgument, "capabilities are missing"},
 		"an absent volume as a block device":       {validateRequest("absent", block()), codes.NotFound, "absent"},
 		"an absent volume with an unknown flag":    {validateRequest("absent", writer("discard")), codes.NotFound, "absent"},

@@ -114,7 +114,7 @@ func newRig(t testing.TB, s setup) *rig {
 func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
 	r.socket = filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(r.socket)
+	listener, err := driver.Listen(t.Context(), r.socket)
 	must.Succeed(t, err)
 	if s.config == (driver.Config{}) {
 		s.config = driver.Config{Name: "test.example.com", Version: "v1.2.3"}
@@ -280,6 +280,7 @@ func wantCode(t *testing.T, err error, code codes.Code, words ...string) {
 		t.Fatalf("the answer is %s %q, want %s", answer.Code(), answer.Message(), code)
 	}
 	wantContains(t, answer.Message(), words...)
+	must.SayOnce(t, answer.Message())
 }
 
 // wantEqual compares what the driver said, or what it kept.

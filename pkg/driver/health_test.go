@@ -187,7 +187,7 @@ var ailments = map[string]ailment{
 	}},
 	"a plain directory in its place":                {reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
 	"a plain directory in the place of a subvolume": {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
-	"a subvolume of its user": {keeper: quota.Btrfs, reason: health.OutsideLimit, says: "1 subvolumes", after: func(_ *testing.T, p *patient) {
+	"a subvolume of its user": {keeper: quota.Btrfs, reason: health.OutsideLimit, says: "1 subvolume that", after: func(_ *testing.T, p *patient) {
 		p.nested.Store(1)
 	}},
 	"quotas that were switched off": {reason: health.LimitOff, says: "xfs", before: func(_ *testing.T, p *patient) {

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -106,7 +107,10 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 	create := pool.Request{ID: publication.ID, Pool: publication.Pool}
 	if size, ok := req.GetVolumeContext()[sizeKey]; ok {
 		bytes, err := volume.ParseBytes(size)
-		if err != nil {
+		switch {
+		case errors.Is(err, volume.ErrInvalid):
+			return fmt.Errorf("the volume attribute %q: %w", sizeKey, err)
+		case err != nil:
 			return invalid("the volume attribute %q: %v", sizeKey, err)
 		}
 		create.Range.Required = bytes

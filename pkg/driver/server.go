@@ -25,6 +25,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -217,7 +218,12 @@ func ParseEndpoint(endpoint string) (string, error) {
 
 // Listen makes the socket, with mode 0600. A socket that no process serves, or one that gives no answer within 10 seconds, is
 // replaced; one that is served, and anything else of that name, is not.
-func Listen(socket string) (net.Listener, error) {
+func Listen(ctx context.Context, socket string) (net.Listener, error) {
+	unlock, err := lockFor(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if err := removeStale(socket); err != nil {
 		return nil, err
 	}
@@ -231,6 +237,16 @@ func Listen(socket string) (net.Listener, error) {
 		return nil, errors.Join(err, listener.Close())
 	}
 	return listener, nil
+}
+
+// lockFor takes turns with others that may find the same stale socket: the last to remove it would remove that of another.
+func lockFor(ctx context.Context, socket string) (unlock func(), err error) {
+	in, err := dir.Open(filepath.Dir(socket))
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	defer func() { _ = in.Close() }() // the lock has a handle of its own
+	return dir.LockDir(ctx, in)
 }
 
 // answers says whether a process is there that takes connections, which a gRPC server greets (RFC 9113, section 3.4), and closes the

@@ -147,7 +147,7 @@ func TestShutdownTimeout(t *testing.T) {
 
 func TestServeWithCanceledContext(t *testing.T) {
 	r := newRig(t, setup{})
-	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
+	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,7 +158,7 @@ func TestServeWithCanceledContext(t *testing.T) {
 
 func TestServeReportsSocketError(t *testing.T) {
 	r := newRig(t, setup{})
-	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
+	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
 	must.Succeed(t, listener.Close())
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())

@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -58,7 +60,7 @@ func TestParseEndpoint(t *testing.T) {
 
 func TestListenSocketMode(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	info, err := os.Lstat(socket)
 	must.Succeed(t, err)
@@ -75,7 +77,7 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 	must.Succeed(t, stale.Close())
 	wantThere(t, socket)
 
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	connection, err := net.Dial("unix", socket)
 	must.Succeed(t, err)
@@ -90,14 +92,14 @@ func TestListenReplacesSocketOfDeadProcess(t *testing.T) {
 	dead.SetUnlinkOnClose(false)
 	defer func() { must.Succeed(t, dead.Close()) }()
 
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	must.Succeed(t, listener.Close())
 }
 
 func TestListenKeepsServedSocket(t *testing.T) {
 	r := newRig(t, setup{})
-	_, err := driver.Listen(r.socket)
+	_, err := driver.Listen(t.Context(), r.socket)
 	if err == nil {
 		t.Fatal("it took the socket of another driver")
 	}
@@ -121,7 +123,7 @@ func TestListenKeepsSocketOfBusyProcess(t *testing.T) {
 		must.Succeed(t, err)
 		defer connection.Close()
 	}
-	if listener, err := driver.Listen(socket); err == nil {
+	if listener, err := driver.Listen(t.Context(), socket); err == nil {
 		t.Errorf("it took a socket that another process listens on: %v", listener.Close())
 	}
 	wantThere(t, socket)
@@ -141,7 +143,7 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 			must.Succeed(t, c.place(socket))
 			before, err := os.Lstat(socket)
 			must.Succeed(t, err)
-			if listener, err := driver.Listen(socket); err == nil {
+			if listener, err := driver.Listen(t.Context(), socket); err == nil {
 				t.Errorf("it listens there: %v", listener.Close())
 			} else {
 				wantContains(t, err.Error(), socket, "not a socket")
@@ -152,5 +154,44 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 				t.Errorf("%s was replaced: %v", name, after)
 			}
 		})
+	}
+}
+
+// After a loss of power there is a stale socket, and drivers that are installed twice start at once.
+func TestOneOfTwoTakesStaleSocket(t *testing.T) {
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	for range 200 {
+		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+		must.Succeed(t, err)
+		stale.SetUnlinkOnClose(false)
+		must.Succeed(t, stale.Close())
+		taken := make(chan net.Listener, 2)
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				listener, err := driver.Listen(t.Context(), socket)
+				if err != nil {
+					return
+				}
+				taken <- listener
+				greet(listener)
+			})
+		}
+		first := <-taken
+		both.Wait()
+		must.Succeed(t, first.Close())
+		if len(taken) > 0 {
+			must.Succeed(t, (<-taken).Close())
+			t.Fatal("two drivers listen on one socket")
+		}
+	}
+}
+
+// greet answers the one that asks whether a process serves the socket, if there is one, as a gRPC server does.
+func greet(listener net.Listener) {
+	_ = listener.(*net.UnixListener).SetDeadline(time.Now().Add(10 * time.Second))
+	if connection, err := listener.Accept(); err == nil {
+		_, _ = connection.Write([]byte{0})
+		_ = connection.Close()
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -189,7 +190,9 @@ func (f Facts) Conditions() []Condition {
 			all = append(all, abnormal(reason, format, args...))
 		}
 	}
-	add(f.Pool != nil, reasonOfPool(f.Pool), "the pool does not serve: %v", f.Pool)
+	if f.Pool != nil {
+		add(true, reasonOfPool(f.Pool), "the pool does not serve: %s", why(f.Pool))
+	}
 	add(f.Damaged != nil, RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
 	add(f.Missing, DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or give the volume up: delete the pods that use it, and then its claim; "+
 		"if it has neither claim nor PersistentVolume, `/hostpath-csi-driver remove-lost --volume=%s`, in the container driver of this node, removes the record", f.Volume)
@@ -203,7 +206,8 @@ func (f Facts) Conditions() []Condition {
 	if f.readable() && f.Uncounted == nil {
 		all = append(all, f.ofContent()...)
 	}
-	add(f.FilesystemErrors > 0, FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
+	add(f.FilesystemErrors > 0, FilesystemErrors, "the pool's filesystem has counted %s, which may concern this volume or others; see the kernel's log, and docs/answers.md for how to reset the count",
+		counted(f.FilesystemErrors, "error", "errors"))
 	return all
 }
 
@@ -222,9 +226,12 @@ func (f Facts) ofContent() []Condition {
 	add(f.LimitDiffers, LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	add(f.LimitOff != "", LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	if f.Outside > 0 {
-		add(true, OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; see docs/quotas.md for how to find and remove them", f.Outside)
+		add(true, OutsideLimit, "%s, and can fill the pool; see docs/quotas.md for how to find and remove what is outside",
+			counted(f.Outside, "subvolume that was made in the volume is outside its limit", "subvolumes that were made in the volume are outside its limit"))
 	} else {
-		add(f.Strays.Outside > 0, OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; see docs/quotas.md for how to find them", f.Strays.Outside)
+		add(f.Strays.Outside > 0, OutsideLimit, "%s, and can fill the pool; see docs/quotas.md for how to find what is outside",
+			counted(f.Strays.Outside, "file or directory of the volume is outside its limit, because its owner changed its project",
+				"files or directories of the volume are outside its limit, because their owner changed their project"))
 	}
 	add(f.full(), NoSpace, "no space is left")
 	add(f.InodesCounted && f.FreeInodes == 0, NoInodes, "no inodes are left")
@@ -239,13 +246,19 @@ func (f Facts) remark() Condition {
 	case f.Unsearched != nil:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
 	case f.Strays.Unseen > 0:
-		return Condition{Message: fmt.Sprintf("in order as far as is known; %d files could not be checked for being outside its limit, because processes have leases of them, or they are encrypted without their key", f.Strays.Unseen)}
+		return Condition{Message: fmt.Sprintf("in order as far as is known; %s: processes have leases, or it is encrypted without a key",
+			counted(f.Strays.Unseen, "file could not be checked for being outside its limit", "files could not be checked for being outside its limit"))}
 	case f.Unpromised:
 		return Condition{Message: "in order; the volume has no record, so that no size is promised or enforced, and the numbers are the whole pool's"}
 	case f.Unenforced:
 		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas, or had none when the volume was made: the numbers are the whole pool's"}
 	}
 	return Condition{Message: "in order"}
+}
+
+// why a pool does not serve, without saying once more that it is unavailable.
+func why(err error) string {
+	return strings.TrimPrefix(err.Error(), volume.ErrUnavailable.Error()+": ")
 }
 
 // reasonOfPool tells why a pool does not serve.
@@ -285,7 +298,7 @@ func Unreadable(err error) bool {
 func (f Facts) OfSnapshot() Condition {
 	switch {
 	case f.Pool != nil:
-		return abnormal(reasonOfPool(f.Pool), "the pool does not serve: %v", f.Pool)
+		return abnormal(reasonOfPool(f.Pool), "the pool does not serve: %s", why(f.Pool))
 	case f.Damaged != nil:
 		return abnormal(RecordUnreadable, "the snapshot's record is unreadable: %v", f.Damaged)
 	case f.Missing:
@@ -295,7 +308,8 @@ func (f Facts) OfSnapshot() Condition {
 	case f.Short:
 		return abnormal(FileShort, "the snapshot's file is smaller than its volume was")
 	case f.FilesystemErrors > 0:
-		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this snapshot or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %s, which may concern this snapshot or others; see the kernel's log, and docs/answers.md for how to reset the count",
+			counted(f.FilesystemErrors, "error", "errors"))
 	}
 	return Condition{Message: "in order"}
 }
@@ -308,6 +322,24 @@ func (r Room) full() bool {
 
 // largestBlock is that of XFS and btrfs, in bytes.
 const largestBlock = 64 << 10
+
+// counted is a number with the words for one and for several.
+func counted[N int | int64](n N, one, several string) fmt.Stringer {
+	return count{int64(n), one, several}
+}
+
+type count struct {
+	n            int64
+	one, several string
+}
+
+// String is made only of what is said.
+func (c count) String() string {
+	if c.n == 1 {
+		return "1 " + c.one
+	}
+	return fmt.Sprintf("%d %s", c.n, c.several)
+}
 
 func abnormal(reason Reason, format string, args ...any) Condition {
 	return Condition{Abnormal: true, Reason: reason, Message: fmt.Sprintf(format, args...)}

@@ -52,7 +52,7 @@ func (d Difference) WriteText(w io.Writer) error {
 // the volume itself if to is the zero id. A pool that gets nowhere for Options.HangAfter is left
 // behind. Errors: volume.ErrNotFound, ErrInvalid for snapshots that are not of one volume,
 // ErrDamagedRecord.
-func Compare(ctx context.Context, configs []poolconfig.Pool, options Options, from, to volume.ID, found func(Difference) error) error {
+func Compare(ctx context.Context, configs []poolconfig.Config, options Options, from, to volume.ID, found func(Difference) error) error {
 	n := &node{options: options.withDefaults()}
 	var problems []error
 	for i := range configs {

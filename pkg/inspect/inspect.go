@@ -79,7 +79,7 @@ func (o Options) withDefaults() Options {
 
 // Run reads pools, all of them at once, so that one which hangs holds no other up. The report
 // has them in the order of the configuration.
-func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
+func Run(ctx context.Context, configs []poolconfig.Config, options Options) Report {
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
 	report.readOutOfUse(ctx, configs, options)
@@ -91,7 +91,7 @@ func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report
 }
 
 // readOutOfUse finds the pools that the driver has served, and that are not configured any more.
-func (r *Report) readOutOfUse(ctx context.Context, configs []poolconfig.Pool, options Options) {
+func (r *Report) readOutOfUse(ctx context.Context, configs []poolconfig.Config, options Options) {
 	pools, err := options.Served.OutOfUse(options.Configured(ctx, configs))
 	if err != nil {
 		r.OutOfUseError = fmt.Sprintf("cannot read which pools this node has served: %v", err)
@@ -105,7 +105,7 @@ func (r *Report) readOutOfUse(ctx context.Context, configs []poolconfig.Pool, op
 // path; a directory in which no driver has made a pool does not, unless a filesystem is to be mounted there.
 //
 // Pools are read all at once, so that those which hang are waited for once.
-func (o Options) Configured(ctx context.Context, configs []poolconfig.Pool) func(served.Pool) bool {
+func (o Options) Configured(ctx context.Context, configs []poolconfig.Config) func(served.Entry) bool {
 	at, errs := make([]string, len(configs)), make([]error, len(configs))
 	var all sync.WaitGroup
 	for i := range configs {
@@ -121,10 +121,10 @@ func (o Options) Configured(ctx context.Context, configs []poolconfig.Pool) func
 			unread[c.Path] = true
 		}
 	}
-	return func(p served.Pool) bool { return uuids[p.UUID] || unread[p.Path] }
+	return func(p served.Entry) bool { return uuids[p.UUID] || unread[p.Path] }
 }
 
-func (o Options) uuidOf(ctx context.Context, c *poolconfig.Pool) (string, error) {
+func (o Options) uuidOf(ctx context.Context, c *poolconfig.Config) (string, error) {
 	return hang.Run(ctx, cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
 		s, f, err := store.OpenReadOnly(&store.Location{
 			Path: c.Path, ReadOnly: true, Shared: c.Shared,

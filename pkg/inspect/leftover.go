@@ -99,7 +99,7 @@ func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, n
 	if err != nil {
 		return Leftover{}, err
 	}
-	left.UsedBytes = known(r.Enforcer.Accounting.UsedByID(r.Store.Root(), id))
+	left.UsedBytes = known(r.Enforcer.UsedByID(r.Store.Root(), id))
 	if place == store.InTrash {
 		held := store.ParseTrashName(name).Promised
 		if held == volume.Unknown {

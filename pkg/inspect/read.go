@@ -25,7 +25,7 @@ import (
 // A reader reads one pool next to the driver that serves it, or without one. It changes nothing
 // and takes no lock that others would wait for.
 type reader struct {
-	reconcile.Pool
+	reconcile.View
 	options Options
 	limits  limit.Options
 	claims  *limit.Registry // the quota ids of all pools
@@ -43,7 +43,7 @@ type reader struct {
 	held    int64
 	counted bool
 	taken   int64 // on the filesystem, while that was counted
-	beside  int64 // limit.Accounting.Beside
+	beside  int64 // limit.Beside
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -57,10 +57,10 @@ type node struct {
 	filesystems reconcile.Filesystems[*reader]
 }
 
-func (n *node) reader(config *poolconfig.Pool) *reader {
+func (n *node) reader(config *poolconfig.Config) *reader {
 	o := n.options
 	r := &reader{
-		Pool: reconcile.Pool{
+		View: reconcile.View{
 			Config:    config,
 			Node:      o.Node,
 			Host:      content.Host{Mounts: o.Mounts, Devices: o.Devices, Dev: o.Dev},
@@ -96,7 +96,7 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 }
 
 // readAll reads all pools at once. One that gets nowhere for Options.HangAfter is left behind.
-func readAll(ctx context.Context, configs []poolconfig.Pool, options Options) []Pool {
+func readAll(ctx context.Context, configs []poolconfig.Config, options Options) []Pool {
 	n := &node{options: options.withDefaults()}
 	pools, readers := make([]Pool, len(configs)), make([]*reader, len(configs))
 	// Whether one lies in another is known when it is known where all are.
@@ -128,7 +128,7 @@ func (r *reader) strays(id volume.ID) (quota.Strays, error) {
 		return quota.Strays{}, err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	return r.Enforcer.Strays(d, reconcile.CardOf(e), func() error { r.steps.Add(1); return nil })
+	return r.Enforcer.Strays(d, reconcile.InfoOf(e), func() error { r.steps.Add(1); return nil })
 }
 
 // notePlace notes where the pool is, if that can be known. If not, reading it says why.
@@ -230,7 +230,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	p.Trash = r.trash
-	l := &reconcile.Listing{Pool: &r.Pool, Err: r.unavailable}
+	l := &reconcile.Listing{In: &r.View, Err: r.unavailable}
 	if err := l.Read(); err != nil {
 		return Pool{}, err
 	}
@@ -304,7 +304,7 @@ func (r *reader) join() error {
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
-	r.beside, err = r.Enforcer.Accounting.Beside(r.Store.Root())
+	r.beside, err = r.Enforcer.Beside(r.Store.Root())
 	return err
 }
 

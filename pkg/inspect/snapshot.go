@@ -14,7 +14,7 @@ import (
 )
 
 func (r *reader) seeSnapshot(l *reconcile.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
-	v := seen{Volume: r.Volume(id, reconcile.CardOf(e), l.Space), entry: e}
+	v := seen{Volume: r.Volume(id, reconcile.InfoOf(e), l.Space), entry: e}
 	v.Condition = l.Snapshot(id, e, d)
 	return v
 }

@@ -111,10 +111,10 @@ func (r *reader) readVolume(l *reconcile.Listing, id volume.ID) (seen, bool, err
 		defer func() { _ = d.Close() }() // opened for reading
 	}
 	if err != nil || !e.Exists() {
-		r.Ledger.Note(id, reconcile.CardOf(store.Entry{}))
+		r.Ledger.Note(id, reconcile.InfoOf(store.Entry{}))
 		return seen{}, false, err
 	}
-	r.Ledger.Note(id, reconcile.CardOf(e))
+	r.Ledger.Note(id, reconcile.InfoOf(e))
 	return r.see(l, id, e, d), true, nil
 }
 
@@ -124,7 +124,7 @@ func (r *reader) see(l *reconcile.Listing, id volume.ID, e store.Entry, d *dir.D
 		return r.seeSnapshot(l, id, e, d)
 	}
 	v := seen{
-		Volume:         r.Volume(id, reconcile.CardOf(e), l.Space),
+		Volume:         r.Volume(id, reconcile.InfoOf(e), l.Space),
 		entry:          e,
 		limitBytes:     volume.Unknown,
 		usedBytes:      volume.Unknown,
@@ -166,7 +166,7 @@ func (r *reader) mayBeGrowing(v *seen) bool {
 // count asks who counts the directory for its numbers. What cannot be read is not known:
 // whether that makes the volume abnormal is for Measure to say, as in a driver.
 func (r *reader) count(v *seen, d *dir.Dir) {
-	usage, id, ok := r.Enforcer.Accounting.Counted(d)
+	usage, id, ok := r.Enforcer.Counted(d)
 	v.carried = id
 	if !ok {
 		return
@@ -179,7 +179,7 @@ func (r *reader) count(v *seen, d *dir.Dir) {
 
 // readFile reads what the devices of the volume are attached to, if it can be read.
 func (v *seen) readFile(d *dir.Dir) {
-	if !reconcile.CardOf(v.entry).MayBeBlock() {
+	if !reconcile.InfoOf(v.entry).MayBeBlock() {
 		return
 	}
 	disk, err := content.OpenFile(v.ID, d)

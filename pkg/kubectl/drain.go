@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
 )
 
 // topologyKey is the label that volumes and capacities have their node by.
@@ -53,6 +56,7 @@ type storage struct {
 	volumes    []corev1.PersistentVolume
 	claims     []corev1.PersistentVolumeClaim
 	pods       []corev1.Pod
+	nodes      []corev1.Node
 	capacities []storagev1.CSIStorageCapacity
 	// snapshots are how many each volume has, by its id.
 	snapshots map[string]int
@@ -114,6 +118,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
 		func() error { return get(ctx, k, &s.pods, "pods") },
+		func() error { return list(ctx, k, &s.nodes, "nodes") },
 		func() error { return get(ctx, k, &s.capacities, "csistoragecapacities") },
 	} {
 		if err := read(); err != nil {
@@ -250,15 +255,18 @@ func (s *storage) place(group []*Planned, to string) {
 			needed[s.volumeOf(p).Spec.StorageClassName] += *p.SizeBytes
 		}
 	}
-	on, known := s.roomiest(group[0], needed, to)
+	refused := s.refused(group)
+	on, known := s.roomiest(group[0], needed, to, refused)
 	problem := ""
 	switch {
+	case refused[to] != "":
+		on, problem = "", refused[to]
 	case !known: // the class is gone, or no node reports: the operator and the driver of the target decide
 		on = to
 	case on == "" && to != "":
 		problem = fmt.Sprintf("node %s has no room for it", to)
 	case on == "":
-		problem = "no other node has room for it"
+		problem = strings.Join(append([]string{"no other node has room for it"}, slices.Sorted(maps.Values(refused))...), ", and ")
 	}
 	for _, p := range group {
 		p.To, p.Problem = on, problem
@@ -270,13 +278,31 @@ func (s *storage) place(group []*Planned, to string) {
 	}
 }
 
-// roomiest is the node with the most room for a volume that has enough for all that is needed; empty for none. Where no node says what room
-// it has, that is not known.
-func (s *storage) roomiest(first *Planned, needed map[string]int64, to string) (best string, known bool) {
+// refused says of nodes why the scheduler would have no pods of a group run there.
+func (s *storage) refused(group []*Planned) map[string]string {
+	refused := map[string]string{}
+	var pods []corev1.Pod
+	for _, pod := range s.pods {
+		if !hasEnded(pod) && slices.ContainsFunc(group, func(p *Planned) bool { return pod.Namespace == p.Namespace && mounts(pod, p.Claim) }) {
+			pods = append(pods, pod)
+		}
+	}
+	for i := range s.nodes {
+		node := &s.nodes[i]
+		if why := schedule.Refuses(pods, node); why != "" && node.Name != group[0].From {
+			refused[node.Name] = why
+		}
+	}
+	return refused
+}
+
+// roomiest is the node with the most room for a volume that has enough for all that is needed, and does not refuse its pods; empty for none.
+// Where no node says what room it has, that is not known.
+func (s *storage) roomiest(first *Planned, needed map[string]int64, to string, refused map[string]string) (best string, known bool) {
 	class := s.volumeOf(first).Spec.StorageClassName
 	room := s.room[class]
 	for on, free := range room {
-		enough := true
+		enough := refused[on] == ""
 		for of, bytes := range needed {
 			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= bytes)
 		}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -39,6 +40,8 @@ type Moved struct {
 	ended bool
 	// waits says that the operator has begun nothing, and will not for now.
 	waits bool
+	// refused is how often the VolumeMove could not be made.
+	refused int
 }
 
 func (m Moved) cells() []string {
@@ -58,10 +61,21 @@ type Progress struct {
 	BytesSent, BytesToGo int64
 	// Each is what the moves do that have begun and not ended.
 	Each []Moved
+	// Problem is why nothing was learned or made now, which is tried again; empty for nothing.
+	Problem string
 }
 
+const (
+	// mostFailures are how many looks in a row may fail after the first one, and mostRefusals how often a VolumeMove may not be made.
+	mostFailures = 30
+	mostRefusals = 3
+	// answering is how long the API server may take.
+	answering = 30 * time.Second
+)
+
 // Moves has the operator move the volumes of claims, so many at once. It goes on with VolumeMoves that are there: after an
-// interruption it can be called again. It asks how far they are at each interval, and tells progress.
+// interruption it can be called again. It asks how far they are at each interval, and tells progress. After the first, a call that fails is made
+// again.
 func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every time.Duration, o MoveOptions, progress func(Progress)) ([]Moved, error) {
 	moves := make([]Moved, len(plan))
 	for i, p := range plan {
@@ -69,15 +83,19 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	for {
+	most := 0 // before the first look has succeeded
+	for failures := 0; ; {
 		err := k.look(ctx, moves)
 		if err == nil {
+			failures, most = 0, mostFailures
 			err = k.begin(ctx, moves, atOnce, o)
-		}
-		if err != nil && ctx.Err() == nil {
+		} else if failures++; failures > most && ctx.Err() == nil {
 			return moves, err
 		}
 		now := progressOf(moves)
+		if err != nil && ctx.Err() == nil {
+			now.Problem = err.Error()
+		}
 		progress(now)
 		if now.Moved+now.Failed == now.Of {
 			return moves, nil
@@ -92,6 +110,8 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 
 // look reads how far the moves are.
 func (k Kubectl) look(ctx context.Context, moves []Moved) error {
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	var all []v1alpha1.VolumeMove
 	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
 		return fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
@@ -117,6 +137,12 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 	return nil
 }
 
+var errSilent = errors.New("the API server has not answered")
+
+func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, answering, errSilent)
+}
+
 func (m *Moved) note(of *v1alpha1.VolumeMove) {
 	m.uid, m.Move, m.ended = of.UID, of.Name, of.Ended()
 	m.From, m.To = cmp.Or(of.Status.SourceNode, m.From), cmp.Or(of.Status.TargetNode, of.Spec.TargetNode)
@@ -130,7 +156,7 @@ func (m *Moved) note(of *v1alpha1.VolumeMove) {
 	}
 }
 
-// begin makes VolumeMoves for the next claims.
+// begin makes VolumeMoves for the next claims. One that is refused again and again holds up no other.
 func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOptions) error {
 	running := 0
 	for _, m := range moves {
@@ -144,6 +170,10 @@ func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOpt
 			continue
 		}
 		if err := k.create(ctx, m, o); err != nil {
+			if ctx.Err() == nil {
+				m.refused++
+				m.Message, m.ended = fmt.Sprintf("make a VolumeMove: %v", err), m.refused == mostRefusals
+			}
 			return fmt.Errorf("make a VolumeMove for claim %s/%s: %w", m.Namespace, m.Claim, err)
 		}
 		running++
@@ -170,6 +200,8 @@ func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := inTime(ctx)
+	defer cancel()
 	out, err := k.feed(ctx, bytes.NewReader(text), "create", "--filename=-", "--output=json")
 	if err != nil {
 		return err
@@ -204,6 +236,9 @@ func progressOf(moves []Moved) Progress {
 // Line says in a line for a terminal how far moves are, of which so many bytes were sent in some time.
 func Line(p Progress, sent int64, in time.Duration) string {
 	line := fmt.Sprintf("%d of %d moved", p.Moved, p.Of)
+	if p.Problem != "" {
+		line += ", and now: " + p.Problem
+	}
 	if p.Failed > 0 {
 		line += fmt.Sprintf(", %d not", p.Failed)
 	}

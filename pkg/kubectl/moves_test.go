@@ -79,6 +79,7 @@ func TestPlanOfDrain(t *testing.T) {
 			with(aUser("gone", "second"), "status", "phase", "Succeeded"),
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
+		"get nodes":                listOf(),
 	}
 	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{{Source: "pv-snapped"}, {Source: "pv-snapped"}}}}}}
 	got := map[string]string{}
@@ -114,6 +115,50 @@ func TestPlanOfDrain(t *testing.T) {
 	}
 }
 
+func aPlace(name string, spec map[string]any) any {
+	return map[string]any{"metadata": map[string]any{"name": name, "labels": map[string]any{"kubernetes.io/hostname": name, "disk": name}}, "spec": spec}
+}
+
+// A volume goes where its pods may run: to no cordoned node, and to none that they do not select or tolerate.
+func TestPlanAsksWherePodsMayRun(t *testing.T) {
+	disk := func(name string) any {
+		return map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": []any{
+			map[string]any{"matchExpressions": []any{map[string]any{"key": "disk", "operator": "NotIn", "values": []any{name}}}},
+		}}}}
+	}
+	a := answers{
+		"get persistentvolumes":      listOf(aVolume("free", "1Gi"), aVolume("bound", "1Gi"), aVolume("selects", "1Gi"), aVolume("unused", "1Gi")),
+		"get persistentvolumeclaims": listOf(),
+		"get pods": listOf(
+			with(aUser("free-0", "free"), "spec", "tolerations", []any{map[string]any{"operator": "Exists"}}),
+			with(aUser("bound-0", "bound"), "spec", "affinity", disk("node-c")),
+			with(aUser("selects-0", "selects"), "spec", "nodeSelector", map[string]any{"disk": "node-c"}),
+		),
+		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "90Gi"), aCapacity("node-c", "50Gi"), aCapacity("node-d", "70Gi")),
+		"get nodes": listOf(
+			aPlace("node-a", map[string]any{"unschedulable": true}), aPlace("node-b", map[string]any{"unschedulable": true}), aPlace("node-c", nil),
+			aPlace("node-d", map[string]any{"taints": []any{map[string]any{"key": "own", "effect": "NoSchedule"}}}),
+		),
+	}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	got := map[string]string{}
+	for _, p := range plan {
+		got[p.Claim] = p.To + p.Problem
+	}
+	want := map[string]string{
+		"free": "node-d", "selects": "node-c", "unused": "node-c",
+		"bound": "no other node has room for it, and node node-b is cordoned, and pod bound-0 does not tolerate the taint own of node node-d, and " +
+			"pod bound-0 may not run on node node-c by its node selector or affinity",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if one, err := PlanMove(t.Context(), a.kubectl(t), "apps", "free", MoveOptions{Target: "node-b"}); err != nil || one[0].Problem != "node node-b is cordoned" {
+		t.Errorf("the plan for a cordoned node is %+v, %v", one, err)
+	}
+}
+
 // The volumes of one pod go to one node, or none of them does.
 func TestPlanOfVolumesOfOnePod(t *testing.T) {
 	both := func(name, one, other string) map[string]any {
@@ -134,6 +179,7 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 			with(aUser("vm", "kept"), "metadata", "labels", map[string]any{"kubevirt.io": "virt-launcher"}),
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "6Gi"), aCapacity("node-c", "4Gi")),
+		"get nodes":                listOf(),
 	}
 	want := map[string]string{
 		"after": "node-b", "data": "node-b", "logs": "node-b", "single": "node-c",
@@ -225,5 +271,50 @@ func TestMovesThatWaitHoldUpNoOther(t *testing.T) {
 	}
 	if _, err := Moves(t.Context(), answers{}.kubectl(t), plan, 1, time.Millisecond, MoveOptions{}, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "moving needs the operator") {
 		t.Errorf("without the kind VolumeMove: %v", err)
+	}
+}
+
+// A call that fails amid moves is made again, and what that says is shown; a VolumeMove that is refused holds up no other.
+func TestMovesSurviveCallsThatFail(t *testing.T) {
+	const asked = "get volumemoves.hostpathprovisioner.kubevirt.io"
+	a := answers{
+		asked:      listOf(),
+		"made.3":   aMove("second-1", "second", nil), // the first is refused
+		"listed.3": listOf(aMove("second-1", "second", says("Succeeded", "was moved"))),
+	}
+	for i := range mostRefusals {
+		a["listed."+string(rune('0'+i))] = listOf()
+	}
+	plan := []Planned{{Namespace: "apps", Claim: "first"}, {Namespace: "apps", Claim: "second"}}
+	k := a.kubectl(t)
+	at, aside := filepath.Join(os.Getenv("KUBECTL_ANSWERS"), asked), filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "aside")
+	failed, refused := 0, 0
+	moves, err := Moves(t.Context(), k, plan, 1, time.Millisecond, MoveOptions{}, func(p Progress) {
+		switch {
+		case strings.Contains(p.Problem, "list volumemoves"):
+			if failed++; failed == 2 {
+				must.Succeed(t, os.Rename(aside, at))
+			}
+		case strings.Contains(p.Problem, "claim apps/first"):
+			if refused++; refused == 1 {
+				must.Succeed(t, os.Rename(at, aside))
+			}
+		}
+		if p.Problem != "" && !strings.Contains(Line(p, 0, 0), p.Problem[:20]) {
+			t.Errorf("%q does not say %q", Line(p, 0, 0), p.Problem)
+		}
+	})
+	must.Succeed(t, err)
+	if failed != 2 || refused != mostRefusals || moves[0].Done() || !strings.Contains(moves[0].Message, "make a VolumeMove: ") || !moves[1].Done() {
+		t.Errorf("%d calls failed, %d were refused, and the moves are %+v", failed, refused, moves)
+	}
+	// One that fails for ever ends it.
+	k = answers{asked: listOf(aMove("first-1", "first", says("Copying", "copies")))}.kubectl(t)
+	if _, err := Moves(t.Context(), k, plan[:1], 1, time.Microsecond, MoveOptions{}, func(p Progress) {
+		if p.Problem == "" {
+			must.Succeed(t, os.Remove(filepath.Join(os.Getenv("KUBECTL_ANSWERS"), asked)))
+		}
+	}); err == nil {
+		t.Error("it never ends")
 	}
 }

@@ -250,9 +250,15 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 		failed = append(failed, c.update(ctx, byName[known.Name], known))
 	}
 	for _, o := range r.Offers {
-		if err := c.offer(ctx, node, config, o); err != nil && !errors.Is(err, devices.ErrChanged) {
-			r.Problems = append(r.Problems, devices.Problem{Path: o.Path, Reason: devices.NotOffered, Detail: err.Error()})
+		err := c.offer(ctx, node, config, o)
+		if err == nil || errors.Is(err, devices.ErrChanged) {
+			continue
 		}
+		problem, known := errors.AsType[devices.Problem](err)
+		if !known {
+			problem = devices.Problem{Path: o.Path, Reason: devices.NotOffered, Detail: err.Error()}
+		}
+		r.Problems = append(r.Problems, problem)
 	}
 	for _, w := range r.Wiping {
 		failed = append(failed, c.annotate(ctx, byName[w.Volume], w.Progress))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -143,6 +144,7 @@ func (c *cluster) wantEvent(words ...string) {
 		all = append(all, <-c.said.Events)
 	}
 	for _, e := range all {
+		must.SayOnce(c.World, e)
 		has := true
 		for _, word := range words {
 			has = has && strings.Contains(e, word)
@@ -278,16 +280,45 @@ func TestChangedConfigMapWaitsForVolumes(t *testing.T) {
 	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 0)
 }
 
+// madeByHand is a volume of a disk that an administrator has made.
+func madeByHand(d *devicestest.Disk) *corev1.PersistentVolume {
+	on := nodeMetadata(node)
+	on.Labels = map[string]string{corev1.LabelHostname: node}
+	pv := newVolume(on, devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: "by-hand", Path: d.Node, Bytes: 8 * mib})
+	pv.Labels, pv.Annotations, pv.OwnerReferences = nil, nil, nil
+	return pv
+}
+
+// A volume that was made by hand after its device was checked, and that no cache has, is found right before the device is offered.
+func TestAPIIsAskedRightBeforeAVolumeIsMade(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	var asked atomic.Int32
+	api := c.Client.(client.WithWatch)
+	c.fresh = interceptor.NewClient(api, interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if _, volumes := list.(*corev1.PersistentVolumeList); volumes && asked.Add(1) == 2 {
+				must.Succeed(t, api.Create(ctx, madeByHand(d)))
+			}
+			return api.List(ctx, list, options...)
+		},
+	})
+	c.configure(block())
+	c.until("a refusal, or a volume", func() bool {
+		return value(c.metrics.errors) == 1 || len(c.volumes()) > 1 || asked.Load() < 2 && len(c.volumes()) > 0
+	})
+	if now := c.volumes(); len(now) != 1 || now[0].Name != "by-hand" {
+		t.Fatalf("%d volumes after %d questions, want the one that was made by hand", len(now), asked.Load())
+	}
+	c.wantEvent("DeviceForeignVolume", d.Path, "by-hand")
+}
+
 // A volume that an administrator has made by hand has no label of ours.
 func TestDeviceOfVolumeMadeByHandIsNotOffered(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d := c.Blank("disk", 8*mib)
 	d.Untouched()
-	on := nodeMetadata(node)
-	on.Labels = map[string]string{corev1.LabelHostname: node}
-	pv := newVolume(on, devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: "by-hand", Path: d.Node, Bytes: 8 * mib})
-	pv.Labels, pv.Annotations, pv.OwnerReferences = nil, nil, nil
-	must.Succeed(t, c.Create(t.Context(), pv))
+	must.Succeed(t, c.Create(t.Context(), madeByHand(d)))
 	c.configure(block())
 	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
 	c.wantEvent("DeviceForeignVolume", d.Path, "by-hand")

@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
@@ -143,33 +145,92 @@ func (c checker) checkServed(ctx context.Context, s *saved) error {
 		problems = append(problems, err)
 		return is
 	}
-	for _, pod := range pods.Items {
-		if (c.target.pool.Shared || pod.Spec.NodeName == c.Node) && serves(&pod, isPool) {
-			return fmt.Errorf("pod %s/%s is a provisioner with PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		if !c.target.pool.Shared && pod.Spec.NodeName != c.Node || slices.Contains(c.NoProvisioners, name) {
+			continue
+		}
+		is, may := serves(pod, isPool)
+		if is {
+			return fmt.Errorf("pod %s is a provisioner with PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", name, s.To.Directory)
+		}
+		if may != "" {
+			return fmt.Errorf("pod %s has %s mounted, and may be a provisioner that serves it, by %s: if it is, delete its DaemonSet or Deployment first; if not, give --no-provisioner=%s",
+				name, s.To.Directory, may, name)
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// serves reports whether a pod is a provisioner from before CSI whose directory is the pool. Where its configuration is not in
-// the pod, it is one that mounts the directory.
-func serves(pod *corev1.Pod, isPool func(path string) bool) bool {
+// serves reports whether a pod is a provisioner from before CSI whose directory is the pool. Where its configuration is not in the pod, a pod that
+// has the directory mounted may be one, by what is returned.
+func serves(pod *corev1.Pod, isPool func(path string) bool) (is bool, may string) {
 	mounts := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.HostPath != nil && isPool(v.HostPath.Path)
 	})
-	is := func(path string) bool {
-		return isPool(path) || strings.Contains(path, "$(") && mounts
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, d := range directories(&container) {
+			switch {
+			case d.unknown != "" && mounts:
+				may = cmp.Or(may, d.unknown)
+			case d.unknown == "" && isPool(d.path):
+				return true, ""
+			}
+		}
 	}
-	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-		words := append(slices.Clone(c.Command), c.Args...)
-		byFlag := slices.ContainsFunc(words, func(word string) bool {
-			path, found := strings.CutPrefix(strings.TrimPrefix(word, "-"), "-pv-dir=")
-			return found && is(path)
-		})
-		at := slices.IndexFunc(words, func(word string) bool { return word == "--pv-dir" || word == "-pv-dir" })
-		byEnv := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
-			return e.Name == "PV_DIR" && (is(e.Value) || e.ValueFrom != nil && mounts)
-		})
-		return byFlag || byEnv || 0 <= at && at+1 < len(words) && is(words[at+1])
-	})
+	return false, may
+}
+
+// A pvDir is a directory that a container may have as PV_DIR, or where the Pod has that from.
+type pvDir struct{ path, unknown string }
+
+const pvDirVariable = "PV_DIR"
+
+// directories are what a container is given as PV_DIR, by its flags and its variables.
+func directories(c *corev1.Container) (found []pvDir) {
+	words := append(slices.Clone(c.Command), c.Args...)
+	for i, word := range words {
+		name, path, given := strings.Cut(word, "=")
+		if name != "--pv-dir" && name != "-pv-dir" {
+			continue
+		}
+		if !given && i+1 < len(words) {
+			path = words[i+1]
+		}
+		found = append(found, pathOr(path, word))
+	}
+	if len(found) > 0 {
+		return found // which go before variables
+	}
+	// The last of a name counts, and goes before those from elsewhere.
+	for _, e := range slices.Backward(c.Env) {
+		if e.Name != pvDirVariable {
+			continue
+		}
+		if e.ValueFrom != nil {
+			return append(found, pvDir{unknown: pvDirVariable + " from elsewhere"})
+		}
+		return append(found, pathOr(e.Value, pvDirVariable+"="+e.Value))
+	}
+	for _, from := range c.EnvFrom {
+		if !strings.HasPrefix(pvDirVariable, from.Prefix) {
+			continue
+		}
+		switch {
+		case from.ConfigMapRef != nil:
+			found = append(found, pvDir{unknown: "variables of the ConfigMap " + from.ConfigMapRef.Name})
+		case from.SecretRef != nil:
+			found = append(found, pvDir{unknown: "variables of the Secret " + from.SecretRef.Name})
+		}
+	}
+	return found
+}
+
+// pathOr is a path, unless it takes a variable.
+func pathOr(path, otherwise string) pvDir {
+	if strings.Contains(path, "$(") {
+		return pvDir{unknown: otherwise}
+	}
+	return pvDir{path: path}
 }

@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -54,7 +53,7 @@ type choice struct {
 
 type target struct {
 	driver     string
-	pool       poolconfig.Pool
+	pool       poolconfig.Config
 	parameters map[string]string
 }
 
@@ -76,64 +75,37 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 	if t.pool, err = poolOf(m.Pools, class.Parameters["storagePool"]); err != nil {
 		return t, fmt.Errorf("StorageClass %s: %w", class.Name, err)
 	}
-	if err := checkServes(ctx, m.driver, class.Parameters); err != nil {
-		return t, fmt.Errorf("StorageClass %s: the driver on this node answers: %w", class.Name, err)
-	}
-	if m.Apply {
-		if err := m.checkPlace(ctx, t.pool); err != nil {
-			return t, err
-		}
+	if err := checkPlace(ctx, m.driver, class.Parameters, t.pool); err != nil {
+		return t, fmt.Errorf("StorageClass %s: %w", class.Name, err)
 	}
 	t.parameters = class.Parameters
 	return t, nil
 }
 
-// checkPlace refuses a pool that the driver has in another directory: it would report none of the volumes, whose objects are deleted by
-// then. It is asked for a directory that is there for this only.
-func (m *migration) checkPlace(ctx context.Context, p poolconfig.Pool) (err error) {
-	id, err := volume.ParseID("migrate-" + rand.Text())
+// checkPlace refuses a pool that the driver does not serve, or has in another directory: it would report none of the volumes, whose objects are
+// deleted by then, or others of their names. A full pool can take a directory that is there already.
+func checkPlace(ctx context.Context, driver Driver, parameters map[string]string, p poolconfig.Config) error {
+	has, err := driver.Directory(ctx, parameters)
 	if err != nil {
-		return err
+		return fmt.Errorf("ask the driver on this node for its pool %s: %w", p.Name, err)
 	}
 	in, err := dir.Open(p.Path)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, in.Close()) }()
-	made, err := in.Make(id.String())
-	if err != nil {
+	here, err := in.ID()
+	if err := errors.Join(err, in.Close()); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, made.Close(), in.RemoveDir(id.String())) }()
-	switch _, err = m.driver.Volume(ctx, id); {
-	case errors.Is(err, volume.ErrNotFound):
-		return fmt.Errorf("the driver on this node does not see what is in %s: give --datadir (DATADIR) the path that it has for the pool %s", p.Path, p.Name)
-	case err != nil:
-		return fmt.Errorf("ask the driver for what is in %s: %w", p.Path, err)
+	if here != has {
+		return fmt.Errorf("the driver on this node has its pool %s in another directory than %s: give --datadir (DATADIR) the path that it has for it, mounted as the driver has it",
+			p.Name, p.Path)
 	}
 	return nil
 }
 
-// checkServes refuses a pool that the driver does not serve, for which it reports the capacity 0: the old objects would be
-// deleted, and the driver would not report the volume. A full pool, which has that capacity too, can take a directory that is
-// there already. Then a driver that serves its pools knows of a volume that it is not there.
-func checkServes(ctx context.Context, driver Driver, parameters map[string]string) error {
-	available, err := driver.Available(ctx, parameters)
-	if err != nil || available > 0 {
-		return err
-	}
-	id, err := volume.ParseID("migrate-" + rand.Text())
-	if err != nil {
-		return err
-	}
-	if _, err = driver.Volume(ctx, id); errors.Is(err, volume.ErrNotFound) {
-		return nil
-	}
-	return fmt.Errorf("a pool does not serve: %w", err)
-}
-
 // poolOf is the pool that a StorageClass names.
-func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
+func poolOf(pools []poolconfig.Config, name string) (poolconfig.Config, error) {
 	if name == "" && len(pools) == 1 {
 		return pools[0], nil
 	}
@@ -144,7 +116,7 @@ func poolOf(pools []poolconfig.Pool, name string) (poolconfig.Pool, error) {
 		}
 		names = append(names, p.Name.String())
 	}
-	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
+	return poolconfig.Config{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
 }
 
 // choose finds the volumes that were chosen: for an undo, those that have a file.

@@ -84,6 +84,7 @@ func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation)
 		return fmt.Errorf("PersistentVolume %s is %w: it has another source", pv.Name, errForeign)
 	}
 	o.volume = s.formOf(pv)
+	s.keepVolume(pv, o.volume)
 	policy := pv.Spec.PersistentVolumeReclaimPolicy
 	o.pv = pv
 	o.volumeGoing = pv.DeletionTimestamp != nil
@@ -141,6 +142,7 @@ func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) 
 		}
 		return fmt.Errorf("claim %s is %w: another client created it meanwhile; %s", name, errForeign, advice)
 	}
+	s.keepClaim(claim, o.claim)
 	if o.pv != nil && o.pv.Spec.ClaimRef.UID == claim.UID {
 		o.stale = false
 	}
@@ -188,6 +190,14 @@ func (m *migration) observeDriver(ctx context.Context, s *saved, o *observation)
 	}
 	o.reported = err == nil
 	return err
+}
+
+// perform does a step, after what others have changed of the objects is safe.
+func (m *migration) perform(ctx context.Context, what step, s *saved, o observation) error {
+	if err := m.files.writeKept(s); err != nil {
+		return err
+	}
+	return m.do(ctx, what, s, o)
 }
 
 func (m *migration) do(ctx context.Context, what step, s *saved, o observation) error {

@@ -22,7 +22,7 @@ func (c checker) checkOthers(ctx context.Context, s *saved) error {
 	if err != nil {
 		return err
 	}
-	shared := slices.ContainsFunc(c.Pools, func(p poolconfig.Pool) bool { return p.Shared && p.Path == s.To.Directory })
+	shared := slices.ContainsFunc(c.Pools, func(p poolconfig.Config) bool { return p.Shared && p.Path == s.To.Directory })
 	// A directory of no node is one of all nodes.
 	o := others.Others{Node: here, Anywhere: shared || s.Volume.Spec.NodeAffinity == nil && !only}
 	volumes, err := c.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})

@@ -1,15 +1,21 @@
 package migrate
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -94,17 +100,84 @@ func TestPoolThatTheDriverHasElsewhere_stopsMigration(t *testing.T) {
 	for _, directory := range []string{"old", "pool"} {
 		t.Run(directory, func(t *testing.T) {
 			r := newRig(t, directory)
-			r.driver = driver{serve(t, "local", filepath.Join(t.TempDir(), "elsewhere"))}
+			elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+			must.Succeed(t, os.MkdirAll(filepath.Join(elsewhere, pvName), 0o700)) // as in a copy of the pool
+			r.driver = driver{serve(t, "local", elsewhere)}
 			r.config.Timeout = time.Millisecond
 			r.client.ClearActions()
-			if err := r.run(apply); err == nil || !strings.Contains(err.Error(), "does not see what is in "+r.config.Pools[0].Path) {
-				t.Errorf("%v\n%s", err, r.output.String())
+			for _, change := range []func(*Config){func(*Config) {}, apply} {
+				if err := r.run(change); err == nil || !strings.Contains(err.Error(), "has its pool local in another directory than "+r.config.Pools[0].Path) {
+					t.Errorf("%v\n%s", err, r.output.String())
+				}
 			}
 			r.wantNoChange()
 			r.wantData(r.path())
-			if left, err := filepath.Glob(filepath.Join(r.config.Pools[0].Path, "migrate-*")); err != nil || len(left) > 0 {
-				t.Errorf("left: %q (%v)", left, err)
-			}
 		})
+	}
+}
+
+// The pool is looked at, and nothing is made in it to find out that the driver has it.
+func TestNothingIsMadeInThePoolToFindIt(t *testing.T) {
+	r := newRig(t, "pool")
+	pool := r.config.Pools[0].Path
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, unix.Close(watch)) }()
+	_, err = unix.InotifyAddWatch(watch, pool, unix.IN_CREATE|unix.IN_MOVED_TO)
+	must.Succeed(t, err)
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+	if n, err := unix.Read(watch, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("%d bytes of what was made in the pool (%v)", n, err)
+	}
+}
+
+// What others have changed of a migrated claim and its PersistentVolume stays, and so do the annotations by which the old provisioner
+// knows its volume.
+func TestUndo_keepsWhatOthersHaveChanged(t *testing.T) {
+	change := func(m *metav1.ObjectMeta) {
+		m.Labels = map[string]string{"app": "changed", "tier": "added"}
+		delete(m.Annotations, "example.com/note")
+		m.Annotations["example.com/later"] = "added"
+		m.Annotations["volume.kubernetes.io/storage-provisioner"] = driverName // the controller's
+		m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "second", UID: "second-uid"})
+	}
+	for title, begin := range map[string]func(*rig){
+		"of a complete migration": func(r *rig) {
+			must.Succeed(r.T, r.run(apply))
+			r.changed(change)
+		},
+		"of one that was stopped": func(r *rig) {
+			must.Succeed(r.T, r.run(func(c *Config) { c.Apply, c.Steps = true, 8 })) // the new objects are there
+			r.changed(change)
+		},
+		"of one whose objects were still the old ones": func(r *rig) {
+			must.Succeed(r.T, r.run(func(c *Config) { c.Apply, c.Steps = true, 1 }))
+			r.changed(change)
+			must.Succeed(r.T, r.run(apply))
+		},
+	} {
+		for _, steps := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, %d steps at once", title, steps), func(t *testing.T) {
+				r := newRig(t, "old")
+				begin(r)
+				for range 20 {
+					must.Succeed(t, r.run(func(c *Config) { undo(c); c.Steps = steps }))
+				}
+				pv, claim := r.objects()
+				for _, m := range []metav1.ObjectMeta{pv.ObjectMeta, claim.ObjectMeta} {
+					if m.Labels["app"] != "changed" || m.Labels["tier"] != "added" || m.Annotations["example.com/later"] != "added" || m.Annotations["example.com/note"] != "" || len(m.OwnerReferences) != 2 {
+						t.Errorf("%s: what was changed is lost: %+v", m.Name, m)
+					}
+				}
+				if pv.Spec.HostPath == nil || pv.Annotations[origin.ProvisionedBy] != origin.PerNodeName || pv.Annotations[origin.ProvisionOnNode] != "node-a" {
+					t.Errorf("the PersistentVolume is not that of the provisioner: %+v", pv)
+				}
+				if got := claim.Annotations[provisioner.StorageProvisioner]; got != origin.PerNodeName {
+					t.Errorf("the claim is of the provisioner %q", got)
+				}
+				r.wantData(pv.Spec.HostPath.Path)
+			})
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
@@ -26,7 +27,7 @@ type Config struct {
 	// Node is the name of the Node object that this process runs on.
 	Node string
 	// Pools are those of the driver on this node, of which the names and paths count.
-	Pools []poolconfig.Pool
+	Pools []poolconfig.Config
 	// From are directories, besides the pool, whose children may be moved into the pool. Absolute and clean.
 	From []string
 	// Class is the StorageClass of the new objects, which says the pool.
@@ -36,6 +37,8 @@ type Config struct {
 	// HostRoot is where this process has the root directory of the node, in which paths of other pods and volumes are looked up.
 	HostRoot string
 	Chosen   Chosen
+	// NoProvisioners are pods that may look like provisioners of the pool, and are none.
+	NoProvisioners []types.NamespacedName
 	// Apply has the steps done, and not only listed; Undo goes back to the old objects.
 	Apply, Undo bool
 	// Steps is how many steps are done for each claim in this run; 0 for all.
@@ -54,7 +57,7 @@ func (c Config) want() form {
 // Driver is the driver on this node.
 type Driver interface {
 	Name(ctx context.Context) (string, error)
-	Available(ctx context.Context, parameters map[string]string) (int64, error)
+	Directory(ctx context.Context, parameters map[string]string) (dir.ID, error)
 	Volume(ctx context.Context, id volume.ID) (client.Volume, error)
 }
 
@@ -184,7 +187,7 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 		} else if time.Since(p.since) > m.Timeout {
 			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
 		}
-		if err := m.do(ctx, step, s, now); err != nil {
+		if err := m.perform(ctx, step, s, now); err != nil {
 			return err
 		}
 		if !again && !step.waits() {

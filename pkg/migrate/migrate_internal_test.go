@@ -25,6 +25,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
@@ -33,6 +34,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 const (
@@ -56,12 +59,12 @@ type driver struct{ set *pool.Set }
 
 func (driver) Name(context.Context) (string, error) { return driverName, nil }
 
-func (d driver) Available(_ context.Context, parameters map[string]string) (int64, error) {
+func (d driver) Directory(_ context.Context, parameters map[string]string) (dir.ID, error) {
 	name, err := volume.ParsePoolName(parameters["storagePool"])
 	if err != nil {
-		return 0, err
+		return dir.ID{}, err
 	}
-	return d.set.Capacity(name, false)
+	return d.set.Directory(name)
 }
 
 func (d driver) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {
@@ -81,7 +84,7 @@ func serve(t *testing.T, name, path string) *pool.Set {
 	return set
 }
 
-func parsePools(t *testing.T, name, path string) []poolconfig.Pool {
+func parsePools(t *testing.T, name, path string) []poolconfig.Config {
 	t.Helper()
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":%q,"path":%q,"enforcement":"none"}]`, name, path), "/")
 	must.Succeed(t, err)
@@ -91,7 +94,12 @@ func parsePools(t *testing.T, name, path string) []poolconfig.Pool {
 // newRig has one volume of the provisioner, in the directory that is given, below root.
 func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *rig {
 	t.Helper()
-	root := t.TempDir()
+	return newRigOn(t, t.TempDir(), directory, changes...)
+}
+
+// newRigOn has the root be another one.
+func newRigOn(t *testing.T, root, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *rig {
+	t.Helper()
 	pools, from := filepath.Join(root, "pool"), filepath.Join(root, directory)
 	r := &rig{T: t, driver: driver{serve(t, "local", pools)}, config: Config{
 		Node: "node-a", Pools: parsePools(t, "local", pools), From: []string{filepath.Join(root, "old")}, Class: "hostpath-csi",
@@ -241,6 +249,18 @@ func (r *rig) wantCSI() {
 	if capacity := pv.Spec.Capacity.Storage().Value(); err != nil || v.Bytes != 1003520 || capacity != v.Bytes {
 		r.Errorf("the driver reports %+v (%v), the PersistentVolume has %d", v, err, capacity)
 	}
+}
+
+// changed is another client's update of both objects.
+func (r *rig) changed(change func(*metav1.ObjectMeta)) {
+	r.Helper()
+	pv, claim := r.objects()
+	change(&pv.ObjectMeta)
+	change(&claim.ObjectMeta)
+	_, err := r.client.CoreV1().PersistentVolumes().Update(r.Context(), pv, metav1.UpdateOptions{})
+	must.Succeed(r.T, err)
+	_, err = r.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(r.Context(), claim, metav1.UpdateOptions{})
+	must.Succeed(r.T, err)
 }
 
 func (r *rig) wantData(directory string) {
@@ -580,9 +600,8 @@ func refusing(resource string) func(*rig) error {
 // hangs is a driver whose pool does not answer.
 type hangs struct{ Driver }
 
-func (hangs) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
-func (hangs) Volume(context.Context, volume.ID) (client.Volume, error) {
-	return client.Volume{}, fmt.Errorf("%w: pool hangs", volume.ErrUnavailable)
+func (hangs) Directory(context.Context, map[string]string) (dir.ID, error) {
+	return dir.ID{}, fmt.Errorf("%w: pool hangs", volume.ErrUnavailable)
 }
 
 // immutable has a privileged pod have protected the directory from being renamed.
@@ -615,18 +634,31 @@ func (r *rig) lost() error {
 	return errors.Join(err, os.Remove(filepath.Join(r.config.Pools[0].Path, pvName)))
 }
 
-// full is one whose pool has no room.
-type full struct{ Driver }
-
-func (full) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
-
-func TestMigrationIntoFullPool(t *testing.T) {
-	r := newRig(t, "pool")
-	whole := r.driver
-	r.driver = full{whole}
-	must.Succeed(t, r.run(apply))
-	r.driver = whole
-	r.wantCSI()
+// What is in the pool already, with its record, needs nothing more there. Without a record it is refused before its objects are deleted.
+func TestMigrationOnAFullDisk(t *testing.T) {
+	for recorded, want := range map[bool]string{true: "", false: "has no room for the record of " + pvName} {
+		t.Run(fmt.Sprintf("recorded %t", recorded), func(t *testing.T) {
+			disk := testenv.LoopFS(t, "ext4", 64<<20)
+			r := newRigOn(t, disk, "pool")
+			r.config.Directory = filepath.Join(t.TempDir(), "saved")
+			if recorded {
+				in := store.VolumePath{Directory: r.config.Pools[0].Path, Name: pvName}
+				must.Succeed(t, store.Handover{From: in, To: in}.Record(1003520))
+			}
+			foreign := filepath.Join(disk, "foreign")
+			must.Succeed(t, os.Mkdir(foreign, 0o700))
+			fulldisk.Fill(t, foreign, fulldisk.Shortage{Bytes: true})
+			r.client.ClearActions()
+			if err := r.run(apply); (err == nil) != recorded || !strings.Contains(r.output.String(), want) {
+				t.Errorf("%v\n%s", err, r.output.String())
+			}
+			if recorded {
+				r.wantCSI()
+				return
+			}
+			r.wantNoChange()
+		})
+	}
 }
 
 func TestServes(t *testing.T) {
@@ -634,27 +666,60 @@ func TestServes(t *testing.T) {
 	mounted := []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: pool + "/"}}}}
 	elsewhere := &corev1.EnvVarSource{}
 	isPool := func(path string) bool { return filepath.Clean(path) == pool }
+	ofMap := []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+	ofSecret := []corev1.EnvFromSource{{Prefix: "PV_", SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+	other := corev1.EnvVar{Name: "PV_DIR", Value: "/var/other"}
 	tests := map[string]struct {
 		container corev1.Container
 		volumes   []corev1.Volume
-		want      bool
+		is        bool
+		may       string
 	}{
-		"by its variable":                       {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: pool + "/"}}}, nil, true},
-		"by a variable from a ConfigMap":        {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, mounted, true},
-		"by such a variable, of something else": {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, nil, false},
-		"by a flag":                             {corev1.Container{Args: []string{"--v=2", "--pv-dir=" + pool}}, nil, true},
-		"by a flag in two words":                {corev1.Container{Command: []string{"/hostpath-provisioner", "-pv-dir", pool}}, nil, true},
-		"by a flag that takes a variable":       {corev1.Container{Args: []string{"--pv-dir=$(DIR)"}}, mounted, true},
-		"of another directory":                  {corev1.Container{Args: []string{"--pv-dir=/var/other", "--pv-dir"}, Env: []corev1.EnvVar{{Name: "PV_DIR", Value: "/var/other"}}}, mounted, false},
-		"not a provisioner":                     {corev1.Container{Args: []string{pool}, Env: []corev1.EnvVar{{Name: "OTHER", Value: pool}}}, mounted, false},
+		"by its variable":                       {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: pool + "/"}}}, nil, true, ""},
+		"by the last variable of the name":      {corev1.Container{Env: []corev1.EnvVar{other, {Name: "PV_DIR", Value: pool}}}, nil, true, ""},
+		"by a variable from a ConfigMap":        {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, mounted, false, "PV_DIR from elsewhere"},
+		"by such a variable, of something else": {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, nil, false, ""},
+		"by all variables of a ConfigMap":       {corev1.Container{EnvFrom: ofMap}, mounted, false, "variables of the ConfigMap settings"},
+		"by all variables of a Secret":          {corev1.Container{EnvFrom: ofSecret}, mounted, false, "variables of the Secret settings"},
+		"by those, of something else":           {corev1.Container{EnvFrom: ofMap}, nil, false, ""},
+		"by those, with another prefix":         {corev1.Container{EnvFrom: []corev1.EnvFromSource{{Prefix: "DB_", ConfigMapRef: ofMap[0].ConfigMapRef}}}, mounted, false, ""},
+		"by those, and its variable is another": {corev1.Container{EnvFrom: ofMap, Env: []corev1.EnvVar{other}}, mounted, false, ""},
+		"by those, and its flag is another":     {corev1.Container{EnvFrom: ofMap, Args: []string{"--pv-dir=/var/other"}}, mounted, false, ""},
+		"by a flag":                             {corev1.Container{Args: []string{"--v=2", "--pv-dir=" + pool}}, nil, true, ""},
+		"by a flag in two words":                {corev1.Container{Command: []string{"/hostpath-provisioner", "-pv-dir", pool}}, nil, true, ""},
+		"by a flag that takes a variable":       {corev1.Container{Args: []string{"--pv-dir=$(DIR)"}}, mounted, false, "--pv-dir=$(DIR)"},
+		"of another directory":                  {corev1.Container{Args: []string{"--pv-dir=/var/other", "--pv-dir"}, Env: []corev1.EnvVar{other}}, mounted, false, ""},
+		"not a provisioner":                     {corev1.Container{Args: []string{pool}, Env: []corev1.EnvVar{{Name: "OTHER", Value: pool}}}, mounted, false, ""},
 	}
 	for title, tt := range tests {
-		t.Run(title, func(t *testing.T) {
-			if got := serves(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.container}, Volumes: tt.volumes}}, isPool); got != tt.want {
-				t.Errorf("got %t", got)
-			}
-		})
+		for _, first := range []bool{false, true} {
+			t.Run(title, func(t *testing.T) {
+				spec := corev1.PodSpec{Containers: []corev1.Container{tt.container}, Volumes: tt.volumes}
+				if first { // as a sidecar
+					spec.InitContainers, spec.Containers = spec.Containers, nil
+				}
+				if is, may := serves(&corev1.Pod{Spec: spec}, isPool); is != tt.is || may != tt.may {
+					t.Errorf("got %t and %q", is, may)
+				}
+			})
+		}
 	}
+}
+
+// Who knows that it is no provisioner can say so.
+func TestPodThatMayBeAProvisioner(t *testing.T) {
+	r := newRig(t, "old")
+	pod := podAt(r.config.Pools[0].Path, "node-a")
+	pod.Spec.Containers = []corev1.Container{{EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}}}
+	must.Succeed(t, r.client.Tracker().Add(pod))
+	r.client.ClearActions()
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "by variables of the ConfigMap settings") || !strings.Contains(r.output.String(), "--no-provisioner=other/plain") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+	r.wantNoChange()
+	r.config.NoProvisioners = []types.NamespacedName{{Namespace: "other", Name: "plain"}}
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
 }
 
 // Another client changes the PersistentVolume all the time.

@@ -3,8 +3,10 @@ package migrate
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -39,6 +41,53 @@ func meta(old metav1.ObjectMeta, without ...string) metav1.ObjectMeta {
 		Name: old.Name, Namespace: old.Namespace,
 		Labels: maps.Clone(old.Labels), Annotations: annotations, OwnerReferences: slices.Clone(old.OwnerReferences),
 	}
+}
+
+// keepVolume and keepClaim have the objects that are made from now on have what others have changed of the present ones.
+func (s *saved) keepVolume(now *corev1.PersistentVolume, is form) {
+	s.kept = keep(&s.Volume.ObjectMeta, s.volume(is, client.Volume{}).ObjectMeta, now.ObjectMeta) || s.kept
+}
+
+func (s *saved) keepClaim(now *corev1.PersistentVolumeClaim, is form) {
+	s.kept = keep(&s.Claim.ObjectMeta, s.claim(is).ObjectMeta, now.ObjectMeta) || s.kept
+}
+
+// keep takes over how an object differs from what it was made as: its labels, annotations and owners.
+func keep(kept *metav1.ObjectMeta, made, now metav1.ObjectMeta) (changed bool) {
+	labels, annotations := keepIn(&kept.Labels, made.Labels, now.Labels), keepIn(&kept.Annotations, made.Annotations, now.Annotations)
+	if equality.Semantic.DeepEqual(made.OwnerReferences, now.OwnerReferences) {
+		return labels || annotations
+	}
+	kept.OwnerReferences = slices.Clone(now.OwnerReferences)
+	return true
+}
+
+// controllers are the domains of what Kubernetes' controllers note about a claim and its volume, which is not true of those that are made anew.
+var controllers = []string{"pv.kubernetes.io", "volume.kubernetes.io", "volume.beta.kubernetes.io"}
+
+func keepIn(kept *map[string]string, made, now map[string]string) (changed bool) {
+	all := maps.Clone(made)
+	if all == nil {
+		all = make(map[string]string)
+	}
+	maps.Copy(all, now)
+	for key := range all {
+		before, had := made[key]
+		value, has := now[key]
+		if domain, _, _ := strings.Cut(key, "/"); had == has && before == value || slices.Contains(controllers, domain) {
+			continue
+		}
+		changed = true
+		if !has {
+			delete(*kept, key)
+			continue
+		}
+		if *kept == nil {
+			*kept = make(map[string]string)
+		}
+		(*kept)[key] = value
+	}
+	return changed
 }
 
 // claimRef lets the claim of that name be bound, and no other. Its uid is filled in when that has happened.

@@ -47,6 +47,8 @@ type saved struct {
 
 	directory string
 	onDisk    bool
+	// kept: it has what others have changed of the objects since it was written.
+	kept bool
 	// missing is why there is no claim to save; nil if there is one.
 	missing error
 }
@@ -135,8 +137,16 @@ func (f savedFiles) write(s *saved) error {
 	if err != nil {
 		return err
 	}
-	s.onDisk = true
+	s.onDisk, s.kept = true, false
 	return f.dir.WriteFile(s.name(), append(data, '\n'))
+}
+
+// writeKept writes what others have changed, before objects are replaced that have it.
+func (f savedFiles) writeKept(s *saved) error {
+	if !s.kept || !s.onDisk {
+		return nil
+	}
+	return f.write(s)
 }
 
 func (f savedFiles) remove(s *saved) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -394,7 +395,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	for {
 		top, err := look(place)
 		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
-			return forgetMount(place)
+			return m.isGone(place)
 		}
 		if err != nil {
 			return err
@@ -420,6 +421,28 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		m.Log.Info("Unmounted the pool", "target", m.Target)
 	}
+}
+
+// isGone removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere.
+func (m *Mounter) isGone(place mounts.Place) error {
+	if err := errors.Join(m.checkUncovered(), checkUnused(place)); err != nil {
+		return err
+	}
+	return forgetMount(place)
+}
+
+// checkUncovered returns ErrOccupied if a mount at the pool's path cannot be reached, because something is mounted over a directory above.
+func (m *Mounter) checkUncovered() error {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return err
+	}
+	for _, below := range table {
+		if below.Mountpoint == m.Target {
+			return fmt.Errorf("%s: %w: %s (%s) is mounted there, below what is mounted over a directory above it. Unmount that first", m.Target, ErrOccupied, below.Source, below.Type)
+		}
+	}
+	return nil
 }
 
 // syncAndUnmount has all on the disk when the pool is unmounted: the claim may be detached then, whatever else has a copy of the mount. What
@@ -465,16 +488,39 @@ func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
 	return false, nil
 }
 
-// checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.
-func checkUnpublished(pool *mountinfo.Mount) error {
-	table, err := mounts.ReadTable()
-	if err != nil {
+// checkUnused is checkUnpublished for what was recorded and is not mounted any more: another program has unmounted it. The number of its device
+// may be that of another filesystem by now.
+func checkUnused(place mounts.Place) error {
+	before, err := recorded(place)
+	if err != nil || before == nil {
 		return err
 	}
-	var paths []string
+	pool, err := before.mount()
+	if err != nil || pool == nil {
+		return err
+	}
+	paths, err := publishedAt(pool)
+	return errors.Join(err, inUse(slices.DeleteFunc(paths, before.isElsewhere)))
+}
+
+// checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.
+func checkUnpublished(pool *mountinfo.Mount) error {
+	paths, err := publishedAt(pool)
+	return errors.Join(err, inUse(paths))
+}
+
+func publishedAt(pool *mountinfo.Mount) (paths []string, err error) {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return nil, err
+	}
 	for _, m := range table.Inside(pool) {
 		paths = append(paths, m.Mountpoint)
 	}
+	return paths, nil
+}
+
+func inUse(paths []string) error {
 	if len(paths) == 0 {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -27,22 +28,28 @@ type record struct {
 	// ext4): device and inode numbers come again with another disk.
 	Born       int64    `json:"born"`
 	Filesystem [2]int32 `json:"filesystem"`
-	// Device is that of the mount table, by which a filesystem is known that answers with errors only. It is not known before the
-	// filesystem is mounted.
+	// Device is that of the mount table, by which a filesystem is known that answers with errors only, and Within the path of the root
+	// directory in it. They are not known before the filesystem is mounted.
 	Device string `json:"device,omitempty"`
+	Within string `json:"within,omitempty"`
 }
 
 // recordOf describes the root of a mount, and the mount if it is in the table already.
 func recordOf(state mounts.State, mount *mountinfo.Mount) (record, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		return record{}, err
 	}
-	r := record{Boot: strings.TrimSpace(string(boot)), Root: state.ID, Born: state.Born.UnixNano(), Filesystem: state.Filesystem}
+	r := record{Boot: boot, Root: state.ID, Born: state.Born.UnixNano(), Filesystem: state.Filesystem}
 	if mount != nil {
-		r.Device = deviceOf(mount)
+		r.Device, r.Within = deviceOf(mount), mount.Root
 	}
 	return r, nil
+}
+
+func bootID() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(boot)), err
 }
 
 func deviceOf(m *mountinfo.Mount) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
@@ -53,6 +60,29 @@ func (r record) is(now record, dead bool) bool {
 		return r.Device != "" && r.Boot == now.Boot && r.Device == now.Device
 	}
 	return r.Boot == now.Boot && r.Root == now.Root && r.Born == now.Born && r.Filesystem == now.Filesystem
+}
+
+// mount is what the mount table has of what was recorded, whether it is mounted still or not; nil if that is not known, or was in an earlier
+// boot.
+func (r record) mount() (*mountinfo.Mount, error) {
+	boot, err := bootID()
+	if err != nil || r.Boot != boot || r.Within == "" {
+		return nil, err
+	}
+	m := &mountinfo.Mount{Root: r.Within}
+	_, err = fmt.Sscanf(r.Device, "%d:%d", &m.Major, &m.Minor)
+	return m, err
+}
+
+// isElsewhere says that what is mounted at a path is of another filesystem than what was recorded.
+func (r record) isElsewhere(at string) bool {
+	parent, err := dir.OpenParent(at)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = parent.Close() }() // it is only looked at
+	state, err := mounts.Place{Parent: parent, Name: path.Base(at)}.State()
+	return err == nil && state.Dead == nil && state.Filesystem != r.Filesystem
 }
 
 // remember records what is, or is about to be, mounted.

@@ -66,6 +66,28 @@ func TestUnmountUnderMountOfAdministrator(t *testing.T) {
 	hasMountByHand(t, m.Target)
 }
 
+// Also over the directory of the pool, from where it cannot be reached. It may have writes in memory, and its claim is detached next.
+func TestUnmountUnderMountOverTheDirectoryOfThePool(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+	above := filepath.Dir(m.Target)
+	mountByHand(t, above)
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
+	hasMountByHand(t, above)
+}
+
+// An administrator has unmounted the pool, and its volumes are still mounted elsewhere: the claim is in use as before.
+func TestUnmountOfPoolThatIsGoneAndWhoseVolumesArePublished(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()))
+	volume, published := filepath.Join(m.Target, "pvc-1"), t.TempDir()
+	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
+	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
+}
+
 // The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
 // detached.
 func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {

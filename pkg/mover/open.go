@@ -15,7 +15,7 @@ import (
 
 // Pools are those of this node, which its driver serves.
 type Pools struct {
-	Configs []poolconfig.Pool
+	Configs []poolconfig.Config
 	Mounts  reconcile.Mounts
 }
 
@@ -38,7 +38,7 @@ func (p Pools) Open(_ context.Context, name string, v moves.Volume) (*dir.Dir, e
 	return nil, fmt.Errorf("volume %s is in pool %q, which is not configured for this process", id, v.Pool)
 }
 
-func (p Pools) open(c *poolconfig.Pool, id volume.ID, v moves.Volume) (*dir.Dir, error) {
+func (p Pools) open(c *poolconfig.Config, id volume.ID, v moves.Volume) (*dir.Dir, error) {
 	s, _, err := store.OpenReadOnly(&store.Location{
 		Path: c.Path, Reserved: c.Reserved(), ReadOnly: true,
 		Verify: func(root *dir.Dir) error { return reconcile.CheckMount(c, p.Mounts, root) },

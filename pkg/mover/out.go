@@ -32,6 +32,9 @@ type Result struct {
 	Entries, Files, Bytes, Compared int64
 }
 
+// ErrNoRoom is what a Sender returns where the copy has no room for all.
+var ErrNoRoom = errors.New("the copy has no room for all of the volume")
+
 // A Sender copies a volume over a connection: that of pkg/hostfs/transfer, or a stand-in.
 type Sender interface {
 	Pass(ctx context.Context, from *dir.Dir, p Pass) (Result, error)
@@ -99,8 +102,11 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 		return "", err
 	}
 	if v.Move != o.Move {
-		if err := o.copyWhileUsed(ctx, v); err != nil {
-			return "", err
+		// It may grow while it is copied.
+		for _, do := range []func(context.Context, moves.Volume) error{o.measure, o.copyWhileUsed, o.measure} {
+			if err := do(ctx, v); err != nil {
+				return "", err
+			}
 		}
 	}
 	if v, err = o.call(ctx, moves.Fence, ""); err != nil {
@@ -211,6 +217,24 @@ func (o *Out) call(ctx context.Context, name, fence string) (moves.Volume, error
 	return o.Driver.Repeat(ctx, name, moves.Request{
 		Volume: o.Volume, Move: o.Move, Peer: o.Peer, Fence: fence, LeaveSnapshots: o.LeaveSnapshots, Shape: moves.Shape{Bytes: o.Bytes},
 	})
+}
+
+// measure has a volume without a record be promised what it holds, if its driver does not count so many files.
+func (o *Out) measure(ctx context.Context, v moves.Volume) error {
+	if v.Recorded || v.Bytes != volume.Unknown {
+		return nil
+	}
+	d, err := o.Open(ctx, o.Volume, v)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	holds, err := dir.OccupiedBelow(d, ctx.Err)
+	if err != nil {
+		return fmt.Errorf("measure volume %s: %w", o.Volume, err)
+	}
+	o.Bytes = max(o.Bytes, holds)
+	return nil
 }
 
 // copyWhileUsed makes passes while pods go on, as long as each has less to send than the one before.
@@ -353,6 +377,9 @@ func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string
 		p.Since = o.since
 	}
 	r, err := sender.Pass(ctx, from, p)
+	if errors.Is(err, ErrNoRoom) {
+		return r, fmt.Errorf("%w: node %s enforces the size of the volume, or is full: a volume that holds more than it is promised moves when its claim is as large, or files are deleted", err, o.Peer)
+	}
 	if err != nil {
 		return r, err
 	}

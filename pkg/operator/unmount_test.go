@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -128,6 +131,66 @@ func TestMounterStaysUnderPods(t *testing.T) {
 				t.Errorf("the object waits for %q", said)
 			}
 		})
+	}
+}
+
+// A process that is no pod's is known to the clean-up only. The driver, without which nothing that it serves can end, is deployed again until
+// the clean-up is done.
+func TestDeletionWhereOnlyTheCleanUpFindsTheUser(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	pod := cleaning(job, "here")
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "pool is in use: /mnt/old/csi", FinishedAt: metav1.Unix(1, 0)},
+	}}}
+	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job, pod)
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	for range 3 {
+		s.reconcile("hpp")
+		if said := s.waitsFor(); !s.has(set) || !s.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted: pool is in use: /mnt/old/csi") {
+			t.Fatalf("the driver is there: %v, the clean-up: %v, the object waits for %q", s.has(set), s.has(job), said)
+		}
+	}
+	must.Succeed(t, s.Delete(t.Context(), pod))
+	s.completed(job)
+	for range 2 {
+		s.reconcile("hpp")
+	}
+	if s.has(set) || s.has(job) || s.has(mounter) || s.has(stored("hpp", 1, true)) {
+		t.Error("something is left over, although nothing uses the pool any more")
+	}
+}
+
+// A pod that starts after it was looked for users, and before the pool is unmounted, has it stay mounted and served.
+func TestPodThatStartsWhileADeletionBegins(t *testing.T) {
+	mounter := mounterOf("local", "here")
+	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce),
+		mounterPod(mounter, "here", true), volumeOn("data", "here", inPool("local")))
+	user, looked := podWith("user", "here", claimed("data")), 0
+	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			err := api.List(ctx, list, options...)
+			ofNamespace := func(o client.ListOption) bool { _, is := o.(client.InNamespace); return is }
+			if _, pods := list.(*corev1.PodList); !pods || looked == 2 || slices.ContainsFunc(options, ofNamespace) {
+				return err
+			}
+			if looked++; looked == 2 { // the deletion has looked, and then the clean-up
+				err = errors.Join(err, api.Create(ctx, user))
+			}
+			return err
+		},
+	})
+	s.reconcile("hpp")
+	job := cleanUpOf(mounter)
+	if looked != 2 || !s.has(job) || !s.has(user) {
+		t.Fatalf("it was looked for users %d times, the clean-up is there: %v, the pod: %v", looked, s.has(job), s.has(user))
+	}
+	must.Succeed(t, s.Create(t.Context(), cleaning(job, "here")))
+	s.reconcile("hpp")
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	if said := s.waitsFor(); s.replicas(mounter) != 1 || !s.has(set) || s.has(job) || !strings.Contains(said, "used by pod space/user") {
+		t.Errorf("the mounter has %d replicas, the driver is there: %v, the clean-up: %v, the object waits for %q", s.replicas(mounter), s.has(set), s.has(job), said)
 	}
 }
 

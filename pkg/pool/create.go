@@ -13,7 +13,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -61,10 +60,10 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
-		if s.has(p, r.ID) {
-			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.Options.Node)
+		if has(p, r.ID) {
+			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
-		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.Options.Node)
+		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
 	}
 	if r.ID.String() == p.Config.Reserved() {
 		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.Config.Name)
@@ -77,11 +76,11 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 			return Volume{}, err
 		}
 		// Copying may take longer than the call.
-		own, end := s.UntilClose(ctx)
+		own, end := s.node.UntilClose(ctx)
 		defer end()
 		ctx = own
 	}
-	v, err := s.create(ctx, p, r)
+	v, err := create(ctx, p, r)
 	if err != nil {
 		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.Config.Name, err)
 	}
@@ -100,41 +99,41 @@ func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func (s *Set) has(p *serve.Pool, id volume.ID) bool {
-	lacks, err := s.lacks(p, id)
-	return err == nil && !lacks || err != nil && p.Ledger.Known(id).Exists()
+func has(p *serve.Pool, id volume.ID) bool {
+	missing, err := lacks(p, id)
+	return err == nil && !missing || err != nil && p.Ledger.Known(id).Exists()
 }
 
 // lacks reports whether the pool does not hold a volume.
-func (s *Set) lacks(p *serve.Pool, id volume.ID) (bool, error) {
-	v, err := s.findAt(p, id)
+func lacks(p *serve.Pool, id volume.ID) (bool, error) {
+	v, err := findAt(p, id)
 	if v != nil {
 		v.close()
 	}
 	return v == nil, err
 }
 
-func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
-	v, err := s.enter(p)
+func create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
+	in, err := p.Enter()
 	if err != nil {
 		return Volume{}, noCapacity(p, r.ID, err)
 	}
-	defer v.Close()
+	defer in.Close()
 	// Other nodes promise from a shared pool too: one at a time, and each reads
 	// what the others wrote.
-	unlock, err := v.LockToPromise(ctx, r.ID)
+	unlock, err := in.LockToPromise(ctx, r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := v.Scan().Index().LoadShared(); err != nil {
+	if err := in.View().Index().LoadShared(); err != nil {
 		return Volume{}, err
 	}
-	space, err := v.Store.Space()
+	space, err := in.Store.Space()
 	if err != nil {
 		return Volume{}, err
 	}
-	e, d, err := v.Scan().Lookup(r.ID)
+	e, d, err := in.View().Lookup(r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
@@ -142,18 +141,18 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		defer func() { _ = d.Close() }()
 	}
 	p.Note(r.ID, e)
-	removed, err := v.finishRemoval(r.ID, e)
+	removed, err := finishRemoval(in, r.ID, e)
 	if err != nil {
 		return Volume{}, err
 	}
 	if e.Exists() && !removed {
-		return v.existing(r, e, d, space)
+		return existing(in, r, e, d, space)
 	}
-	if err := v.Work(); err != nil {
+	if err := in.Work(); err != nil {
 		return Volume{}, limit.NoSpace(err)
 	}
-	defer v.Making()()
-	return v.createNew(ctx, r, space)
+	defer in.Making()()
+	return createNew(ctx, in, r, space)
 }
 
 // noCapacity is the answer of a pool that does not serve: it has no space, and
@@ -167,7 +166,7 @@ func noCapacity(p *serve.Pool, id volume.ID, err error) error {
 }
 
 // existing answers a repeated call.
-func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) (Volume, error) {
+func existing(in *serve.Visit, r Request, e store.Entry, d *dir.Dir, space dir.Space) (Volume, error) {
 	if e.Damage != nil {
 		return Volume{}, e.Damage
 	}
@@ -175,7 +174,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is missing; "+
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
-	found := v.Scan().Volume(r.ID, reconcile.CardOf(e), space)
+	found := in.View().Volume(r.ID, reconcile.InfoOf(e), space)
 	if r.target != nil {
 		return found, r.target.is(e)
 	}
@@ -191,129 +190,145 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 	if e.Inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", volume.ErrExists, e.Inline())
 	}
-	if !r.Source.IsOf(e.Record) {
+	if !r.Source.isOf(e.Record) {
 		return Volume{}, fmt.Errorf("%w, made from another source", volume.ErrExists)
 	}
-	if err := v.Scan().Content(r.ID, e.Record).Check(d); err != nil {
+	if err := in.View().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
-	return found, v.Store.Creating().SyncParent(r.ID)
+	return found, in.Store.Creating().SyncParent(r.ID)
 }
 
-func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
+// createNew makes a volume of which there is nothing yet: what it promises is set aside, then it is built.
+func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space) (Volume, error) {
 	// The pool may serve all the same: what is read-only needs no limits.
-	if err := v.Pool.Limits().MustNotServe(v.Enforcer); err != nil {
-		return Volume{}, noCapacity(v.Pool, r.ID, v.Pool.Unavailable(err))
+	if err := in.Pool.Limits().MustNotServe(in.Enforcer); err != nil {
+		return Volume{}, noCapacity(in.Pool, r.ID, in.Pool.Unavailable(err))
 	}
-	if err := v.checkDevices(r.Mode); err != nil {
+	if err := checkDevices(in.Pool, r.Mode); err != nil {
 		return Volume{}, err
 	}
-	var src *snapshot.Source
+	var src *source
 	if r.Source != nil {
 		var err error
-		if src, err = v.openRequested(r); err != nil {
+		if src, err = openRequested(in, r); err != nil {
 			return Volume{}, err
 		}
-		defer src.Close()
-		r.Range = src.AtLeast(r.Range)
+		defer src.close()
+		r.Range = src.atLeast(r.Range)
 	}
 	bytes, err := r.Range.Promise(unit(r.Mode, space))
 	if err != nil {
 		return Volume{}, err
 	}
-	if err := errors.Join(ctx.Err(), v.Pool.OthersAreRead()); err != nil {
+	if err := errors.Join(ctx.Err(), in.Pool.OthersAreRead()); err != nil {
 		return Volume{}, err
 	}
-	rec := v.newRecord(r, bytes)
+	rec := newRecord(in, r, bytes)
 	if src != nil {
-		if err := src.Room(rec, space); err != nil {
+		if err := src.room(rec, space); err != nil {
 			return Volume{}, err
 		}
 	}
-	held, err := v.Pool.Ledger.Reserve(space, v.Pool.Ledger.Owed(reconcile.CardOf(store.Entry{Record: rec})))
-	if err != nil {
+	owed := in.Pool.Ledger.Owed(reconcile.InfoOf(store.Entry{Record: rec}))
+	err = makeReserved(in, rec, space, owed, func() error {
+		if src == nil {
+			return limit.NoSpace(build(ctx, in, rec, limited(ctx, in, rec), fill(ctx, in, r, rec)))
+		}
+		if err := src.begin(rec); err != nil {
+			return err
+		}
+		return limit.NoSpace(build(ctx, in, rec, src.makeDir(ctx, rec), src.restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})))
+	})
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return Volume{}, fmt.Errorf("%w as something that is not a volume: %w", volume.ErrExists, err)
+	case err != nil:
 		return Volume{}, err
 	}
+	return in.View().Volume(r.ID, reconcile.InfoOf(store.Entry{Record: rec, Present: true}), space), nil
+}
+
+// makeReserved makes a volume or a snapshot while bytes are set aside for it, which then become its promise. What is left of
+// an attempt that fails counts as trash before the bytes are given back. Errors: volume.ErrNoSpace, volume.ErrUnavailable.
+func makeReserved(in *serve.Visit, rec *store.Record, space dir.Space, bytes int64, steps func() error) error {
+	id, err := volume.ParseEntry(rec.ID)
+	if err != nil {
+		return err
+	}
+	held, err := in.Pool.Ledger.Reserve(space, bytes)
+	if err != nil {
+		return err
+	}
 	defer func() {
-		if held.Held() { // until what is left counts as trash
-			v.Undo(r.ID)
+		if held.Held() {
+			undo(in, id)
 			held.Release()
 		}
 	}()
-	makeDir, fill := v.Limited(ctx, rec), v.fill(ctx, r, rec)
-	if src != nil {
-		if err := src.Begin(rec); err != nil {
-			return Volume{}, err
-		}
-		makeDir, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
+	if err := steps(); err != nil {
+		return err
 	}
-	if err := v.Build(ctx, rec, makeDir, fill); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return Volume{}, fmt.Errorf("%w as something that is not a volume: %w", volume.ErrExists, err)
-		}
-		return Volume{}, limit.NoSpace(err)
-	}
-	e := store.Entry{Record: rec, Present: true}
-	held.Commit(r.ID, reconcile.CardOf(e))
-	return v.Scan().Volume(r.ID, reconcile.CardOf(e), space), nil
+	held.Commit(id, reconcile.InfoOf(store.Entry{Record: rec, Present: true}))
+	return nil
 }
 
 // checkDevices reports now, and not when a pod waits for its device, that a block volume could have none.
-func (v *visit) checkDevices(mode volume.Mode) error {
+func checkDevices(p *serve.Pool, mode volume.Mode) error {
 	if mode != volume.ModeBlock {
 		return nil
 	}
-	return content.DeviceError(v.Pool.Options.Devices.CheckNodes())
+	return content.DeviceError(p.Options.Devices.CheckNodes())
 }
 
 // newRecord is the record of a volume that is to be made.
-func (v *visit) newRecord(r Request, bytes int64) *store.Record {
+func newRecord(in *serve.Visit, r Request, bytes int64) *store.Record {
 	rec := store.NewRecord(r.ID, r.Mode, bytes)
 	rec.Inline, rec.Provisional = r.Inline, r.Provisional
 	if r.Mode == volume.ModeBlock {
-		rec.Thin = v.Pool.Config.Allocation == loop.Thin
+		rec.Thin = in.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.Enforcer.Sizes.RecordedInodes()
+		rec.BytesPerInode = in.Enforcer.Sizes.RecordedInodes()
 	}
 	if r.target != nil {
 		rec.Move = r.target.Move
 		rec.BytesPerInode = r.target.BytesPerInode
 	}
-	if v.Enforcer.Unenforced() == nil {
-		rec.Quota = string(v.Enforcer.Kind())
+	if in.Enforcer.Unenforced() == nil {
+		rec.Quota = string(in.Enforcer.Kind())
 	}
 	return rec
 }
 
-// Build makes a volume or a snapshot aside and then puts it in its place in one step.
-func (v *visit) Build(ctx context.Context, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
+// build makes a volume or a snapshot aside and then puts it in its place in one step.
+func build(ctx context.Context, in *serve.Visit, rec *store.Record, makeDir func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
 	id, err := volume.ParseEntry(rec.ID)
 	if err != nil {
 		return err
 	}
 	if rec.Origin != nil {
-		end := v.Pool.CountCopy(rec.Origin.Method)
+		end := in.Pool.CountCopy(rec.Origin.Method)
 		defer func() { end(time.Duration(rec.Origin.StallMillis)*time.Millisecond, err) }()
 	}
-	if err := v.Discard().DiscardCreation(rec.ID); err != nil {
+	if err := in.Discard().DiscardCreation(rec.ID); err != nil {
 		return err
 	}
-	if err := v.Store.Creating().Stage(makeDir, fill); err != nil {
+	if err := in.Store.Creating().Stage(makeDir, fill); err != nil {
 		return err
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return v.Store.Records().Write(rec) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return in.Store.Records().Write(rec) }); err != nil {
 		return err
 	}
-	return trace.Step(ctx, "move into the pool", func() error { return v.Store.Creating().Commit(id) })
+	return trace.Step(ctx, "move into the pool", func() error { return in.Store.Creating().Commit(id) })
 }
 
-// Limited makes the directory of a new volume, under its limit from the beginning, and
+// limited makes the directory of a new volume, under its limit from the beginning, and
 // notes in the record which quota enforces it.
-func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+func limited(ctx context.Context, in *serve.Visit, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, applied, err := v.Enforcer.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		d, applied, err := in.Enforcer.Make(in.Store.Root(), creating, rec.ID, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
@@ -323,9 +338,9 @@ func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (
 }
 
 // fill makes the content of a new volume, and notes in the record what it has chosen.
-func (v *visit) fill(ctx context.Context, r Request, rec *store.Record) func(*dir.Dir) error {
+func fill(ctx context.Context, in *serve.Visit, r Request, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		made := v.Scan().Content(r.ID, rec)
+		made := in.View().Content(r.ID, rec)
 		if err := made.Make(ctx, d); err != nil {
 			return err
 		}
@@ -347,18 +362,49 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 	return space.BlockBytes
 }
 
-// Undo removes what a failed creation left, the record first: a record without a
+// undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
-func (v *visit) Undo(id volume.ID) {
-	if err := v.Discard().UndoCreation(id); err != nil {
-		v.Pool.Log.Error(err, "Failed to clean up after a failed creation", "volume", id.String())
+func undo(in *serve.Visit, id volume.ID) {
+	if err := in.Discard().UndoCreation(id); err != nil {
+		in.Pool.Log.Error(err, "Failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
-	e, d, err := v.Scan().Lookup(id)
+	e, d, err := in.View().Lookup(id)
 	if d != nil {
 		_ = d.Close()
 	}
 	if err == nil {
-		v.Pool.Note(id, e)
+		in.Pool.Note(id, e)
 	}
+}
+
+// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
+// holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	if !v.entry.Provisional() {
+		return nil
+	}
+	if err := v.confirm(ctx); err != nil {
+		return fmt.Errorf("confirm volume %s: %w", id, err)
+	}
+	return nil
+}
+
+func (v *found) confirm(ctx context.Context) error {
+	unlock, err := v.visit.LockToPromise(ctx, v.id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := v.reread(); err != nil || !v.entry.Provisional() {
+		return err
+	}
+	rec := *v.entry.Record
+	rec.Provisional = false
+	return v.visit.Store.Records().Write(&rec)
 }

@@ -26,20 +26,36 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
-			if err := s.Moves().dropReferences(ctx, id); err != nil {
+			if err := errors.Join(s.keepRemoved(id), s.Moves().dropReferences(ctx, id)); err != nil {
 				return err
 			}
 		}
-		return unlessOutOfUse(s.Node, id, err)
+		return unlessOutOfUse(s.node, id, err)
 	}
 	defer in.close()
-	if err := s.pins.Free(id); err != nil {
+	if err := s.node.Pins.Free(id); err != nil {
 		return err
 	}
 	if err := in.deleteOnly(ctx, only); err != nil {
 		return err
 	}
 	return s.Moves().dropReferences(ctx, id)
+}
+
+// keepRemoved makes durable that no pool has an entry: an earlier call may have removed it, and failed at that.
+func (s *Set) keepRemoved(id volume.ID) error {
+	for _, p := range s.node.Pools {
+		v, err := p.Enter()
+		if err != nil {
+			return err
+		}
+		err = v.Store.SyncRemoved(id)
+		v.Close()
+		if err != nil {
+			return fmt.Errorf("delete %s: %w", id.Named(), err)
+		}
+	}
+	return nil
 }
 
 // unlessOutOfUse is the error of a search for what is to be deleted: what no pool has may be in one that was taken out of
@@ -79,7 +95,7 @@ func (v *found) removeUnused(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err := trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(v.id, v.entry) })
+	err := trace.Step(ctx, "move to the trash", func() error { return remove(v.visit, v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = v.visit.Pool.Unavailable(err)
 	}
@@ -95,7 +111,7 @@ func (v *found) checkOnly(asked health.Reason) error {
 	if asked == "" {
 		return nil
 	}
-	in := v.visit.Scan()
+	in := v.visit.View()
 	in.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
 	is := in.List(nil).Describe(v.id, v.entry, v.dir)
 	if slices.ContainsFunc(is.Conditions, func(c health.Condition) bool { return c.Reason == asked }) {
@@ -121,7 +137,7 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	nodes, err := v.visit.Scan().PublishedBy(v.id, store.UnseenAfter)
+	nodes, err := v.visit.View().PublishedBy(v.id, store.UnseenAfter)
 	if err != nil {
 		return err
 	}
@@ -134,40 +150,40 @@ func (v *found) unused() error {
 // remove takes a volume out of the pool in one step, and then its record. The reaper
 // is notified after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
-func (v *visit) remove(id volume.ID, e store.Entry) error {
-	defer v.Pool.Ledger.Keep(id)()
-	if removed, err := v.finishRemoval(id, e); removed || err != nil {
+func remove(in *serve.Visit, id volume.ID, e store.Entry) error {
+	defer in.Pool.Ledger.Keep(id)()
+	if removed, err := finishRemoval(in, id, e); removed || err != nil {
 		return err
 	}
 	if e.Lost() {
-		if err := v.Store.Records().Drop(id); err != nil {
+		if err := in.Store.Records().Drop(id); err != nil {
 			return err
 		}
-		v.Pool.Note(id, store.Entry{})
-		v.Discard().ReleaseLost(id, e)
+		in.Pool.Note(id, store.Entry{})
+		in.Discard().ReleaseLost(id, e)
 		return nil
 	}
-	thrown, err := v.Store.Trash().Remove(id, store.Trashed(id, e))
+	thrown, err := in.Store.Trash().Remove(id, store.Trashed(id, e))
 	if errors.Is(err, syscall.EDQUOT) {
-		thrown, err = v.removeUnlimited(id, e)
+		thrown, err = removeUnlimited(in, id, e)
 	}
 	if err != nil {
 		return err
 	}
 	e.Present = false
-	v.Pool.Note(id, e)
-	if err := v.Store.Records().Drop(id); err != nil {
+	in.Pool.Note(id, e)
+	if err := in.Store.Records().Drop(id); err != nil {
 		return err
 	}
-	v.queueTrash(thrown, e)
-	v.Pool.Note(id, store.Entry{})
+	queueTrash(in, thrown, e)
+	in.Pool.Note(id, store.Entry{})
 	return nil
 }
 
 // removeUnlimited moves a full volume to the trash without its limit: what it takes to change the root of a subvolume, as
 // when flags are taken off it, is charged to that. If it stays after all it has its limit again.
-func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err error) {
-	in, err := v.Store.Parent(id)
+func removeUnlimited(in *serve.Visit, id volume.ID, e store.Entry) (thrown string, err error) {
+	parent, err := in.Store.Parent(id)
 	if err != nil {
 		return "", err
 	}
@@ -175,11 +191,38 @@ func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err
 	if e.Record != nil {
 		uid = e.Record.UID
 	}
-	if _, err := v.Enforcer.Lift(in, id.String(), uid); err != nil {
+	if _, err := in.Enforcer.Lift(parent, id.String(), uid); err != nil {
 		return "", err
 	}
-	if thrown, err = v.Store.Trash().Remove(id, store.Trashed(id, e)); err != nil {
-		return "", errors.Join(err, v.restoreIfLimited(id, e))
+	if thrown, err = in.Store.Trash().Remove(id, store.Trashed(id, e)); err != nil {
+		return "", errors.Join(err, restoreIfLimited(in, id, e))
 	}
 	return thrown, nil
+}
+
+// finishRemoval ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
+func finishRemoval(in *serve.Visit, id volume.ID, e store.Entry) (bool, error) {
+	if !e.Lost() || e.Record == nil {
+		return false, nil
+	}
+	piece, err := in.Store.Trash().FinishRemove(id, e)
+	if err != nil || piece == "" {
+		return false, err
+	}
+	if err := in.Store.Records().Drop(id); err != nil {
+		return false, err
+	}
+	queueTrash(in, piece, e)
+	in.Pool.Note(id, store.Entry{})
+	return true, nil
+}
+
+// queueTrash queues what was removed for the reaper.
+func queueTrash(in *serve.Visit, piece string, e store.Entry) {
+	in.Pool.QueueTrash(piece)
+	family := ""
+	if e.Record != nil {
+		family = e.Record.Family
+	}
+	in.Pool.Ledger.Trash().Removed(piece, family)
 }

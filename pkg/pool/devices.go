@@ -15,12 +15,12 @@ func (s Publications) ofAnother(id volume.ID, device *loop.Device) bool {
 	if device == nil || !device.Ours || s.isOf(id, device) {
 		return false
 	}
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue // the target would hang with the pool
 		}
-		held := reconcile.HoldsFile(in.Scan(), device)
+		held := reconcile.HoldsFile(in.View(), device)
 		in.Close()
 		if held {
 			return true
@@ -42,7 +42,7 @@ func (s Publications) isOf(id volume.ID, device *loop.Device) bool {
 // isInPool reports whether the file of a device is where the volumes of a pool are. It may have been one, and been moved aside for one
 // from a backup. A volume that is a subvolume of a btrfs has a device number of its own.
 func (s Publications) isInPool(device *loop.Device) bool {
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue
@@ -61,7 +61,7 @@ func (s Publications) restore(id volume.ID, device *loop.Device) error {
 	if device == nil || device.Ours || !s.isOf(id, device) {
 		return nil
 	}
-	now, err := s.set.Options.Devices.Restore(*device)
+	now, err := s.set.node.Options.Devices.Restore(*device)
 	if errors.Is(err, loop.ErrNotAttached) {
 		return nil
 	}

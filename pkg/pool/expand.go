@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -56,7 +57,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.visit.Scan().Index().LoadShared(); err != nil {
+	if err := v.visit.View().Index().LoadShared(); err != nil {
 		return 0, err
 	}
 	if err := v.rereadUsable(); err != nil {
@@ -66,13 +67,13 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	has := v.visit.Scan().Volume(v.id, reconcile.CardOf(v.entry), space).Bytes
+	has := v.visit.View().Volume(v.id, reconcile.InfoOf(v.entry), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.CardOf(v.entry)):
+		return has, errors.Join(v.durable(), restoreIfLimited(v.visit, v.id, v.entry), v.use().GrowDevices())
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
@@ -116,7 +117,7 @@ func (v *found) fileMayGrow() error {
 	if !v.entry.Block() {
 		return nil
 	}
-	return v.visit.pins.Free(v.id)
+	return v.visit.Pool.Node.Pins.Free(v.id)
 }
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,
@@ -144,7 +145,7 @@ func (v *found) grownBy(bytes int64) int64 {
 	grown := *v.entry.Record
 	grown.Bytes = bytes
 	l := v.visit.Pool.Ledger
-	return l.Owed(reconcile.CardOf(store.Entry{Record: &grown})) - l.Owed(reconcile.CardOf(v.entry))
+	return l.Owed(reconcile.InfoOf(store.Entry{Record: &grown})) - l.Owed(reconcile.InfoOf(v.entry))
 }
 
 // grow writes the new promise and then lets the kernel enforce it. After a crash in
@@ -171,11 +172,11 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		}
 		return errors.Join(limit.NoSpace(err), v.cutFile(had))
 	}
-	held.Commit(v.id, reconcile.CardOf(e))
+	held.Commit(v.id, reconcile.InfoOf(e))
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.Enforcer.Apply(v.dir, reconcile.CardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.Enforcer.Apply(v.dir, reconcile.InfoOf(e)) })
 }
 
 // growContent makes the content of a volume larger, and its limit before that, and returns the
@@ -185,11 +186,11 @@ func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
 	}
-	if err = enforcer.Apply(v.dir, reconcile.CardOf(to)); err == nil {
-		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
+	if err = enforcer.Apply(v.dir, reconcile.InfoOf(to)); err == nil {
+		err = v.visit.View().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
 	}
 	if err != nil {
-		return 0, errors.Join(err, enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
+		return 0, errors.Join(err, enforcer.Apply(v.dir, reconcile.InfoOf(v.entry)))
 	}
 	return had, nil
 }
@@ -199,7 +200,7 @@ func (v *found) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}
-	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Enforcer.Apply(v.dir, reconcile.CardOf(v.entry)))
+	return errors.Join(v.visit.View().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Enforcer.Apply(v.dir, reconcile.InfoOf(v.entry)))
 }
 
 // rereadUsable reads the volume anew: another node may have changed it before this one had
@@ -212,9 +213,9 @@ func (v *found) rereadUsable() error {
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.
-func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := reconcile.CardOf(e); v.Enforcer.Enforces(c) {
-		return v.Repair().Limit(id, c)
+func restoreIfLimited(in *serve.Visit, id volume.ID, e store.Entry) error {
+	if c := reconcile.InfoOf(e); in.Enforcer.Enforces(c) {
+		return in.Repair().Limit(id, c)
 	}
 	return nil
 }

@@ -11,3 +11,6 @@ import (
 func LockVolume(own *dir.Dir, id volume.ID) (unlock func(), err error) {
 	return dir.TryLockByte(own, "lock", store.VolumeByte(id))
 }
+
+// Overhead is what the first pool has set aside besides what it has promised, in bytes.
+func (s *Set) Overhead() int64 { return s.node.Pools[0].Ledger.Summary().Overhead }

@@ -120,7 +120,7 @@ func TestLargerInodes(t *testing.T) {
 		b.wantInodes("pvc-1", 1+128*mib/(64<<10))
 		const overhead = (1 + 128*mib/(64<<10)) * (2048 + 32)
 		for _, when := range []string{"created", "started again"} {
-			if got := b.Pools[0].Ledger.Summary().Overhead; got != overhead {
+			if got := b.Overhead(); got != overhead {
 				t.Errorf("%s: %d bytes are set aside for inodes, want %d", when, got, overhead)
 			}
 			b.restart(local)
@@ -146,7 +146,7 @@ func TestWhatSharingAddsToLimitsIsOwed(t *testing.T) {
 			for _, name := range shared {
 				above += b.limitOf(name) - b.volume(name).Bytes
 			}
-			if got := b.Pools[0].Ledger.Summary().Overhead; got != above || above == 0 {
+			if got := b.Overhead(); got != above || above == 0 {
 				t.Errorf("%s: %d bytes are set aside besides promises, and limits are %d above them", when, got, above)
 			}
 		}

@@ -16,10 +16,10 @@ import (
 func (s *Set) Volume(_ context.Context, id volume.ID) (Volume, error) {
 	v, err := s.findSettled(id)
 	if err != nil {
-		return s.remembered(id, err)
+		return remembered(s, id, err)
 	}
 	defer v.close()
-	return v.visit.Scan().List(nil).Describe(v.id, v.entry, v.dir), nil
+	return v.visit.View().List(nil).Describe(v.id, v.entry, v.dir), nil
 }
 
 // Health is what is wrong with a volume, the worst first; nil for nothing. Of one whose pool does not
@@ -29,13 +29,13 @@ func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, err
 	if holders := s.holders(id); len(holders) == 1 {
 		found, err := holders[0].Health(ctx, id)
 		if isAway(err) {
-			return holders[0].Scan().Remembered(id, err), nil
+			return holders[0].View().Remembered(id, err), nil
 		}
 		if !errors.Is(err, volume.ErrNotFound) {
 			return found, err
 		}
 	}
-	return healthIn(ctx, s.Pools, id)
+	return healthIn(ctx, s.node.Pools, id)
 }
 
 // healthIn asks pools for a volume, one after the other. Each answers in its time.
@@ -76,7 +76,7 @@ func (s *Set) HealthHere(ctx context.Context, id volume.ID) ([]health.Condition,
 
 // remembered describes a volume that could not be read, as List does; or says why, if no
 // pool is known to have it.
-func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
+func remembered(s *Set, id volume.ID, why error) (Volume, error) {
 	holders := s.holders(id)
 	if !errors.Is(why, volume.ErrUnavailable) || len(holders) != 1 {
 		return Volume{}, why
@@ -92,7 +92,7 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
 	listings := make(listings)
 	defer listings.close()
-	for _, p := range s.Pools {
+	for _, p := range s.node.Pools {
 		listings.of(p, after == volume.ID{})
 	}
 	of := func(p *serve.Pool, after volume.ID, most int) (all []known) {
@@ -101,17 +101,25 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 		}
 		return all
 	}
-	page, next, _ = paged(s.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
+	page, next, _ = paged(s.node.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
 		in := listings.of(v.pool, false)
 		answer = in.Report(v.id)
-		return answer, s.settled(in, answer), nil
+		return answer, settled(s, in, answer), nil
 	})
 	return page, next
 }
 
-// settled reports whether an answer is not about a moment of making or removing a volume.
-func (s *Set) settled(in listing, answer Volume) bool {
-	return !answer.Lost || in.Err != nil || s.lost(answer.ID)
+// settled reports whether an answer is not about a moment of making or removing a volume: one is lost only outside of a call.
+func settled(s *Set, in *reconcile.Listing, answer Volume) bool {
+	if !answer.Lost || in.Err != nil {
+		return true
+	}
+	v, err := s.findSettled(answer.ID)
+	if err != nil {
+		return false
+	}
+	defer v.close()
+	return v.entry.Lost()
 }
 
 // An Ill is a volume with which something is wrong.
@@ -130,14 +138,14 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 		return all
 	}
 	away := make(map[*serve.Pool]error) // why pools have not answered this call, which has not the time to ask again
-	return paged(s.Pools, after, most, of, func(v known) (Ill, bool, error) {
+	return paged(s.node.Pools, after, most, of, func(v known) (Ill, bool, error) {
 		if why := away[v.pool]; why != nil {
-			return Ill{v.id, v.pool.Scan().Remembered(v.id, why)}, true, nil
+			return Ill{v.id, v.pool.View().Remembered(v.id, why)}, true, nil
 		}
 		found, err := v.pool.Health(ctx, v.id)
 		if isAway(err) {
 			away[v.pool] = err
-			return Ill{v.id, v.pool.Scan().Remembered(v.id, err)}, true, nil
+			return Ill{v.id, v.pool.View().Remembered(v.id, err)}, true, nil
 		}
 		if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrBusy) {
 			return Ill{}, false, nil
@@ -147,25 +155,25 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 }
 
 // listings are those that were begun, by their pools.
-type listings map[*serve.Pool]listing
+type listings map[*serve.Pool]begun
 
-type listing struct {
-	*reconcile.Listing
-	done func()
+type begun struct {
+	listing *reconcile.Listing
+	done    func()
 }
 
-func (l listings) of(p *serve.Pool, first bool) listing {
-	begun, ok := l[p]
+func (l listings) of(p *serve.Pool, first bool) *reconcile.Listing {
+	in, ok := l[p]
 	if !ok {
-		begun.Listing, begun.done = list(p, first)
-		l[p] = begun
+		in.listing, in.done = list(p, first)
+		l[p] = in
 	}
-	return begun
+	return in.listing
 }
 
 func (l listings) close() {
-	for _, begun := range l {
-		begun.done()
+	for _, in := range l {
+		in.done()
 	}
 }
 
@@ -210,24 +218,14 @@ func merge(pools []*serve.Pool, of func(*serve.Pool) []known) []known {
 	return all
 }
 
-// lost reports whether a volume is lost, and not in the middle of a call.
-func (s *Set) lost(id volume.ID) bool {
-	v, err := s.findSettled(id)
-	if err != nil {
-		return false
-	}
-	defer v.close()
-	return v.entry.Lost()
-}
-
 // list begins a listing. With the first page of a list it sees what other nodes of a shared
 // pool have made.
 func list(p *serve.Pool, first bool) (_ *reconcile.Listing, done func()) {
 	v, err := p.Enter()
 	if err != nil {
-		return p.Scan().List(err), func() {}
+		return p.View().List(err), func() {}
 	}
-	s := v.Scan()
+	s := v.View()
 	if first { // it reads all records
 		err = s.Index().LoadShared()
 	}

@@ -72,7 +72,7 @@ type MoveState struct {
 func (s Moves) State(_ context.Context, id volume.ID) (MoveState, error) {
 	v, err := s.set.findSettled(id)
 	if err != nil {
-		return MoveState{}, unlessOutOfUse(s.set.Node, id, err)
+		return MoveState{}, unlessOutOfUse(s.set.node, id, err)
 	}
 	defer v.close()
 	if err := v.entry.Usable(); err != nil {
@@ -128,7 +128,7 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 		return err
 	}
 	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
-	if err := s.set.pins.Free(r.Volume); err != nil {
+	if err := s.set.node.Pins.Free(r.Volume); err != nil {
 		return err
 	}
 	if !r.LeaveSnapshots {
@@ -281,7 +281,7 @@ func (s Moves) RemoveSource(ctx context.Context, m Move) error {
 
 // discard removes one side of a move.
 func (v *side) discard(ctx context.Context, s *Set) error {
-	if err := s.pins.Free(v.id); err != nil {
+	if err := s.node.Pins.Free(v.id); err != nil {
 		return err
 	}
 	unlock, err := v.lock(ctx)
@@ -314,7 +314,7 @@ func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, e
 		err = unshared(p)
 	}
 	if err == nil && len(s.set.holders(r.Volume)) == 0 {
-		err = s.set.KnownOutOfUse(r.Volume)
+		err = s.set.node.KnownOutOfUse(r.Volume)
 	}
 	if err == nil {
 		_, err = s.set.Create(ctx, create)
@@ -385,7 +385,7 @@ func (s Moves) Received(ctx context.Context, m Move, fence, filled string) error
 		return fmt.Errorf("receive volume %s: %w: another session has begun to fill the copy since", m.Volume, volume.ErrPrecondition)
 	}
 	if v.entry.Block() { // holes of the source are holes of the copy: set the space aside again
-		err = limit.NoSpace(v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
+		err = limit.NoSpace(v.visit.View().Content(v.id, v.entry.Record).Grow(ctx, v.dir, v.entry.Record.Bytes))
 	}
 	if err == nil {
 		err = trace.Step(ctx, "sync the copy", func() error { return clone.Sync(v.dir) })
@@ -485,7 +485,7 @@ func (v *side) isThere() error {
 	if err := v.entry.Usable(); err != nil {
 		return err
 	}
-	return v.visit.Scan().Content(v.id, v.entry.Record).Check(v.dir)
+	return v.visit.View().Content(v.id, v.entry.Record).Check(v.dir)
 }
 
 // movedBy reports whether the volume is here by that move, which has ended.
@@ -541,7 +541,7 @@ func (s Moves) findToMove(ctx context.Context, id volume.ID) (*side, error) {
 	}
 	v, err := s.set.find(id, volume.PoolName{})
 	if err != nil {
-		return nil, unlessOutOfUse(s.set.Node, id, err)
+		return nil, unlessOutOfUse(s.set.node, id, err)
 	}
 	if v.entry.Damage != nil {
 		v.close()
@@ -559,9 +559,6 @@ func (v *side) notOf(m Move, step string) error {
 	return fmt.Errorf("%s volume %s for move %s: %w: %s", step, m.Volume, m.ID, volume.ErrPrecondition, is)
 }
 
-// durable is for a step that was done already, but may have failed at making that durable.
-func (v *side) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
-
 // write replaces the record, durably.
 func (v *side) write(ctx context.Context, rec *store.Record) error {
 	err := trace.Step(ctx, "write the record", func() error { return v.visit.Store.Records().Write(rec) })
@@ -572,6 +569,6 @@ func (v *side) write(ctx context.Context, rec *store.Record) error {
 		return limit.NoSpace(err)
 	}
 	v.entry.Record = rec
-	v.visit.Pool.Ledger.Note(v.id, reconcile.CardOf(v.entry))
+	v.visit.Pool.Ledger.Note(v.id, reconcile.InfoOf(v.entry))
 	return nil
 }

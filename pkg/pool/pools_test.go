@@ -535,7 +535,8 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	if status[1].Err != nil {
 		t.Errorf("the inner pool: %v, want it to serve", status[1].Err)
 	}
-	if seen := b.inspect(datadir); !strings.HasSuffix(seen[0].Condition, status[0].Err.Error()) || seen[1].Abnormal {
+	seen := b.inspect(datadir)
+	if why, is := strings.CutPrefix(seen[0].Condition, "the pool does not serve: "); !is || !strings.HasSuffix(status[0].Err.Error(), why) || seen[1].Abnormal {
 		t.Errorf("the pools are seen as %+v, want what the driver says", seen)
 	}
 	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})

@@ -54,9 +54,9 @@ func (s *Set) Publications() Publications { return Publications{s} }
 // other or makes the volume.
 func (s Publications) Lock(r Publication) (unlock func(), err error) {
 	if r.exclusive() {
-		return s.set.LockTarget(r.ID, r.Target)
+		return s.set.node.LockTarget(r.ID, r.Target)
 	}
-	return s.set.ShareTarget(r.ID, r.Target)
+	return s.set.node.ShareTarget(r.ID, r.Target)
 }
 
 // Publish makes a volume appear at the target. The caller has the lock. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
@@ -91,8 +91,8 @@ func (s Publications) publish(ctx context.Context, r Publication) error {
 // mount there would hide a volume or the driver's own directories, and what unpublishing removes
 // would be theirs. Pools that were not checked yet are not known.
 func (s Publications) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
-	roots := make([]bind.Root, len(s.set.Pools))
-	for i, p := range s.set.Pools {
+	roots := make([]bind.Root, len(s.set.node.Pools))
+	for i, p := range s.set.node.Pools {
 		if root := p.Where(); root != nil {
 			roots[i] = *root
 		}
@@ -101,20 +101,20 @@ func (s Publications) holdOutside(target bind.Target) (held bind.Target, release
 	if err != nil {
 		return target, nil, content.MountError(err)
 	}
-	i, err := held.Within(roots, s.set.Options.Mounts.MountRoot)
+	i, err := held.Within(roots, s.set.node.Options.Mounts.MountRoot)
 	if err == nil && i >= 0 {
 		// Where a pool was mounted anew since its last check, another directory can have the numbers that it had then.
 		var root *bind.Root
-		if root, err = s.set.Pools[i].WhereNow(); err == nil {
+		if root, err = s.set.node.Pools[i].WhereNow(); err == nil {
 			roots[i] = *root
-			i, err = held.Within(roots, s.set.Options.Mounts.MountRoot)
+			i, err = held.Within(roots, s.set.node.Options.Mounts.MountRoot)
 		}
 	}
 	switch {
 	case err != nil:
 		err = content.MountError(err)
 	case i >= 0:
-		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.set.Pools[i].Config.Name)
+		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.set.node.Pools[i].Config.Name)
 	default:
 		return held, release, nil
 	}
@@ -140,14 +140,14 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 // device, which one of them attaches, or detaches again if it fails.
 func (v *found) mount(ctx context.Context, r Publication) error {
 	if v.entry.Block() {
-		done, err := v.visit.TurnAtDevices(ctx, v.id)
+		done, err := v.visit.Pool.Node.TurnAtDevices(ctx, v.id)
 		if err != nil {
 			return err
 		}
 		defer done()
 	}
 	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
-	return v.visit.Scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
+	return v.visit.View().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
 }
 
 // announce makes sure that the volume can be published as it is asked for, and informs the
@@ -169,7 +169,7 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 		return nil, err
 	}
 	if v.entry.Block() || !r.ReadOnly {
-		if err := v.visit.pins.MayBeWritten(v.id); err != nil {
+		if err := v.visit.Pool.Node.Pins.MayBeWritten(v.id); err != nil {
 			return nil, err
 		}
 	}
@@ -210,7 +210,7 @@ func (v *found) admit(r Publication) error {
 	var nodes []volume.NodeID
 	if !r.MultiNode {
 		var err error
-		if nodes, err = v.visit.Scan().PublishedBy(v.id, store.GoneAfter); err != nil {
+		if nodes, err = v.visit.View().PublishedBy(v.id, store.GoneAfter); err != nil {
 			return err
 		}
 	}
@@ -249,7 +249,7 @@ func (s Publications) PublishInline(ctx context.Context, create Request, r Publi
 	if err != nil {
 		return err
 	}
-	lacked, err := s.set.lacks(p, create.ID)
+	lacked, err := lacks(p, create.ID)
 	if err != nil {
 		return err
 	}
@@ -279,23 +279,22 @@ func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.T
 	}
 	defer release()
 	v, unfound := s.set.find(id, volume.PoolName{})
-	if v != nil {
+	if unfound == nil {
 		defer v.close()
 	}
-	done, err := v.unpublishOwn(ctx, target)
+	// What is mounted first: a pod can end, whatever became of its volume.
+	done := false
+	if unfound == nil {
+		done, err = v.unpublishOwn(ctx, target)
+	}
 	if err == nil && !done {
 		err = s.unpublishAny(ctx, id, target)
 	}
 	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
-	switch {
-	case errors.Is(unfound, volume.ErrNotFound), volume.IsDamage(unfound):
-		return nil
-	case errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, serve.ErrNotChecked) && !s.knownInline(id):
-		return nil // a pod can end whose pool went away
-	case unfound != nil:
-		return unfound
+	if unfound != nil {
+		return s.unlessItCanEnd(id, unfound)
 	}
 	if err := v.afterUnpublish(ctx); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
@@ -303,11 +302,21 @@ func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.T
 	return nil
 }
 
+// unlessItCanEnd is why a volume was not found that is unmounted, and nil if nothing is left to do: it is gone or damaged, or its pool
+// went away. An inline volume would stay there: it is removed when it is unpublished.
+func (s Publications) unlessItCanEnd(id volume.ID, unfound error) error {
+	away := errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, serve.ErrNotChecked)
+	if errors.Is(unfound, volume.ErrNotFound) || volume.IsDamage(unfound) || away && !s.knownInline(id) {
+		return nil
+	}
+	return unfound
+}
+
 // unpublishOwn unmounts what is at the target if it is the directory of the volume. That
 // does not read the mount table, which has some ten lines for each pod of the node
 // and has just changed. It returns false for all else that is there.
 func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool, err error) {
-	if v == nil || v.dir == nil || v.entry.Block() {
+	if v.dir == nil || v.entry.Block() {
 		return false, nil
 	}
 	own, err := v.dir.ID()
@@ -324,10 +333,10 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 
 // unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
-	device, err := s.set.Options.Host(s.set.Options.Log).DeviceAt(target)
+	device, err := s.set.node.Options.Host(s.set.node.Options.Log).DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.set.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
+		s.set.node.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
@@ -341,12 +350,12 @@ func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bin
 	if device == nil {
 		return nil
 	}
-	done, err := s.set.TurnAtDevices(ctx, id)
+	done, err := s.set.node.TurnAtDevices(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return s.set.Options.Host(s.set.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
+	return s.set.node.Options.Host(s.set.node.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
@@ -360,7 +369,7 @@ func (s Publications) unmount(id volume.ID, target bind.Target) error {
 	if other != "" {
 		return fmt.Errorf("%w: %s carries the volume %s", volume.ErrInUse, target, other)
 	}
-	err = s.set.Options.Mounts.Unpublish(target, nil)
+	err = s.set.node.Options.Mounts.Unpublish(target, nil)
 	if errors.Is(err, bind.ErrOccupied) {
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
@@ -370,7 +379,7 @@ func (s Publications) unmount(id volume.ID, target bind.Target) error {
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
 func (s Publications) otherAt(id volume.ID, target bind.Target) (string, error) {
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		in, err := p.Enter()
 		if err != nil {
 			continue
@@ -403,7 +412,7 @@ func otherAt(v *serve.Visit, id volume.ID, target bind.Target) (string, error) {
 }
 
 func (s Publications) knownInline(id volume.ID) bool {
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		if p.Ledger.Known(id).Is(ledger.IsInline) {
 			return true
 		}
@@ -442,7 +451,7 @@ func (v *found) detachUnpublished(ctx context.Context) error {
 	if !v.entry.Block() {
 		return nil
 	}
-	done, err := v.visit.TurnAtDevices(ctx, v.id)
+	done, err := v.visit.Pool.Node.TurnAtDevices(ctx, v.id)
 	if err != nil {
 		return err
 	}
@@ -464,7 +473,7 @@ type Stats struct {
 func (s Publications) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
 	v, err := s.set.findSettled(id)
 	if err != nil {
-		v, err := s.set.remembered(id, err)
+		v, err := remembered(s.set, id, err)
 		return Stats{Mode: v.Mode, Condition: v.Condition}, err
 	}
 	defer v.close()
@@ -487,7 +496,7 @@ func (s Publications) stats(v *found, at bind.Target) (Stats, error) {
 	if err != nil {
 		return Stats{Mode: v.entry.Mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition says it
 	}
-	space, facts := v.visit.Scan().Measure(v.id, v.dir, v.entry, whole)
+	space, facts := v.visit.View().Measure(v.id, v.dir, v.entry, whole)
 	if immeasurable {
 		space = dir.Space{}
 	}

@@ -30,7 +30,7 @@ func (s Moves) Reference(ctx context.Context, id volume.ID, token, kept string) 
 	if err := s.dropOthers(ctx, id, token, kept); err != nil {
 		return err
 	}
-	unlock, err = s.set.Lock(reference)
+	unlock, err = s.set.node.Lock(reference)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (s Moves) lockReferences(id volume.ID) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.set.Lock(all)
+	return s.set.node.Lock(all)
 }
 
 func (s Moves) unmoved(ctx context.Context, id volume.ID) error {
@@ -77,8 +77,8 @@ func (s Moves) dropReferences(ctx context.Context, id volume.ID) error {
 // dropOthers removes the references of a volume but for those that are kept. The caller has lockReferences.
 func (s Moves) dropOthers(ctx context.Context, id volume.ID, kept ...string) error {
 	var all []volume.ID
-	for _, p := range s.set.Pools {
-		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Card.Exists) {
+	for _, p := range s.set.node.Pools {
+		for reference := range p.Ledger.EachAfter(volume.BeforeReferences(), ledger.Info.Exists) {
 			of, token, is := reference.Referenced()
 			if !is {
 				break
@@ -89,7 +89,7 @@ func (s Moves) dropOthers(ctx context.Context, id volume.ID, kept ...string) err
 		}
 	}
 	for _, reference := range all {
-		unlock, err := s.set.Lock(reference)
+		unlock, err := s.set.node.Lock(reference)
 		if err == nil {
 			err = s.set.Snapshots().Delete(ctx, reference)
 			unlock()

@@ -92,7 +92,7 @@ func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
 			b.delete("pvc-2")
 			wantError(t, b.tryPublish(at("c", false)), volume.ErrBusy)
 			wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrBusy)
-			unlock, err := b.LockTarget(id(t, "pvc-1"), b.Target("a"))
+			unlock, err := b.Publications().Lock(pool.Publication{ID: id(t, "pvc-1"), Target: b.Target("a"), SingleTarget: true})
 			must.Succeed(t, err)
 			_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
 			unlock()

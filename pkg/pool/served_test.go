@@ -68,7 +68,7 @@ func TestDeleteAfterKillMayBeOfPoolOutOfUse(t *testing.T) {
 			b.wantOutOfUse(name)
 		}
 		remembered := served.In(memory)
-		pools, err := remembered.OutOfUse(func(p served.Pool) bool { return p.Name == "local" })
+		pools, err := remembered.OutOfUse(func(p served.Entry) bool { return p.Name == "local" })
 		must.Succeed(t, err)
 		for _, p := range pools {
 			must.Succeed(t, remembered.Forget(p))

@@ -1,14 +1,19 @@
 package pool
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -47,18 +52,40 @@ type Surveyed = reconcile.Surveyed
 
 // A Set is all pools of a node, with the calls on their volumes.
 type Set struct {
-	*serve.Node
+	node   *serve.Node
 	byName map[volume.PoolName]*serve.Pool
-	pins   snapshot.Pins
 }
 
 // Start begins to serve pools: see serve.Start.
-func Start(configs []poolconfig.Pool, options Options) *Set {
-	s := &Set{Node: serve.Start(configs, options), byName: make(map[volume.PoolName]*serve.Pool)}
-	for _, p := range s.Pools {
+func Start(configs []poolconfig.Config, options Options) *Set {
+	s := &Set{node: serve.Start(configs, options), byName: make(map[volume.PoolName]*serve.Pool)}
+	for _, p := range s.node.Pools {
 		s.byName[p.Config.Name] = p
 	}
 	return s
+}
+
+// Close stops the background work and waits for it until ctx ends.
+func (s *Set) Close(ctx context.Context) error { return s.node.Close(ctx) }
+
+// Wait waits until every pool was checked once, whatever was found, or ctx ends.
+func (s *Set) Wait(ctx context.Context) error { return s.node.Wait(ctx) }
+
+// Ready reports whether every pool was checked once. It never waits.
+func (s *Set) Ready() bool { return s.node.Ready() }
+
+// Status reports on all pools, from memory.
+func (s *Set) Status() []Status { return s.node.Status() }
+
+// Surveyed reports on each volume, from memory, if the options ask for that.
+func (s *Set) Surveyed() []Surveyed { return s.node.Surveyed() }
+
+// Lock takes a volume for one call, or returns ErrBusy at once.
+func (s *Set) Lock(id volume.ID) (unlock func(), err error) { return s.node.Lock(id) }
+
+// ShareTarget takes a volume and a target for one call, which others share at other targets, or returns ErrBusy at once.
+func (s *Set) ShareTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
+	return s.node.ShareTarget(id, target)
 }
 
 // pool is the pool of a name. Where none is named it is the one named "legacy", as
@@ -68,15 +95,15 @@ func (s *Set) pool(name volume.PoolName) (*serve.Pool, error) {
 		if p, ok := s.byName[name]; ok {
 			return p, nil
 		}
-		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, names(s.Pools))
+		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, names(s.node.Pools))
 	}
 	if p, ok := s.byName[legacyName]; ok {
 		return p, nil
 	}
-	if len(s.Pools) == 1 {
-		return s.Pools[0], nil
+	if len(s.node.Pools) == 1 {
+		return s.node.Pools[0], nil
 	}
-	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, names(s.Pools))
+	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, names(s.node.Pools))
 }
 
 func names(pools []*serve.Pool) string {
@@ -111,6 +138,21 @@ func (s *Set) Serves(name volume.PoolName) bool {
 	return serves
 }
 
+// Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
+// for one that does not serve.
+func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	v, err := p.Enter()
+	if err != nil {
+		return dir.ID{}, err
+	}
+	defer v.Close()
+	return v.Store.Root().ID()
+}
+
 // Shared reports whether a pool is served by several nodes.
 func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
@@ -118,4 +160,172 @@ func (s *Set) Shared(name volume.PoolName) (bool, error) {
 		return false, err
 	}
 	return p.Config.Shared, nil
+}
+
+// A found volume is one that a call works on.
+type found struct {
+	id    volume.ID
+	visit *serve.Visit
+	entry store.Entry
+	dir   *dir.Dir // nil if the directory is lost
+}
+
+func (v *found) close() {
+	if v.dir != nil {
+		_ = v.dir.Close()
+	}
+	v.visit.Close()
+}
+
+// use is how this node uses the volume.
+func (v *found) use() *reconcile.VolumeUse { return v.visit.Use(v.id, v.entry, v.dir) }
+
+// durable is for a step that was done already, but may have failed at making that durable.
+func (v *found) durable() error { return store.IgnoreReadOnly(v.visit.Store.Records().Sync()) }
+
+// lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
+// again: another node may have removed it since it was found, or made another.
+func (v *found) lock(ctx context.Context) (unlock func(), err error) {
+	unlock, err = v.visit.LockNodes(ctx, v.id)
+	if err != nil || !v.visit.Pool.Config.Shared {
+		return unlock, err
+	}
+	if err := v.reread(); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// reread reads the volume again, as lock does after it has waited. It returns ErrNotFound for a volume
+// that is not there any more.
+func (v *found) reread() error {
+	e, d, err := v.visit.View().Lookup(v.id)
+	if err != nil {
+		return err
+	}
+	if v.dir != nil {
+		_ = v.dir.Close() // opened for reading
+	}
+	v.entry, v.dir = e, d
+	v.visit.Pool.Note(v.id, e)
+	if !e.Exists() {
+		return fmt.Errorf("%w any more", volume.ErrNotFound)
+	}
+	return nil
+}
+
+// unmarkPublished takes the mark back once the volume is published nowhere on this node.
+func (v *found) unmarkPublished(ctx context.Context) error {
+	return v.visit.UnmarkPublished(ctx, v.use())
+}
+
+// find searches for a volume: in the named pool, then in the one that is known to have it, then in all. What a
+// PersistentVolume says of its pool cannot be changed: by now the pool may have another name, or the volume may
+// have been moved into another pool. It returns ErrNotFound only if every pool could be asked, for a volume of a
+// pool that is away is not gone, and ErrInvalid for a volume in no pool and the name of none.
+func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
+	if p, ok := s.byName[name]; ok {
+		v, err := findIn([]*serve.Pool{p}, id)
+		if !errors.Is(err, volume.ErrNotFound) {
+			return v, err
+		}
+	}
+	// Not the others, of which one may be about to hang.
+	v, err := findIn(s.holders(id), id)
+	if errors.Is(err, volume.ErrNotFound) {
+		v, err = findIn(s.node.Pools, id)
+	}
+	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
+		_, unknown := s.pool(name)
+		err = cmp.Or(unknown, err)
+	}
+	return v, err
+}
+
+// Holder names the pool that is known to have a volume, from memory. It returns false for
+// none, and for several.
+func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
+	holders := s.holders(id)
+	if len(holders) != 1 {
+		return volume.PoolName{}, false
+	}
+	return holders[0].Config.Name, true
+}
+
+// holders are the pools whose index has a volume.
+func (s *Set) holders(id volume.ID) []*serve.Pool {
+	var holders []*serve.Pool
+	for _, p := range s.node.Pools {
+		if p.Ledger.Known(id).Exists() {
+			holders = append(holders, p)
+		}
+	}
+	return holders
+}
+
+func findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
+	var at *found
+	var unavailable []error
+	for _, p := range pools {
+		v, err := findAt(p, id)
+		switch {
+		case err != nil:
+			unavailable = append(unavailable, err)
+		case v != nil && at != nil:
+			v.close()
+			at.close()
+			return nil, ambiguous(id, at.visit.Pool, p)
+		case v != nil:
+			at = v
+		}
+	}
+	return at, notFoundUnless(at != nil, id, unavailable)
+}
+
+func ambiguous(id volume.ID, first, second *serve.Pool) error {
+	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
+}
+
+// notFoundUnless returns ErrNotFound for a volume that no pool has, and why not all could be asked otherwise.
+func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
+	switch {
+	case found:
+		return nil
+	case len(unavailable) > 0:
+		return fmt.Errorf("%s: %w", id.Named(), errors.Join(unavailable...))
+	}
+	return fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+}
+
+// findAt returns nil if the pool has no such volume.
+func findAt(p *serve.Pool, id volume.ID) (*found, error) {
+	v, err := p.Enter()
+	if err != nil {
+		return nil, err
+	}
+	e, d, err := v.View().Lookup(id)
+	if err != nil || !e.Exists() {
+		v.Close()
+		return nil, err
+	}
+	return &found{id: id, visit: v, entry: e, dir: d}, nil
+}
+
+// findSettled is find for callers that hold no lock. A record without a directory is a
+// moment of making and removing a volume: only what is so under the lock is lost.
+func (s *Set) findSettled(id volume.ID) (*found, error) {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil || !v.entry.Lost() {
+		return v, err
+	}
+	v.entry, v.dir, err = v.visit.View().LookupSettled(id)
+	if err == nil && !v.entry.Exists() {
+		err = fmt.Errorf("%s: %w: it is being made or removed", id.Named(), volume.ErrNotFound)
+	}
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
 }

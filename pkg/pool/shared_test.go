@@ -209,7 +209,9 @@ func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 		must.Succeed(t, os.Remove(one.Own("volumes", "pvc-1.json")))
 		must.Succeed(t, os.Remove(one.Path("pool", "pvc-1")))
 		unlock()
-		wantError(t, <-published, volume.ErrNotFound)
+		err := <-published
+		wantError(t, err, volume.ErrNotFound)
+		must.SayOnce(t, err.Error())
 		wantGone(t, one.Path("pods", "a"))
 		wantGone(t, one.Own("published", "node-1", "pvc-1"))
 		two.wantVolumes()

@@ -1,32 +1,58 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"syscall"
+	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A SnapshotRequest is for a new snapshot.
-type SnapshotRequest = snapshot.Request
+type SnapshotRequest struct {
+	// ID is one that volume.ParseSnapshot made.
+	ID     volume.ID
+	Source volume.ID
+	Way    CopyWay
+}
+
+// A CopyWay is how to copy an entry, which pods may use.
+type CopyWay struct {
+	// WhenWritten says what to do with a directory that is written to meanwhile.
+	WhenWritten volume.WhenWritten
+	// MaxStall is for how long writers may be stopped; 0 for no limit.
+	MaxStall time.Duration
+	// Shared refuses a copy that would share no blocks with its source.
+	Shared bool
+}
 
 // A Snapshot is what is reported of one.
-type Snapshot = snapshot.Snapshot
-
-// A CopyWay is how a snapshot is to be made.
-type CopyWay = snapshot.Way
-
-// A Source is what a new volume is to be made from.
-type Source = snapshot.Wanted
+type Snapshot struct {
+	ID     volume.ID
+	Pool   volume.PoolName
+	Mode   volume.Mode
+	Origin volume.Origin
+	// Promised is what the pool keeps for it, in bytes.
+	Promised int64
+	// Lost: there is a record, but no directory.
+	Lost bool
+	// Upstream: it is of the upstream KubeVirt driver, in a snapshotPath.
+	Upstream bool
+}
 
 // Snapshots are made of volumes, found and removed, also those of the upstream driver.
 type Snapshots struct{ set *Set }
@@ -44,16 +70,16 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 	if !errors.Is(err, volume.ErrNotFound) {
 		return made, err
 	}
-	in, err := s.set.find(r.Source, volume.PoolName{})
+	of, err := s.set.find(r.Source, volume.PoolName{})
 	if err != nil {
 		return Snapshot{}, err
 	}
-	in.close() // it is read again under its lock
-	p := in.visit.Pool
+	of.close() // it is read again under its lock
+	p := of.visit.Pool
 	if err := elsewhere(s.set.holders(r.ID), r.ID, p); err != nil {
 		return Snapshot{}, err
 	}
-	ctx, end := s.set.UntilClose(ctx)
+	ctx, end := s.set.node.UntilClose(ctx)
 	defer end()
 	made, err = s.create(ctx, p, r)
 	if err != nil {
@@ -64,21 +90,21 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 
 // made answers a repeated call. The source may be gone by then.
 func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
-	in, err := s.set.findIn(s.set.holders(r.ID), r.ID)
+	found, err := s.set.findIn(s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer in.close()
-	return in.visit.snapshots().Existing(r, in.entry)
+	defer found.close()
+	return existingSnapshot(found.visit, r, found.entry)
 }
 
 func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest) (Snapshot, error) {
-	v, err := s.set.enter(p)
+	in, err := p.Enter()
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer v.Close()
-	e, d, err := v.Scan().Lookup(r.ID)
+	defer in.Close()
+	e, d, err := in.View().Lookup(r.ID)
 	if d != nil {
 		_ = d.Close()
 	}
@@ -86,81 +112,192 @@ func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest)
 		return Snapshot{}, err
 	}
 	if p.Note(r.ID, e); e.Exists() {
-		return v.snapshots().Existing(r, e)
+		return existingSnapshot(in, r, e)
 	}
 	if err := p.OthersAreRead(); err != nil {
 		return Snapshot{}, err
 	}
-	if err := v.Work(); err != nil {
-		return Snapshot{}, v.snapshots().NotPossible(err)
+	if err := in.Work(); err != nil {
+		return Snapshot{}, notPossible(p, err)
 	}
-	if err := v.Discard().NoneLeft(r.ID); err != nil {
+	if err := in.Discard().NoneLeft(r.ID); err != nil {
 		return Snapshot{}, err
 	}
-	unlock, err := v.LockSource(r.Source)
+	if err := countUse(in, r.Source); err != nil {
+		return Snapshot{}, notPossible(p, err)
+	}
+	unlock, err := s.set.node.LockToPin(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	src, err := v.snapshots().Open(r.Source, r.Way, unlock)
+	src, err := openSource(in, r.Source, r.Way, unlock)
 	if err != nil {
-		return Snapshot{}, v.snapshots().NotPossible(err)
+		return Snapshot{}, notPossible(p, err)
 	}
-	defer src.Close()
-	defer v.Making()()
-	return v.snapshots().Make(ctx, r, src)
+	defer src.close()
+	defer in.Making()()
+	return makeSnapshot(ctx, in, r, src)
 }
 
-// snapshots is the pool for copying what is in it.
-func (v *visit) snapshots() *snapshot.Pool {
-	return &snapshot.Pool{Pool: v.Scan(), Entries: v, Limits: v.Pool.Limits(), Pins: v.pins, Freezer: v.Pool.Options.Freezer}
-}
-
-// Written reports whether pods or devices of this node may write to a volume.
-func (v *visit) Written(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
-	return v.Use(id, e, d).Written()
-}
-
-// PublishedAt are the paths at which this node has a volume, or what is inside it.
-func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error) {
-	published, err := v.Use(id, e, d).Published()
-	var paths []string
-	for _, p := range published {
-		paths = append(paths, p.Path)
+// existingSnapshot answers a repeated call.
+func existingSnapshot(in *serve.Visit, r SnapshotRequest, e store.Entry) (Snapshot, error) {
+	switch {
+	case e.Damage != nil:
+		return Snapshot{}, e.Damage
+	case e.Record == nil:
+		return Snapshot{}, fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, r.ID.Named())
+	case e.Record.Origin.ID != r.Source.String():
+		return Snapshot{}, fmt.Errorf("%s: %w, of volume %s", r.ID.Named(), volume.ErrExists, e.Record.Origin.ID)
+	case e.Lost():
+		return Snapshot{}, fmt.Errorf("%s: %w: only its record is left", r.ID.Named(), volume.ErrLost)
 	}
-	return paths, err
+	// The call that made it may have failed at its last step.
+	return describeSnapshot(in.Pool, r.ID, e), in.Store.Creating().SyncParent(r.ID)
 }
 
-// sourceElsewhere returns ErrInvalid for a source that is known to be in another pool. Pools
-// may lie on different filesystems, whose files share no blocks.
-func sourceElsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
-	for _, p := range holders {
-		if p != chosen {
-			return fmt.Errorf("%w: its source, %s, is in pool %q, and a volume is made in the pool of its source", volume.ErrInvalid, id.Named(), p.Config.Name)
+// describeSnapshot is what is reported of a snapshot that has a record.
+func describeSnapshot(p *serve.Pool, id volume.ID, e store.Entry) Snapshot {
+	return Snapshot{
+		ID: id, Pool: p.Config.Name, Mode: e.Record.Mode, Origin: *e.Record.Origin, Promised: e.Record.Bytes, Lost: e.Lost(),
+	}
+}
+
+// makeSnapshot makes a snapshot of a source, which is open.
+func makeSnapshot(ctx context.Context, in *serve.Visit, r SnapshotRequest, src *source) (Snapshot, error) {
+	if err := in.Pool.Limits().MustNotServe(in.Enforcer); err != nil {
+		return Snapshot{}, in.Pool.Unavailable(err)
+	}
+	space, err := in.Store.Space()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if space.ReadOnly {
+		return Snapshot{}, in.Pool.Unavailable(syscall.EROFS)
+	}
+	bytes, err := src.mostHeld(space)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
+	rec.Thin = src.entry.Record.Thin
+	err = makeReserved(in, rec, space, bytes, func() error {
+		if err := in.Store.Creating().MakeParent(r.ID); err != nil {
+			return err
 		}
+		if err := src.begin(rec); err != nil {
+			return err
+		}
+		return refused(build(ctx, in, rec, src.makeDir(ctx, rec), src.cut(ctx, rec)))
+	})
+	if err != nil {
+		return Snapshot{}, notPossible(in.Pool, err)
 	}
-	return nil
+	name, _ := r.ID.Snapshot()
+	in.Pool.Log.Info("Made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
+		"took", millis(rec.Origin.TookMillis).String(), "stalled", millis(rec.Origin.StallMillis).String())
+	return describeSnapshot(in.Pool, r.ID, store.Entry{Record: rec, Present: true}), nil
 }
 
-// openRequested opens what a volume is to be made from.
-func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
-	if err := v.Discard().NoneLeft(r.ID); err != nil {
-		return nil, err
+// notPossible is ErrPrecondition for a snapshot that does not fit: after RESOURCE_EXHAUSTED
+// csi-snapshotter takes a snapshot for one that may still be made, and never lets go of it.
+// docs/decisions/0031-snapshots.md has the reasons. Of a filesystem that has become read-only it is ErrUnavailable.
+func notPossible(p *serve.Pool, err error) error {
+	if errors.Is(err, syscall.EROFS) {
+		return p.Unavailable(err)
 	}
-	if r.Source.ID == r.ID { // which is not there: its lock is the caller's
-		return v.snapshots().Requested(r.Source, r.Mode, func() {})
+	if err = limit.NoSpace(err); errors.Is(err, volume.ErrNoSpace) {
+		return fmt.Errorf("%w: %v", volume.ErrPrecondition, err)
 	}
-	unlock, err := v.LockSource(r.Source.ID)
+	return err
+}
+
+// millis is a number of milliseconds of a record.
+func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// countUse has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes
+// before the lock of the source. What is written after it is as what is written while the source is copied.
+func countUse(in *serve.Visit, source volume.ID) error {
+	if in.Enforcer.Kind() != quota.Btrfs || in.Pool.Ledger.Known(source).Is(ledger.IsBlock) {
+		return nil
+	}
+	return clone.Sync(in.Store.Root())
+}
+
+// mostHeld is what a copy of the source may hold, in bytes: what the source does and a
+// little more, where that is counted, or else all that it was promised.
+func (s *source) mostHeld(space dir.Space) (int64, error) {
+	c, promised := reconcile.InfoOf(s.entry), s.bytes()
+	if s.entry.Block() || !s.in.Enforcer.Enforces(c) {
+		return promised, nil
+	}
+	usage, err := s.in.Enforcer.Usage(s.dir, c)
 	if err != nil {
-		return nil, fmt.Errorf("its source: %w", err)
+		return 0, err
 	}
-	if r.Source.Upstream && !v.Pool.Ledger.Known(r.Source.ID).Exists() {
-		src, err := v.sourceUpstream(r.Source.ID, r.Mode, unlock)
+	outside, err := s.in.Enforcer.Outside(s.dir)
+	if err != nil {
+		return 0, err
+	}
+	if outside > 0 { // what is in them does not count for the source
+		usage.Bytes = max(usage.Bytes, promised)
+	}
+	return inBlocks(copyOf(s.in.Enforcer, usage)+ledger.OfInodes(s.in.Enforcer.Kind(), usage.Inodes, s.in.Enforcer.Sizes.InodeBytes()), space.BlockBytes), nil
+}
+
+// copyOf is what a copy of so much may hold, in bytes.
+func copyOf(enforcer *limit.Enforcer, u quota.Usage) int64 {
+	bytes := u.Bytes + u.Bytes/16 + 1<<20
+	if enforcer.Kind() == quota.Ext4 {
+		// The blocks of its directories, which were full, may be half empty in a copy.
+		bytes += u.Inodes * longestName
+	}
+	return bytes
+}
+
+// longestName is what a name takes in a directory of ext4 at most, in bytes.
+const longestName = 264
+
+func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * block }
+
+// cut copies the source, notes in the record what came of that, and lowers the promise to what
+// the copy holds: it cannot grow.
+func (s *source) cut(ctx context.Context, rec *store.Record) func(*dir.Dir) error {
+	return func(d *dir.Dir) error {
+		if err := s.fill(ctx, d, rec.Origin); err != nil {
+			return err
+		}
+		if rec.Origin.Consistency == volume.Unverified && s.way.WhenWritten != volume.Accept {
+			return errUnstill
+		}
+		held, err := heldBy(s.in.Enforcer, d, rec)
+		// The extents that the file keeps, but no more than its size: what it kept above that is foreign use already.
+		held = max(held, min(s.held, s.bytes()))
 		if err != nil {
-			return nil, fmt.Errorf("its source: %w", err)
+			return err
 		}
-		return src, nil
+		if held > rec.Bytes && s.mayExceed() {
+			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile, or in subvolumes that do not count", volume.ErrPrecondition, rec.Bytes, held)
+		}
+		rec.Bytes = min(rec.Bytes, held)
+		return s.in.Enforcer.Apply(d, reconcile.InfoOf(store.Entry{Record: rec}))
 	}
-	return v.snapshots().Requested(r.Source, r.Mode, unlock)
+}
+
+// heldBy is what a copy holds, in bytes, where that is known, or else what is promised to it.
+func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, error) {
+	c := reconcile.InfoOf(store.Entry{Record: rec})
+	switch {
+	case rec.Mode == volume.ModeBlock:
+		id, err := volume.ParseEntry(rec.ID)
+		if err != nil {
+			return 0, err
+		}
+		return content.Allocated(id, d)
+	case !enforcer.Enforces(c):
+		return rec.Bytes, nil
+	}
+	usage, err := enforcer.Usage(d, c)
+	return usage.Bytes + ledger.OfInodes(enforcer.Kind(), usage.Inodes, enforcer.Sizes.InodeBytes()), err
 }
 
 // Delete removes a snapshot, or returns ErrNotFound. When it returns the snapshot is
@@ -168,17 +305,20 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 // while a volume is made from it.
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(id, volume.PoolName{})
+	if errors.Is(err, volume.ErrNotFound) {
+		err = cmp.Or(s.set.keepRemoved(id), err)
+	}
 	if err != nil {
-		return unlessOutOfUse(s.set.Node, id, err)
+		return unlessOutOfUse(s.set.node, id, err)
 	}
 	defer in.close()
-	if err := s.set.pins.Free(id); err != nil {
+	if err := s.set.node.Pins.Free(id); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(id, in.entry) })
+	err = trace.Step(ctx, "move to the trash", func() error { return remove(in.visit, id, in.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = in.visit.Pool.Unavailable(err)
 	}
@@ -201,7 +341,7 @@ func (s Snapshots) Find(_ context.Context, id volume.ID) (Snapshot, error) {
 	case in.entry.Record == nil:
 		return Snapshot{}, fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, id.Named())
 	}
-	return in.visit.snapshots().Describe(id, in.entry), nil
+	return describeSnapshot(in.visit.Pool, id, in.entry), nil
 }
 
 // List returns up to most snapshots in the order of their ids, beginning after an id; the zero
@@ -214,8 +354,8 @@ func (s Snapshots) List(ctx context.Context, after, of volume.ID, most int) (pag
 		after = volume.FirstSnapshot()
 	}
 	var all []volume.ID
-	for _, p := range s.set.Pools {
-		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
+	for _, p := range s.set.node.Pools {
+		for id := range p.Ledger.EachAfter(after, ledger.Info.Exists) {
 			all = append(all, id)
 		}
 		for _, id := range upstreamSnapshots(p) {

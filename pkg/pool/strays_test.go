@@ -93,7 +93,7 @@ func TestSearchForStraysIsBounded(t *testing.T) {
 			t.Error("all files were looked at faster than that is bounded")
 		}
 		b.later(2 * time.Minute)
-		b.wantOutside("pvc-1", "1 files")
+		b.wantOutside("pvc-1", "1 file or directory")
 
 		e.files.Store(1 << 40)
 		e.strays.Store(2)
@@ -110,7 +110,7 @@ func TestStraysEndWithTheirVolume(t *testing.T) {
 		b.create("pvc-1", mib)
 		e.strays.Store(1)
 		b.later(2 * time.Minute)
-		b.wantOutside("pvc-1", "1 files")
+		b.wantOutside("pvc-1", "1 file or directory")
 		b.delete("pvc-1")
 		e.strays.Store(0)
 		b.create("pvc-1", mib)

@@ -39,7 +39,7 @@ type arena struct {
 	outside string
 	mounts  *bind.Kernel
 	loops   *loop.Kernel
-	configs []poolconfig.Pool
+	configs []poolconfig.Config
 	options pool.Options
 
 	swapped atomic.Int64     // how often something was exchanged
@@ -457,7 +457,7 @@ func (a *arena) wantNoCanaryBelow(name string) {
 
 func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
 	ctx, vol, target := a.t.Context(), id(a.t, name), a.target(at)
-	unlock, err := a.LockTarget(vol, target)
+	unlock, err := a.Publications().Lock(pool.Publication{ID: vol, Target: target, SingleTarget: true})
 	if err != nil {
 		return // the pool is being checked
 	}

@@ -11,7 +11,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -36,10 +35,10 @@ func (s Snapshots) FindUpstream(_ context.Context, id volume.ID) (Snapshot, erro
 // id, keeps that until it returns. Errors: ErrNotFound, ErrBusy while a volume is made from it,
 // ErrUnavailable, ErrPrecondition for a directory that is no such snapshot.
 func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
-	if err := s.set.pins.Free(id); err != nil {
+	if err := s.set.node.Pins.Free(id); err != nil {
 		return err
 	}
-	ctx, end := s.set.UntilClose(ctx)
+	ctx, end := s.set.node.UntilClose(ctx)
 	defer end()
 	slowly := &reconcile.Pace{Done: new(atomic.Uint64)}
 	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
@@ -56,7 +55,7 @@ func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
 func (s Snapshots) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error
 	done := false
-	for _, p := range s.set.Pools {
+	for _, p := range s.set.node.Pools {
 		err := withUpstream(p, func(in *dir.Dir) error { return do(p, in) })
 		switch {
 		case err == nil:
@@ -132,8 +131,8 @@ func upstreamSnapshots(p *serve.Pool) (all []volume.ID) {
 
 // sourceUpstream opens a snapshot of the upstream KubeVirt driver to make a volume from it. It takes
 // over the lock of its id.
-func (v *visit) sourceUpstream(id volume.ID, mode volume.Mode, unlock func()) (*snapshot.Source, error) {
-	is, data, err := v.dataUpstream(id)
+func sourceUpstream(in *serve.Visit, id volume.ID, mode volume.Mode, unlock func()) (*source, error) {
+	is, data, err := dataUpstream(in, id)
 	if err == nil && mode != volume.ModeMount {
 		err = fmt.Errorf("%w: %s is of the upstream KubeVirt driver, which had no volumes of mode %s", volume.ErrInvalid, id.Named(), mode)
 		_ = data.Close() // opened for reading
@@ -142,14 +141,14 @@ func (v *visit) sourceUpstream(id volume.ID, mode volume.Mode, unlock func()) (*
 		unlock()
 		return nil, err
 	}
-	return v.snapshots().Foreign(id, is.Origin(), data, unlock)
+	return foreignSource(in, id, is.Origin(), data, unlock)
 }
 
-func (v *visit) dataUpstream(id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
-	in, err := openUpstream(v.Visit)
+func dataUpstream(in *serve.Visit, id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
+	all, err := openUpstream(in)
 	if err != nil {
 		return upstream.Snapshot{}, nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	defer func() { _ = in.Close() }() // opened for reading
-	return upstream.Open(in, id)
+	defer func() { _ = all.Close() }() // opened for reading
+	return upstream.Open(all, id)
 }

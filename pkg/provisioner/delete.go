@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -49,7 +48,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if err := p.pool.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
-	return nil
+	return p.checkGone(directory)
 }
 
 // stillDeleted reads a PersistentVolume from the API server. The informer, or a retry, may have it as it was before an administrator
@@ -93,23 +92,34 @@ func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume)
 const atOnce = time.Minute
 
 // refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. It was
-// released as soon as it was made, and its directory had been there before.
+// released as soon as it was made, no claim was seen to have it, and no record says that its directory was made for it just then. How old the
+// directory is says nothing: it may be from a backup too.
 func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory string) error {
 	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
-	if released == nil || released.Sub(made) > atOnce { // Kubernetes before 1.29 does not say
+	if released == nil || released.Sub(made) > atOnce || p.bound.had(pv) { // Kubernetes before 1.29 does not say
 		return nil
 	}
+	at := store.VolumePath{Directory: p.config.Path, Name: directory}
+	found, err := store.Handover{From: at, To: at}.Find()
+	if own := found.From; err != nil || !own.Directory || own.Recorded && made.Sub(own.Created) < atOnce {
+		return err
+	}
+	return errors.New("it was released as soon as it was made, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
+		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
+}
+
+// checkGone refuses what is no directory, as a link that an administrator has left in the place of one: pods follow it.
+func (p *Provisioner) checkGone(name string) error {
 	pool, err := dir.Open(p.config.Path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = pool.Close() }() // it is only read
-	found, err := mounts.Place{Parent: pool, Name: directory}.State()
-	if unknown := found.Born.Unix() <= 0; err != nil || found.Missing || unknown || made.Sub(found.Born) < atOnce {
+	there, err := pool.Exists(name)
+	if err != nil || !there {
 		return err
 	}
-	return errors.New("it was released as soon as it was made, and its directory is older: it is from a backup, and its claim was not there yet. " +
-		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
+	return fmt.Errorf("%w: %s/%s is no directory: put the directory in its place, or remove that", errNotOwn, p.config.Path, name)
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.
@@ -190,7 +200,8 @@ func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVol
 		return true // the controller checks that itself
 	}
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && pv.Spec.HostPath != nil {
-		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until an administrator removes it", pv.Spec.HostPath.Path, p.config.Node))
+		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s. To have it removed, with what is promised to it, "+
+			"set persistentVolumeReclaimPolicy of the PersistentVolume to Delete", pv.Spec.HostPath.Path, p.config.Node))
 		return false
 	}
 	if _, err := origin.Node(pv); err != nil && p.config.Mode == PerNode {

@@ -89,6 +89,7 @@ type Provisioner struct {
 	volumes cache.Indexer // as ownVolumes keeps them
 	claims  corelisters.PersistentVolumeClaimLister
 	classes storagelisters.StorageClassLister
+	bound   bounds
 	// upstream says how KubeVirt's provisioner is removed, which has the same directory; empty if there is none.
 	upstream atomic.Pointer[string]
 }

@@ -411,30 +411,6 @@ func TestDeleteKeepsTheDirectoryThatAClaimNamesAnew(t *testing.T) {
 	}
 }
 
-// Where a backup is applied object by object, Kubernetes takes the claim of a PersistentVolume for deleted until it is there.
-func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
-	now := time.Now()
-	for title, c := range map[string]struct {
-		made time.Time
-		had  time.Duration
-		kept bool
-	}{
-		"made anew, and released at once":          {now.Add(time.Hour), time.Second, true},
-		"made anew, and released by its claim":     {now.Add(time.Hour), time.Hour, false},
-		"made with its directory, for a short one": {now, time.Second, false},
-	} {
-		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			pv := own(t, r.config.Path)
-			pv.CreationTimestamp = metav1.NewTime(c.made)
-			pv.Status.LastPhaseTransitionTime = new(metav1.NewTime(c.made.Add(c.had)))
-			if err := r.Delete(t.Context(), pv); (err != nil) != c.kept || (len(r.directories()) == 1) != c.kept {
-				t.Errorf("%v, and left are %v; want it kept: %t", err, r.directories(), c.kept)
-			}
-		})
-	}
-}
-
 func TestDeleteRemovesItsOwn(t *testing.T) {
 	rename := func(directory string) func(*corev1.PersistentVolume) {
 		return func(pv *corev1.PersistentVolume) {

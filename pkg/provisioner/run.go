@@ -64,6 +64,7 @@ func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interf
 		volumes: volumes,
 		metrics: metrics.New("hostpath_provisioner"),
 	}
+	i.provisioner.bound.follow(volumes)
 	retry := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast)
 	}

@@ -183,7 +183,7 @@ func (t *Tracer) Close(ctx context.Context) error {
 	t.exporter.cancel()
 	<-t.exporter.done
 	if dropped := t.Dropped(); dropped > 0 {
-		err = errors.Join(err, fmt.Errorf("%d spans were dropped", dropped))
+		err = errors.Join(err, fmt.Errorf("spans that were dropped: %d", dropped))
 	}
 	return err
 }

@@ -2,6 +2,18 @@ package version
 
 import "testing"
 
+// release/ compares the flags of the linker with these names.
+func TestReleaseIsKnown(t *testing.T) {
+	if Images() != DefaultImages || Repository() != DefaultRepository {
+		t.Errorf("without flags of the linker the release is %s of %s", Images(), Repository())
+	}
+	images, repository = "registry.example.com/storage/", "https://git.example.com/storage"
+	defer func() { images, repository = "", "" }()
+	if Images() != images || Repository() != repository {
+		t.Errorf("the release is %s of %s, and not what was built in", Images(), Repository())
+	}
+}
+
 func TestVersionIsNeverEmpty(t *testing.T) {
 	if Of() == "" {
 		t.Error("a program without a version")

@@ -25,7 +25,7 @@ import (
 
 var (
 	files   = flag.String("release", "", "directory of the release, named as its version")
-	tools   = flag.String("tools", "../../bin/release-tools", "directory with cosign, helm and registry")
+	tools   = flag.String("tools", "../../bin/release-tools", "directory with cosign, helm, krew and registry")
 	publish = flag.String("publish", "../publish", "the program that publishes")
 	pin     = flag.String("pin", "../pin", "the program that pins sidecars")
 	sign    = flag.String("sign", "../sign", "the program that signs the checksums")

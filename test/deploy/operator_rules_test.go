@@ -48,7 +48,7 @@ func TestDefinitionOfTheCheckBeforeAnUpgrade(t *testing.T) {
 	}
 }
 
-// The alerts of the operator have names, labels and runbooks that users have from upstream, and not those of ruleSets.
+// The alerts of the operator have names and labels that users have from upstream, and not those of ruleSets.
 func TestOperatorAlertsFire(t *testing.T) {
 	content, err := os.ReadFile(operatorDir + "/monitoring/prometheusrule.yaml")
 	succeed(t, err)

@@ -41,6 +41,7 @@ type PoolConfig struct {
 	Enforcement string `json:"enforcement,omitempty"`
 	Allocation  string `json:"allocation,omitempty"`
 	Relabel     string `json:"relabel,omitempty"`
+	Reserve     string `json:"reserve,omitempty"`
 	Shared      bool   `json:"shared,omitempty"`
 	// RequireMount has the pool serve only as a filesystem of its own.
 	RequireMount bool `json:"requireMount,omitempty"`

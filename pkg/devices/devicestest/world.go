@@ -202,6 +202,9 @@ func (w *World) Pass() devices.Report {
 	for {
 		report := w.Agent.Pass(r)
 		if len(report.Wiping) == 0 {
+			for _, p := range report.Problems {
+				must.SayOnce(w, p.Error())
+			}
 			return report
 		}
 		<-w.changed

@@ -3,14 +3,17 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -35,18 +38,26 @@ func (c *Client) Name(ctx context.Context) (string, error) {
 	return answer.GetName(), err
 }
 
-// Available is how many bytes the driver can still promise to volumes of a StorageClass with those
-// parameters; 0 for a pool that does not serve. It fails for a pool that the driver does not know.
-func (c *Client) Available(ctx context.Context, parameters map[string]string) (int64, error) {
-	answer, err := csi.NewControllerClient(c.connection).GetCapacity(ctx, &csi.GetCapacityRequest{
-		Parameters: parameters,
-		// With capabilities the driver says what is wrong with the parameters.
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		}},
-	})
-	return answer.GetAvailableCapacity(), err
+// DirectoryKey is metadata of a GetCapacity that asks which directory the pool is, and of the answer.
+const DirectoryKey = "hostpath-directory"
+
+// Directory is the directory of the pool that a StorageClass with those parameters chooses. It fails for a pool that the driver does not
+// know or serve, and for a driver that does not say: what it has may be another one.
+func (c *Client) Directory(ctx context.Context, parameters map[string]string) (dir.ID, error) {
+	var answer metadata.MD
+	asking := metadata.AppendToOutgoingContext(ctx, DirectoryKey, "?")
+	if _, err := csi.NewControllerClient(c.connection).GetCapacity(asking, &csi.GetCapacityRequest{Parameters: parameters}, grpc.Header(&answer)); err != nil {
+		return dir.ID{}, err
+	}
+	said := answer.Get(DirectoryKey)
+	if len(said) == 0 {
+		return dir.ID{}, errors.New("it does not say which directory its pool is: update it to the version of this program")
+	}
+	id, err := dir.ParseID(said[0])
+	if err != nil {
+		return dir.ID{}, fmt.Errorf("read which directory its pool is: %w", err)
+	}
+	return id, nil
 }
 
 // A Volume is what a PersistentVolume says of one.

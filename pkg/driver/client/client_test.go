@@ -2,15 +2,19 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -18,15 +22,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// start serves a pool named "local" on a socket.
-func start(t *testing.T) (*pool.Set, *client.Client) {
+// start serves a pool named "local", in the directory of that name in root, on a socket.
+func start(t *testing.T, root string) (*pool.Set, *client.Client) {
 	t.Helper()
-	n := pooltest.New(t, t.TempDir())
+	n := pooltest.New(t, root)
 	options := n.Options("node-a")
 	set := n.Start(n.Configs(`[{"name":"local","path":"local"}]`), options)
 	must.Succeed(t, set.Wait(t.Context()))
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(socket)
+	listener, err := driver.Listen(t.Context(), socket)
 	must.Succeed(t, err)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	served := make(chan error, 1)
@@ -44,15 +48,9 @@ func start(t *testing.T) (*pool.Set, *client.Client) {
 }
 
 func TestClient(t *testing.T) {
-	set, c := start(t)
+	set, c := start(t, t.TempDir())
 	if name, err := c.Name(t.Context()); name != "test.example.com" || err != nil {
 		t.Errorf("name %q (%v)", name, err)
-	}
-	if bytes, err := c.Available(t.Context(), map[string]string{"storagePool": "local"}); bytes <= 0 || err != nil {
-		t.Errorf("%d bytes (%v)", bytes, err)
-	}
-	if _, err := c.Available(t.Context(), map[string]string{"storagePool": "other"}); err == nil {
-		t.Error("a pool that is not there")
 	}
 	id, err := volume.ParseID("pvc-1")
 	must.Succeed(t, err)
@@ -69,6 +67,49 @@ func TestClient(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func TestDirectoryOfAPool(t *testing.T) {
+	root := t.TempDir()
+	_, c := start(t, root)
+	directory, err := dir.Open(filepath.Join(root, "local"))
+	must.Succeed(t, err)
+	want, err := directory.ID()
+	must.Succeed(t, errors.Join(err, directory.Close()))
+	if got, err := c.Directory(t.Context(), map[string]string{"storagePool": "local"}); got != want || err != nil {
+		t.Errorf("the pool is the directory %s (%v), want %s", got, err, want)
+	}
+	if _, err := c.Directory(t.Context(), map[string]string{"storagePool": "other"}); err == nil {
+		t.Error("a pool that is not there")
+	}
+}
+
+// As a driver that does not know the question answers it.
+func TestDirectoryThatTheDriverDoesNotSay_isNotKnown(t *testing.T) {
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	listener, err := driver.Listen(t.Context(), socket)
+	must.Succeed(t, err)
+	server := grpc.NewServer()
+	csi.RegisterControllerServer(server, silent{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	c, err := client.New(socket)
+	must.Succeed(t, err)
+	if id, err := c.Directory(t.Context(), nil); err == nil {
+		t.Errorf("the pool is the directory %s, and no driver has said so", id)
+	}
+	must.Succeed(t, c.Close())
+	server.Stop()
+	must.Succeed(t, <-served)
+}
+
+// silent has room, and says nothing else.
+type silent struct {
+	csi.UnimplementedControllerServer
+}
+
+func (silent) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	return &csi.GetCapacityResponse{AvailableCapacity: 1 << 30}, nil
 }
 
 func TestClientWithoutADriver(t *testing.T) {

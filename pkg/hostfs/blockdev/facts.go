@@ -47,6 +47,9 @@ type Facts struct {
 	// Identity is what distinguishes the hardware, or the file of a loop device, and stays when numbers and paths
 	// change. It is empty if the kernel does not know any.
 	Identity string
+	// Alike is the same, or, for a device without an identity, what it has in common with others that may be it: enough to leave it alone,
+	// and not to know it by.
+	Alike string
 }
 
 // Instance is that of the device: see Device.Instance.
@@ -80,7 +83,10 @@ func Inspect(n Number) (Facts, error) {
 		return f, err
 	}
 	f.Below, f.Commands = below(dir), commands(dir)
-	f.Identity = identity(dir)
+	f.Alike = likeness(dir)
+	if isIdentity(dir, f.Alike) {
+		f.Identity = f.Alike
+	}
 	return f, nil
 }
 
@@ -210,7 +216,7 @@ func (f Facts) Siblings() ([]Number, error) {
 func (f Facts) Twins() (found []string) {
 	own, err := filepath.EvalSymlinks(filepath.Join(sysfs, f.Disk.String()))
 	identity := known(own)
-	if f.Identity == "" || err != nil || identity == "" {
+	if f.Alike == "" || err != nil || identity == "" {
 		return nil
 	}
 	disk, part := DiskAndPart(identity)
@@ -287,7 +293,8 @@ func partitions(dir string) (found []Number, err error) {
 // identities are attributes by which a disk is known, the best first.
 var identities = []string{"wwid", "device/wwid", "uuid", "serial", "device/serial", "dm/uuid", "md/uuid", "loop/backing_file"}
 
-func identity(dir string) string {
+// likeness is what a device is known by, alone or with others.
+func likeness(dir string) string {
 	disk, part := dir, ""
 	if number := attribute(dir, "partition"); number != "" {
 		disk, part = filepath.Dir(dir), "#"+number
@@ -300,6 +307,43 @@ func identity(dir string) string {
 		part = "@" + offset + part // another part of the file
 	}
 	return whole + part
+}
+
+// isIdentity says whether no other device is known by the same. The name by T10 may be of the vendor alone, if it does not have the serial number
+// of the unit (SPC-4, 7.8.6.4 and 7.8.15). A partition that kpartx has made is known by its number, and where it begins is not said.
+func isIdentity(dir, likeness string) bool {
+	if kpartx.MatchString(attribute(dir, "dm/uuid")) {
+		return false
+	}
+	name, _ := DiskAndPart(likeness)
+	if !strings.HasPrefix(name, "t10.") {
+		return likeness != ""
+	}
+	if attribute(dir, "partition") != "" {
+		dir = filepath.Dir(dir)
+	}
+	paths := []string{dir}
+	for _, path := range names(filepath.Join(dir, "slaves")) { // of a multipath device
+		paths = append(paths, filepath.Join(dir, "slaves", path))
+	}
+	return slices.ContainsFunc(paths, func(path string) bool {
+		serial := serialOf(path)
+		return serial != "" && strings.Contains(name, serial)
+	})
+}
+
+// serialOf is the serial number of a SCSI disk (SPC-4, 7.8.15), written as DiskAndPart does. One of zeroes is none.
+func serialOf(disk string) string {
+	const header = 4
+	page, err := os.ReadFile(filepath.Join(disk, "device/vpd_pg80"))
+	if err != nil || len(page) < header {
+		return ""
+	}
+	serial := strings.Join(strings.Fields(strings.ReplaceAll(string(page[header:]), "\x00", " ")), "_")
+	if strings.Trim(serial, "0_") == "" {
+		return ""
+	}
+	return serial
 }
 
 // known is what a disk is known by, or the file of a loop device, whatever part of it that has.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +27,19 @@ type clocks struct {
 	in      *dir.Dir // where a file can be made
 	machine *Clock   // nil if nothing is checked
 	wasSet  bool     // since it was opened
+	local   bool     // the filesystem has that of this machine
+	still   bool     // those who write stand still
 }
 
-// now asks the clock of the filesystem: it makes a file.
+// now asks the clock of the filesystem: it makes a file, but not while that may have to wait for what others write.
 func (c *clocks) now() (moment, error) {
 	const name = "clock"
 	before := time.Now()
+	if c.local && c.still { // it gives no ctime that is earlier (current_time of Linux); those of the past may be later, within a tick
+		var now unix.Timespec
+		err := os.NewSyscallError("clock_gettime", unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now))
+		return moment{set: true, changed: now, before: before, after: time.Now()}, err
+	}
 	f, err := c.in.MakeFile(name)
 	if err != nil {
 		return moment{}, err
@@ -49,8 +57,11 @@ func (c *clocks) now() (moment, error) {
 // later is the first moment after all that has happened so far.
 func (c *clocks) later(ctx context.Context) (moment, error) {
 	first, err := c.now()
+	if err == nil && c.local && c.still { // a ctime may be finer than this clock
+		err = os.NewSyscallError("clock_gettime", unix.ClockGettime(unix.CLOCK_REALTIME, &first.changed))
+	}
 	for now := first; err == nil; now, err = c.now() {
-		if first.changed != now.changed {
+		if c.still && now.changed.Nano() > first.changed.Nano() || !c.still && first.changed != now.changed {
 			return now, nil
 		}
 		if err := ctx.Err(); err != nil {

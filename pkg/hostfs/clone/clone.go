@@ -44,7 +44,10 @@ func File(ctx context.Context, dst, src *os.File, method Method) error {
 	if method == Share {
 		err = share(int(dst.Fd()), int(src.Fd()))
 	} else {
-		err = copyData(int(dst.Fd()), int(src.Fd()), make([]byte, bufferBytes), ctx.Err)
+		buffer := make([]byte, bufferBytes)
+		err = copyData(int(dst.Fd()), int(src.Fd()), ctx.Err, func(from, to int64) error {
+			return copyRange(int(dst.Fd()), int(src.Fd()), from, to, buffer)
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
@@ -77,9 +80,22 @@ func Supported(d *dir.Dir) (bool, error) {
 // share is FICLONE. On btrfs, files with and without copy-on-write share no blocks
 // (EINVAL): then the copy gets that flag as the source has it, which only an empty file can.
 func share(dst, src int) error {
-	err := unix.IoctlFileClone(dst, src)
+	return tryShare(dst, src, func() error { return unix.IoctlFileClone(dst, src) })
+}
+
+// shareRange is FICLONERANGE between two offsets, which are multiples of sharedUnit, or the end of the file.
+func shareRange(dst, src int, from, to int64) error {
+	if from == to { // the kernel would take that for all that follows
+		return nil
+	}
+	at := unix.FileCloneRange{Src_fd: int64(src), Src_offset: uint64(from), Src_length: uint64(to - from), Dest_offset: uint64(from)}
+	return tryShare(dst, src, func() error { return unix.IoctlFileCloneRange(dst, &at) })
+}
+
+func tryShare(dst, src int, share func() error) error {
+	err := share()
 	if errors.Is(err, unix.EINVAL) && sameCopyOnWrite(dst, src) == nil {
-		err = unix.IoctlFileClone(dst, src)
+		err = share()
 	}
 	// EXDEV on filesystems that share within one mount only; EINVAL and EISDIR are bugs.
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EXDEV) {
@@ -113,9 +129,9 @@ const chunk = 16 << 20
 // bufferBytes is how many bytes are read at a time.
 const bufferBytes = 1 << 20
 
-// copyData copies what is no hole, and calls pause before each chunk. It reads and writes: where the
+// copyData gives a file the size of another, has what is no hole there copied, and calls pause before each chunk. It reads and writes: where the
 // filesystem can share blocks, copy_file_range(2) has the copy share them.
-func copyData(dst, src int, buffer []byte, pause func() error) error {
+func copyData(dst, src int, pause func() error, copy func(from, to int64) error) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return err
@@ -126,8 +142,13 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 	if err := unix.Ftruncate(dst, st.Size); err != nil {
 		return err
 	}
-	for at := int64(0); at < st.Size; {
-		from, to, err := NextData(src, at, st.Size)
+	return eachData(src, 0, st.Size, pause, copy)
+}
+
+// eachData calls do for each piece of what is no hole between two offsets, and pause before each.
+func eachData(src int, at, end int64, pause func() error, do func(from, to int64) error) error {
+	for at < end {
+		from, to, err := NextData(src, at, end)
 		if err != nil {
 			return err
 		}
@@ -135,11 +156,11 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 			if err := pause(); err != nil {
 				return err
 			}
-			end := min(to, from+chunk)
-			if err := copyRange(dst, src, from, end, buffer); err != nil {
+			next := min(to, from+chunk)
+			if err := do(from, next); err != nil {
 				return err
 			}
-			from = end
+			from = next
 		}
 		at = to
 	}
@@ -166,15 +187,22 @@ func copyRange(dst, src int, from, to int64, buffer []byte) error {
 		if err != nil || n == 0 { // cut off meanwhile
 			return err
 		}
-		data = data[:n]
-		for len(data) > 0 {
-			n, err := retryInterrupted(func() (int, error) { return unix.Pwrite(dst, data, from) })
-			if err != nil {
-				return err
-			}
-			data = data[n:]
-			from += int64(n)
+		if err := writeAt(dst, data[:n], from); err != nil {
+			return err
 		}
+		from += int64(n)
+	}
+	return nil
+}
+
+func writeAt(dst int, data []byte, at int64) error {
+	for len(data) > 0 {
+		n, err := retryInterrupted(func() (int, error) { return unix.Pwrite(dst, data, at) })
+		if err != nil {
+			return err
+		}
+		data = data[n:]
+		at += int64(n)
 	}
 	return nil
 }

@@ -92,7 +92,8 @@ type entryCopier struct {
 	torn    bool          // the attributes of a file changed during each attempt
 	watch   *watch        // of a file that changes; nil before the first
 	buffers xattrBuffers
-	data    []byte // what copyData reads into
+	data    []byte // what copyRange reads into
+	later   laterWrites
 }
 
 // next is before each step of a copy.
@@ -144,7 +145,7 @@ func (e *entryCopier) makeNodeOnce(from source, to *dir.Dir, name string) error 
 	if err := unix.Mknodat(to.Fd(), name, from.st.Mode, int(from.st.Rdev)); err != nil {
 		return &fs.PathError{Op: "mknod", Path: to.String() + "/" + name, Err: err}
 	}
-	return e.nodeAttributes(from, to, name)
+	return e.nodeAttributes(from.st, xattr.Of(from.in, from.name), from.String(), to, name)
 }
 
 // unchanged says that two looks were at the same entry, to which nothing happened in between that its clock shows.
@@ -163,7 +164,7 @@ func (e *entryCopier) makeFile(from source, to *dir.Dir, name string) error {
 	}
 	defer func() { _ = unix.Close(src) }() // opened for reading: nothing can be lost
 	err = e.makeFileOnce(from, src, to, name)
-	if err != nil || !e.start.set || e.method == Copy {
+	if err != nil || !e.start.set || e.method == Copy || e.held { // what changes in a standstill is found out by check
 		return err
 	}
 	var after unix.Stat_t
@@ -219,6 +220,10 @@ func (e *entryCopier) makeFileOnce(from source, src int, to *dir.Dir, name strin
 		return &fs.PathError{Op: "create", Path: to.String() + "/" + name, Err: err}
 	}
 	err = e.fill(dst, src, from)
+	if err == nil && e.later.settle(dst, to.String()+"/"+name, from.st) {
+		return setTimes(to, name, from.st)
+	}
+	e.later.drop(dst)
 	if closeErr := unix.Close(dst); err == nil && closeErr != nil {
 		err = &fs.PathError{Op: "close", Path: to.String() + "/" + name, Err: closeErr}
 	}
@@ -240,20 +245,24 @@ func (e *entryCopier) fill(dst, src int, from source) error {
 	case e.method == Share && (!e.held || from.st.Size > readInstead):
 		err = e.share(dst, src, from)
 	default:
-		err = e.read(dst, src)
+		err = e.read(dst, src, from)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
 	}
-	if err := SetOwner(dst, from.st); err != nil {
-		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
+	return e.fileAttributes(dst, from.st, xattr.Descriptor(src), from.String())
+}
+
+// fileAttributes gives what is open those of another, but its times.
+func (e *entryCopier) fileAttributes(dst int, st *unix.Stat_t, from xattr.Holder, path string) error {
+	if err := SetOwner(dst, st); err != nil {
+		return fmt.Errorf("copy the owner and mode of %s: %w", path, err)
 	}
-	return e.buffers.copy(xattr.Descriptor(src), xattr.Descriptor(dst), from.String())
+	return e.buffers.copy(from, xattr.Descriptor(dst), path)
 }
 
 // readInstead is the size in bytes up to which a file is read and written anew while those who write stand still: what they have
-// just written is in memory, and sharing its blocks would wait for the disk, which may have much to write for
-// others.
+// just written is in memory.
 const readInstead = 1 << 20
 
 // flush writes the data of a file to its disk, and nothing else: not the log of the filesystem, where others have
@@ -265,14 +274,47 @@ func (e *entryCopier) flush(fd int) error {
 	return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
 }
 
-func (e *entryCopier) read(dst, src int) error {
+func (e *entryCopier) read(dst, src int, from source) error {
 	if err := e.flush(src); err != nil {
 		return err
 	}
+	copy := e.write
+	if e.held && e.method == Share && !losesPrivileges(src, from.st) {
+		copy = e.keep
+	}
+	return copyData(dst, src, e.next, func(from, to int64) error { return copy(dst, src, from, to) })
+}
+
+// losesPrivileges reports whether a file has what a write to it takes off: its copy is to be written before it gets that.
+func losesPrivileges(src int, st *unix.Stat_t) bool {
+	_, err := unix.Fgetxattr(src, "security.capability", nil)
+	return err == nil || st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0
+}
+
+// write copies what lies between two offsets.
+func (e *entryCopier) write(dst, src int, from, to int64) error {
 	if e.data == nil {
 		e.data = make([]byte, bufferBytes)
 	}
-	return copyData(dst, src, e.data, e.next)
+	return copyRange(dst, src, from, to, e.data)
+}
+
+// keep reads what lies between two offsets, for later. What there is no room for is written at once.
+func (e *entryCopier) keep(dst, src int, from, to int64) error {
+	for from < to {
+		room := int64(e.later.room(dst))
+		if room == 0 {
+			return e.write(dst, src, from, to)
+		}
+		data := make([]byte, min(to-from, room, bufferBytes))
+		n, err := retryInterrupted(func() (int, error) { return unix.Pread(src, data, from) })
+		if err != nil || n == 0 { // cut off meanwhile
+			return err
+		}
+		e.later.add(dst, data[:n], from)
+		from += int64(n)
+	}
+	return nil
 }
 
 // share shares the blocks of a file, if that does not stop its writers for too long.
@@ -286,9 +328,41 @@ func (e *entryCopier) share(dst, src int, from source) error {
 		return err
 	}
 	began := time.Now()
-	err := share(dst, src)
+	var err error
+	if e.held && !losesPrivileges(src, from.st) {
+		err = e.shareWritten(dst, src, from.st.Size)
+	} else {
+		err = share(dst, src)
+	}
 	e.stall = max(e.stall, time.Since(began))
 	return err
+}
+
+// shareWritten shares the blocks of what of a file is on its disk, and reads the rest for later, as far as there is room: what has
+// just been written is in memory, and sharing its blocks would wait for the disk, which may have much to write for others.
+func (e *entryCopier) shareWritten(dst, src int, size int64) error {
+	at := int64(0)
+	for _, one := range unwritten(src, size) {
+		if one.to-one.from > int64(e.later.room(dst)) {
+			continue
+		}
+		if err := shareRange(dst, src, at, one.from); err != nil {
+			return err
+		}
+		if err := eachData(src, one.from, one.to, e.next, func(from, to int64) error { return e.keep(dst, src, from, to) }); err != nil {
+			return err
+		}
+		at = one.to
+	}
+	if at == 0 {
+		return share(dst, src)
+	}
+	if at < size {
+		if err := shareRange(dst, src, at, size); err != nil {
+			return err
+		}
+	}
+	return unix.Ftruncate(dst, size)
 }
 
 // OpenRegular opens a regular file for reading that was looked at before. It returns ErrGone if something else has its name by
@@ -323,34 +397,42 @@ func OpenRegular(in *dir.Dir, name string, st *unix.Stat_t) (int, error) {
 	return fd, nil
 }
 
-func (e *entryCopier) makeSymlink(from source, to *dir.Dir, name string) error {
+func readlink(from source) (string, error) {
 	target := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(from.in.Fd(), from.name, target)
 	if errors.Is(err, unix.EINVAL) {
-		return ErrGone
+		return "", ErrGone
 	}
 	if err != nil {
-		return from.wrap("readlink", err)
+		return "", from.wrap("readlink", err)
 	}
-	if err := unix.Symlinkat(string(target[:n]), to.Fd(), name); err != nil {
-		return &fs.PathError{Op: "symlink", Path: to.String() + "/" + name, Err: err}
-	}
-	return e.nodeAttributes(from, to, name)
+	return string(target[:n]), nil
 }
 
-// nodeAttributes copies the attributes of what is not opened.
-func (e *entryCopier) nodeAttributes(from source, to *dir.Dir, name string) error {
-	err := unix.Fchownat(to.Fd(), name, int(from.st.Uid), int(from.st.Gid), unix.AT_SYMLINK_NOFOLLOW)
-	if err == nil && from.st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		err = unix.Fchmodat(to.Fd(), name, from.st.Mode&0o7777, 0)
-	}
+func (e *entryCopier) makeSymlink(from source, to *dir.Dir, name string) error {
+	target, err := readlink(from)
 	if err != nil {
-		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
-	}
-	if err := e.buffers.copy(xattr.Of(from.in, from.name), xattr.Of(to, name), from.String()); err != nil {
 		return err
 	}
-	return setTimes(to, name, from.st)
+	if err := unix.Symlinkat(target, to.Fd(), name); err != nil {
+		return &fs.PathError{Op: "symlink", Path: to.String() + "/" + name, Err: err}
+	}
+	return e.nodeAttributes(from.st, xattr.Of(from.in, from.name), from.String(), to, name)
+}
+
+// nodeAttributes gives what is not opened those of another.
+func (e *entryCopier) nodeAttributes(st *unix.Stat_t, from xattr.Holder, path string, to *dir.Dir, name string) error {
+	err := unix.Fchownat(to.Fd(), name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		err = unix.Fchmodat(to.Fd(), name, st.Mode&0o7777, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("copy the owner and mode of %s: %w", path, err)
+	}
+	if err := e.buffers.copy(from, xattr.Of(to, name), path); err != nil {
+		return err
+	}
+	return setTimes(to, name, st)
 }
 
 // attributes copies those of a directory, until they are the same before and after. Of one that changes all the
@@ -369,10 +451,7 @@ func (e *entryCopier) attributes(src, dst *dir.Dir) error {
 		if err != nil {
 			return err
 		}
-		if err := SetOwner(to, before); err != nil {
-			return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
-		}
-		if err := e.buffers.copy(xattr.Descriptor(from), xattr.Descriptor(to), src.String()); err != nil {
+		if err := e.fileAttributes(to, before, xattr.Descriptor(from), src.String()); err != nil {
 			return err
 		}
 		if err := setTimes(dst, ".", before); err != nil {
@@ -405,9 +484,10 @@ func SetOwner(fd int, want *unix.Stat_t) error {
 	return unix.Fchmod(fd, want.Mode&0o7777)
 }
 
+func timesOf(st *unix.Stat_t) []unix.Timespec { return []unix.Timespec{st.Atim, st.Mtim} }
+
 func setTimes(in *dir.Dir, name string, st *unix.Stat_t) error {
-	times := []unix.Timespec{st.Atim, st.Mtim}
-	if err := unix.UtimesNanoAt(in.Fd(), name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.UtimesNanoAt(in.Fd(), name, timesOf(st), unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return &fs.PathError{Op: "utimens", Path: in.String() + "/" + name, Err: err}
 	}
 	return nil
@@ -419,9 +499,7 @@ type xattrBuffers struct{ names, others, value []byte }
 // copy gives to all extended attributes that from has, and takes all others off it: ACLs, capabilities and
 // labels are such, too. What is new has some of its directory, as an ACL from the default one.
 func (b *xattrBuffers) copy(from, to xattr.Holder, path string) error {
-	if b.names == nil {
-		b.names, b.others, b.value = make([]byte, xattr.Max), make([]byte, xattr.Max), make([]byte, xattr.Max)
-	}
+	b.make()
 	names, err := xattr.Listed(from, b.names)
 	if errors.Is(err, unix.ENOENT) {
 		return ErrGone
@@ -438,6 +516,12 @@ func (b *xattrBuffers) copy(from, to xattr.Holder, path string) error {
 		}
 	}
 	return nil
+}
+
+func (b *xattrBuffers) make() {
+	if b.names == nil {
+		b.names, b.others, b.value = make([]byte, xattr.Max), make([]byte, xattr.Max), make([]byte, xattr.Max)
+	}
 }
 
 // takeOthers takes all attributes off an entry that are not among the names.

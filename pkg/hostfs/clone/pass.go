@@ -104,7 +104,7 @@ func (p *pass) File(in *dir.Dir, name string) error {
 	p.copied++
 	err = p.afresh(to.Dir, name, func() error {
 		if st.Nlink > 1 {
-			return p.link(in, name, st, to.Dir)
+			return p.link(Identify(in, name, st), st, to.Dir, name, func(node string) error { return p.entries.make(source{in, name, st}, p.links, node) })
 		}
 		return p.entries.make(source{in, name, st}, to.Dir, name)
 	})
@@ -209,15 +209,15 @@ func (p *pass) Enter(d, _ *dir.Dir, name string) error {
 
 // afresh makes an entry of the copy under a name that no other entry may have. Where one was removed and made again, a directory can
 // list it twice in a pass (readdir(3)): the last copy counts.
-func (p *pass) afresh(in *dir.Dir, name string, make func() error) error {
-	err := make()
+func (p *pass) afresh(in *dir.Dir, name string, build func() error) error {
+	err := build()
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	if err := remove(p.ctx, in, name); err != nil {
 		return err
 	}
-	return make()
+	return build()
 }
 
 // enterCopy goes into what was made of a directory before, if that is there.
@@ -256,8 +256,7 @@ func (p *pass) Leave(d *dir.Dir) error {
 
 // link makes one more name of a file. The file itself is made in the directory of links,
 // under what identifies it: a table of millions of them would not fit into memory.
-func (p *pass) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) error {
-	file := Identify(in, name, st)
+func (p *pass) link(file string, st *unix.Stat_t, to *dir.Dir, name string, make func(node string) error) error {
 	for round := p.round; round >= p.oldest(st); round-- {
 		made := linkName(round, file)
 		like, err := isLike(st, p.links, made)
@@ -277,7 +276,7 @@ func (p *pass) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) erro
 		}
 	}
 	node := linkName(p.round, file)
-	if err := p.entries.make(source{in, name, st}, p.links, node); err != nil {
+	if err := make(node); err != nil {
 		return err
 	}
 	return linkError(to, name, unix.Linkat(p.links.Fd(), node, to.Fd(), name, 0))

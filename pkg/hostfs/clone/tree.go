@@ -90,6 +90,9 @@ func tree(ctx context.Context, src, dst *dir.Dir, o Options, names int) (Result,
 	if c.dst, err = dir.NewDescent(dst, false); err == nil {
 		result, err = c.passes(ctx, o.Rounds)
 	}
+	if c.steps.at != nil {
+		err = errors.Join(err, c.steps.at.Close())
+	}
 	err = errors.Join(err, links.Close(), c.entries.watch.close(), c.clocks.machine.Close())
 	if err == nil {
 		err = removeLinks(ctx, dst, linksName)
@@ -117,6 +120,7 @@ type copier struct {
 	links   *dir.Dir           // see pass
 	clocks  clocks
 	entries entryCopier
+	steps   steps
 	round   int
 	names   Names // of what the copy was made in the last pass
 	copied  int64
@@ -182,6 +186,17 @@ func (c *copier) standstill(ctx context.Context, start moment, first Result) (re
 			return Result{}, err
 		}
 	}
+	result, err = c.copyStill(ctx, start, first)
+	if err != nil {
+		c.entries.later.close()
+		return Result{}, err
+	}
+	c.entries.ctx = ctx
+	return result, errors.Join(c.entries.later.write(ctx), c.steps.take())
+}
+
+// copyStill is what is done while they stand still.
+func (c *copier) copyStill(ctx context.Context, start moment, first Result) (result Result, err error) {
 	began := time.Now()
 	still, release, err := c.options.Hold(ctx)
 	if err != nil {
@@ -192,6 +207,7 @@ func (c *copier) standstill(ctx context.Context, start moment, first Result) (re
 		c.entries.stall = max(c.entries.stall, time.Since(began))
 		result.Stall = c.entries.stall
 	}()
+	c.clocks.still = true
 	if start, err = c.nextPass(still, start, true); err != nil {
 		return Result{}, err
 	}
@@ -224,7 +240,7 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 	if err != nil {
 		return moment{}, err
 	}
-	c.notesMoves = filesystem.NotesMoves()
+	c.notesMoves, c.clocks.local = filesystem.NotesMoves(), filesystem.Cached()
 	if c.clocks.machine, err = OpenClock(); err != nil {
 		return moment{}, err
 	}
@@ -248,8 +264,19 @@ func (c *copier) pass(ctx context.Context, since moment, held bool) error {
 	if c.entries.start.set {
 		p.names = newNames(c.mostNames)
 	}
-	err := p.run(c.src)
+	err := c.run(p, held)
 	c.names = p.names
 	c.copied += p.copied
 	return err
+}
+
+// run runs a pass. What waits for no disk while pods stand still is kept for when they go on.
+func (c *copier) run(p *pass, held bool) (err error) {
+	if !held || c.options.Method == Share {
+		return p.run(c.src)
+	}
+	if c.steps.at, err = dir.NewDescent(c.dst.Current().Dir, struct{}{}); err != nil {
+		return err
+	}
+	return (&stillPass{p, &c.steps}).run(c.src)
 }

@@ -36,10 +36,10 @@ func (w *watch) begin(file int) (end func(), err error) {
 // changed reports whether anything has changed since the watch began or changed was last called.
 func (w *watch) changed() (bool, error) {
 	var events [4096]byte
-	for any := false; ; any = true {
+	for some := false; ; some = true {
 		_, err := retryInterrupted(func() (int, error) { return unix.Read(w.fd, events[:]) })
 		if errors.Is(err, unix.EAGAIN) {
-			return any, nil
+			return some, nil
 		}
 		if err != nil {
 			return true, err

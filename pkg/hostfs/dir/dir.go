@@ -63,6 +63,21 @@ type Dir struct {
 // of stat(2).
 type ID struct{ Dev, Ino uint64 }
 
+// String is the form that ParseID reads.
+func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Dev, id.Ino) }
+
+// ParseID reads an ID of the running system.
+func ParseID(s string) (id ID, err error) {
+	dev, ino, _ := strings.Cut(s, ":")
+	if id.Dev, err = strconv.ParseUint(dev, 10, 64); err != nil {
+		return ID{}, err
+	}
+	if id.Ino, err = strconv.ParseUint(ino, 10, 64); err != nil {
+		return ID{}, err
+	}
+	return id, nil
+}
+
 // An Entry is a name in a directory and whether it is itself a directory.
 type Entry struct {
 	Name  string

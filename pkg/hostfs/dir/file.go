@@ -302,11 +302,20 @@ func TryLockExisting(d *Dir, name string, at int64) (unlock func(), err error) {
 // TryLockDir takes flock(2) of the directory itself, which needs no file, or returns ErrLocked. Locks of files in it do
 // not conflict.
 func TryLockDir(d *Dir) (unlock func(), err error) {
+	return lockDir(d, func(try func() error) error { return try() })
+}
+
+// LockDir is TryLockDir that waits until ctx ends, as Lock does.
+func LockDir(ctx context.Context, d *Dir) (unlock func(), err error) {
+	return lockDir(d, func(try func() error) error { return retry(ctx, try) })
+}
+
+func lockDir(d *Dir, take func(try func() error) error) (unlock func(), err error) {
 	own, err := d.Reopen() // the lock belongs to the descriptor
 	if err != nil {
 		return nil, err
 	}
-	if err := tryFlock(own.fd); err != nil {
+	if err := take(func() error { return tryFlock(own.fd) }); err != nil {
 		return nil, errors.Join(pathError("lock", d.path, err), own.Close())
 	}
 	return func() { _ = own.Close() }, nil

@@ -164,6 +164,13 @@ func Occupied(d *Dir, name string, step func() error) (int64, error) {
 	return o.bytes, err
 }
 
+// OccupiedBelow is Occupied of all that is in a directory.
+func OccupiedBelow(d *Dir, step func() error) (int64, error) {
+	o := &occupied{step: step}
+	err := Visit(d, o)
+	return o.bytes, err
+}
+
 // occupied is a Visitor that adds up what entries occupy.
 type occupied struct {
 	step  func() error

@@ -45,7 +45,7 @@ func play(role string) error {
 		return err
 	}
 	w.longest = eventually
-	l, err := Listen(socket)
+	l, err := Listen(ctx, socket)
 	if err != nil {
 		return err
 	}

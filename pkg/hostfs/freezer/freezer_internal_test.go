@@ -163,7 +163,7 @@ func serve(t *testing.T, root string, limit time.Duration) (c Client, stop func(
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(short)) })
 	c = Client{Socket: filepath.Join(short, "freezer.sock")}
-	l, err := Listen(c.Socket)
+	l, err := Listen(t.Context(), c.Socket)
 	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -389,6 +389,26 @@ func thawByHand(t *testing.T, at string, _ func()) {
 	must.Succeed(t, err)
 	defer g.close()
 	must.Succeed(t, g.set(false))
+}
+
+// Two drivers may have one directory of sockets while one is replaced by the other. Whichever of their watchdogs ends first, the
+// other is still reached.
+func TestSocketOfWatchdogThatServesIsKept(t *testing.T) {
+	onEach(t, func(t *testing.T, hierarchy string) {
+		root, _ := makeGroup(t, hierarchy, places[1])
+		c, stop := serve(t, root, 0)
+		if second, err := Listen(t.Context(), c.Socket); err == nil {
+			t.Error("a second watchdog has taken the socket")
+			must.Succeed(t, second.Close())
+		}
+		_, thaw, err := c.Freeze(t.Context(), thePod(t))
+		must.Succeed(t, err)
+		must.Succeed(t, thaw())
+		stop()
+		second, err := Listen(t.Context(), c.Socket)
+		must.Succeed(t, err)
+		must.Succeed(t, second.Close())
+	})
 }
 
 // A watchdog that starts thaws what an earlier one has left, and nothing else.

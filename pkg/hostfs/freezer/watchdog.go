@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -143,12 +144,31 @@ func (w *Watchdog) thawOwnerless(name string, d *dir.Dir) error {
 	return g.thawLeft()
 }
 
-// Listen makes the socket of a watchdog, for root alone.
-func Listen(socket string) (*net.UnixListener, error) {
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+// Listen makes the socket of a watchdog, for root alone. One that a process serves is not replaced: whichever of the two ended
+// first would leave the other without.
+func Listen(ctx context.Context, socket string) (*net.UnixListener, error) {
+	in, err := dir.Open(filepath.Dir(socket))
+	if err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: socket, Net: network})
+	defer func() { _ = in.Close() }()   // the lock has a handle of its own
+	unlock, err := dir.LockDir(ctx, in) // or two may find no process that serves it
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	at := &net.UnixAddr{Name: socket, Net: network}
+	conn, err := net.DialUnix(network, nil, at)
+	switch {
+	case err == nil:
+		return nil, errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), conn.Close())
+	case errors.Is(err, unix.ECONNREFUSED): // no process listens
+		err = os.Remove(socket)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix(network, at)
 	if err != nil {
 		return nil, err
 	}

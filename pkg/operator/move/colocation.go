@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
 )
 
 // A colocation is the volumes that pods use together with the one that moves, and together with those. The scheduler starts a pod only where
@@ -136,5 +137,5 @@ func reaches(node *corev1.Node, v *corev1.PersistentVolume) bool {
 		return true
 	}
 	has := labels.Merge(node.Labels, labels.Set{place.TopologyKey: node.Name})
-	return selected(v.Spec.NodeAffinity.Required.NodeSelectorTerms, node.Name, has)
+	return schedule.Selected(v.Spec.NodeAffinity.Required.NodeSelectorTerms, node.Name, has)
 }

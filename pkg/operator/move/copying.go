@@ -114,7 +114,7 @@ func (c copying) progress(ctx context.Context, source, target *corev1.Pod, repor
 	switch of := cmp.Or(trouble(source), trouble(target)); {
 	case of != "":
 		return wait("Retrying", "%s", of), nil
-	case report.unused:
+	case c.move.Status.Standstill != nil: // what was reported is a part of the log, which a long pass fills
 		return wait("Copying", "no pod uses the volume any more: copy what has changed, and compare"), nil
 	case report.fenced:
 		waits, err := c.users.release(ctx)

@@ -160,10 +160,7 @@ func TestAnswersOfNodeSetUpAnew(t *testing.T) {
 			case at == 0 && w.has(pod) && pod.Status.Phase == corev1.PodSucceeded:
 				at = look
 				delete(w.records, c.on)
-				anew := node(c.on)
-				w.has(anew)
-				anew.Status.NodeInfo.BootID = "another"
-				w.update(anew)
+				w.bootAnew(c.on)
 			case at > 0 && look == at+long:
 				if w.records[c.other] == nil {
 					t.Errorf("%s: the last copy is gone, and the move says %q", asked, w.says("m"))
@@ -175,6 +172,77 @@ func TestAnswersOfNodeSetUpAnew(t *testing.T) {
 		if at == 0 || w.looked < at+long {
 			t.Errorf("%s: the move has ended without an answer: %v", asked, w.records)
 		}
+	}
+}
+
+// bootAnew has a node be started anew, and answer.
+func (w *world) bootAnew(name string) {
+	w.Helper()
+	anew := node(name)
+	w.has(anew)
+	anew.Status.NodeInfo.BootID += "another"
+	w.update(anew)
+}
+
+// A source that starts a removal late, after it was down, as the operator was, removes nothing by what the target has answered before.
+func TestRemovalThatStartsLate(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.bootAnew(nodeA)
+	at := 0
+	w.run("m", func(look int) {
+		pod := w.moverOf(roleRemove)
+		switch {
+		case at == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
+			if w.hangs = nodeA; pod == nil { // the mover is not started
+				return
+			}
+			at, w.hangs = look, ""
+			w.bootAnew(nodeA)
+			w.bootAnew(nodeB)
+			delete(w.records, nodeB)
+			w.live()
+		case at > 0 && look == at+long:
+			if w.records[nodeA] == nil {
+				t.Errorf("the last copy is gone, and the move says %q", w.says("m"))
+			}
+			w.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		}
+	})
+	if at == 0 || w.looked < at+long {
+		t.Errorf("the move has ended without an answer: %v", w.records)
+	}
+}
+
+// Where an administrator has the volume be used on the source again, since the target has lost it, the move ends, and touches nothing.
+func TestRecoveredByHand(t *testing.T) {
+	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			at := 0
+			w.run("m", func(look int) {
+				switch {
+				case at == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
+					at = look
+					delete(w.records, nodeB)
+				case at > 0 && look == at+long:
+					w.replicas = false
+					volume := volumeOf("pv")
+					w.has(volume)
+					volume.Finalizers = nil
+					w.update(volume)
+					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), volume))
+					*w.records[nodeA] = record{} // move-out --step=undo --target-aborted
+					volume = volumeOf(anew)
+					volume.UID = "by hand"
+					must.Succeed(t, w.api.Create(t.Context(), volume))
+				}
+			})
+			if m := w.move("m"); at == 0 || m.Status.Phase != v1alpha1.Failed || !strings.Contains(w.says("m"), "node node-a again") || !w.records[nodeA].publishes() {
+				t.Errorf("the move is %s, says %q, and the nodes have %+v", m.Status.Phase, w.says("m"), w.records)
+			}
+			w.wantNothingLeft()
+		})
 	}
 }
 

@@ -12,7 +12,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -146,11 +148,17 @@ func (m reconciliation) report(result outcome) {
 	})
 }
 
-// short keeps a message within what the API server and a terminal take.
+// short keeps a message within what the API server and a terminal take. What movers say may have names of files.
 func short(message string) string {
 	const most = 1000
+	message = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, message)
 	if len(message) > most {
-		return message[:most] + "…"
+		return strings.ToValidUTF8(message[:most], "") + "…"
 	}
 	return message
 }
@@ -326,6 +334,11 @@ func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
 
 // remove removes the old copy, and what the move has made.
 func (m reconciliation) remove(ctx context.Context) (outcome, error) {
+	if recovered, err := m.volume.recovered(ctx); err != nil || recovered {
+		m.move.Status.Phase = v1alpha1.Failed
+		return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too",
+			m.move.Status.SourceNode, m.move.Status.TargetNode), err
+	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
 		return outcome{}, err

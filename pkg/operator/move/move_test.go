@@ -249,3 +249,23 @@ func TestUndoWithoutTarget(t *testing.T) {
 	w.run("m")
 	w.wantOn(nodeA)
 }
+
+// A last pass that takes long fills what is read of the mover's log, and pods stand still all the same.
+func TestLongLastPass(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	said := ""
+	w.run("m", func(int) {
+		pod := w.moverOf(roleOut)
+		if said != "" || pod == nil || !strings.Contains(w.logs[pod.Name], `"unused"`) {
+			return
+		}
+		w.reconcile("m")
+		w.logs[pod.Name] = "{\"event\":\"passing\",\"bytes\":1}\n"
+		w.reconcile("m")
+		said = w.says("m")
+	})
+	if !strings.Contains(said, "no pod uses the volume any more") {
+		t.Errorf("it says %q", said)
+	}
+	w.wantOn(nodeB)
+}

@@ -171,7 +171,11 @@ func (m movers) step(ctx context.Context, r role) (done bool, why string, err er
 		// What a node had is gone with it, but for what it has to show.
 		return !r.shows(), "the node is gone; the other node has all of the volume still", nil
 	}
-	pod, ended, err := m.pod(ctx, r, m.args(r, nil))
+	args := m.args(r, nil)
+	if r == roleRemove && at.boot != "" {
+		args = append(args, "--boot="+at.boot)
+	}
+	pod, ended, err := m.pod(ctx, r, args)
 	switch {
 	case err != nil:
 		return false, "", err

@@ -13,8 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -78,6 +81,25 @@ func TestMoverPod(t *testing.T) {
 	}
 }
 
+// The movers of a move reach each other on one port, and nothing else, nor does anything else reach them.
+func TestNetworkOfMovers(t *testing.T) {
+	w := newWorld(t)
+	must.Succeed(t, objects{move: moveOf("m"), api: apiServer{w.Client, w.api}, namespace: storage}.networkPolicy(t.Context()))
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
+	w.has(policy)
+	movers := metav1.LabelSelector{MatchLabels: map[string]string{moveLabel: "move-m"}}
+	ports := []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(8444))}}
+	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &movers}}
+	want := networkingv1.NetworkPolicySpec{
+		PodSelector: movers, PolicyTypes: []networkingv1.PolicyType{"Ingress", "Egress"},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: ports, From: peers}},
+		Egress:  []networkingv1.NetworkPolicyEgressRule{{Ports: ports, To: peers}},
+	}
+	if diff := cmp.Diff(want, policy.Spec); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // The two sides take each other, and nothing else of another move.
 func TestCertificates(t *testing.T) {
 	one, err := issue(time.Now())
@@ -136,6 +158,9 @@ func TestClocksApart(t *testing.T) {
 func TestMessagesAreShort(t *testing.T) {
 	if got := short(strings.Repeat("x", 5000)); len(got) > 1010 {
 		t.Errorf("%d bytes", len(got))
+	}
+	if got := short("a\nb\x1b[2K\xff"); got != "a?b?[2K\ufffd" {
+		t.Errorf("it says %q", got)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -86,6 +87,26 @@ func TestSizeAfterUndo(t *testing.T) {
 			must.Succeed(w, w.api.Delete(w.Context(), m))
 		}
 	})
+	w.wantOn(nodeA)
+	if volume := volumeOf("pv"); !w.has(volume) || volume.Spec.Capacity.Storage().Value() != 1<<40 {
+		t.Errorf("the PersistentVolume has %s", volume.Spec.Capacity.Storage())
+	}
+}
+
+// That of one which is undone amid the replacement has, too.
+func TestSizeAfterUndoAmidReplacement(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.promised = 25 * gib
+	w.ofUpstream("1Ti", "20Gi")
+	w.run("m", func(int) {
+		if m := w.move("m"); m != nil && m.Status.Phase == v1alpha1.Switching && !w.has(volumeOf("pv")) && len(w.wasGone) == 0 {
+			w.goes(nodeB)
+		}
+	})
+	if len(w.wasGone) == 0 {
+		t.Error("nothing was tested")
+	}
+	delete(w.records, nodeB) // which is gone
 	w.wantOn(nodeA)
 	if volume := volumeOf("pv"); !w.has(volume) || volume.Spec.Capacity.Storage().Value() != 1<<40 {
 		t.Errorf("the PersistentVolume has %s", volume.Spec.Capacity.Storage())

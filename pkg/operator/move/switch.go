@@ -22,6 +22,8 @@ import (
 const (
 	// volumeFile of the Secret is the PersistentVolume that replaces the one before.
 	volumeFile = "persistentvolume.json"
+	// sizeFile of it is the size of the one before.
+	sizeFile = "size"
 	// movedBy on a PersistentVolume is the uid of the move that made it, and on a claim has the controller of volumes look at it again.
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
 	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
@@ -96,6 +98,9 @@ func (v claimedVolume) save(ctx context.Context, volume *corev1.PersistentVolume
 	to := v.replacement(volume, before, node)
 	if before != nil && equality.Semantic.DeepEqual(before, to) {
 		return nil
+	}
+	if volume.UID == v.move.Status.VolumeUID {
+		secret.Data[sizeFile] = []byte(volume.Spec.Capacity.Storage().String())
 	}
 	data, err := json.Marshal(to)
 	if err != nil {
@@ -179,6 +184,20 @@ func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
 	return there && now.Annotations[movedBy] == string(v.move.UID), err
+}
+
+// recovered says whether an administrator has made a PersistentVolume that leads to what the source has, after the switch. None of ours
+// does.
+func (v claimedVolume) recovered(ctx context.Context) (found bool, err error) {
+	now := &corev1.PersistentVolume{}
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
+	if err != nil || there && place.NodeOfVolume(now) == v.move.Status.TargetNode {
+		return false, err
+	}
+	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
+		found = found || place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == v.move.Status.SourceNode
+	})
+	return found, err
 }
 
 // owns says whether a PersistentVolume is the one of the claim and of the volume that moves, whatever the status says.
@@ -266,6 +285,9 @@ func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string,
 			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
+	if size, err := resource.ParseQuantity(string(secret.Data[sizeFile])); err == nil && node == v.move.Status.SourceNode {
+		saved.Spec.Capacity[corev1.ResourceStorage] = size
+	}
 	if ready, err := v.readyFor(ctx, saved); err != nil || !ready {
 		return false, fmt.Sprintf("wait for the claim %s to be seen without its volume", v.move.Spec.ClaimName), err
 	}

@@ -479,7 +479,11 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 			w.records[pod.Spec.NodeName] = &record{moved: own.move}
 		}
 	case roleRemove:
+		machine := node(pod.Spec.NodeName)
+		boot, named := flags["boot"]
 		switch {
+		case named && w.has(machine) && boot != machine.Status.NodeInfo.BootID:
+			problem = "this machine was started since"
 		case own == nil:
 		case !mine || !own.handedOver:
 			problem = "it was not handed over"

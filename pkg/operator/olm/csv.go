@@ -4,6 +4,7 @@ package olm
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
@@ -20,6 +21,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/webhook"
+	program "kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
 const (
@@ -31,8 +33,6 @@ const (
 	port         = 9443
 	// upstreamLabel is in the selector that the Deployment has from upstream's ClusterServiceVersion. A selector cannot change.
 	upstreamLabel = "operator.hostpath-provisioner.kubevirt.io"
-	// repository is the one that csv.yaml names.
-	repository = "https://github.com/kubevirt/hostpath-provisioner"
 )
 
 var (
@@ -54,7 +54,7 @@ type Options struct {
 	Images map[string]string
 	// Verbosity is the variable of that name, or empty.
 	Verbosity string
-	// Repository is where the source is, or empty for the project's own.
+	// Repository is where the source is, or empty for that of the program.
 	Repository string
 	// Icon is a PNG in Base64, or empty for the project's own.
 	Icon string
@@ -115,10 +115,7 @@ func (o Options) clusterServiceVersion() (*clusterServiceVersion, error) {
 
 // base is csv.yaml, for the repository of the options.
 func (o Options) base() []byte {
-	if o.Repository == "" {
-		return base
-	}
-	return bytes.ReplaceAll(base, []byte(repository), []byte(o.Repository))
+	return bytes.ReplaceAll(base, []byte(program.DefaultRepository), []byte(cmp.Or(o.Repository, program.Repository())))
 }
 
 // images are those of what the operator deploys, as the operator itself would find them.

@@ -65,7 +65,7 @@ func parse(arguments []string) (o Options, files []string, err error) {
 	flags.StringVar(&o.PullPolicy, "pull-policy", "", "imagePullPolicy of the operator")
 	flags.StringVar(&o.Icon, "logo-base64", "", "icon, a PNG in Base64")
 	flags.StringVar(&o.Verbosity, "verbosity", "", "--v of what the operator deploys")
-	flags.StringVar(&o.Image, "operator-image-name", "ghcr.io/kubevirt/hostpath-provisioner/"+Name+":"+version.Of(), "image of the operator")
+	flags.StringVar(&o.Image, "operator-image-name", version.Images()+Name+":"+version.Of(), "image of the operator")
 	for name, variable := range imageFlags {
 		flags.Func(name, variable+" of the operator", func(image string) error {
 			o.Images[variable] = image

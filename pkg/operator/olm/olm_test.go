@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -244,8 +245,8 @@ func TestBundleNamesItsRepository(t *testing.T) {
 	files, err := options.Bundle()
 	must.Succeed(t, err)
 	for name, content := range files {
-		if bytes.Contains(content, []byte(repository)) {
-			t.Errorf("%s names %s", name, repository)
+		if bytes.Contains(content, []byte(version.DefaultRepository)) {
+			t.Errorf("%s names %s", name, version.DefaultRepository)
 		}
 	}
 	csv := string(files["manifests/"+Name+".clusterserviceversion.yaml"])

@@ -21,6 +21,10 @@ type Config struct {
 	// Release is where the images of the operator's release are, and Registry where all images are, or empty.
 	Release  Release
 	Registry string
+	// BuiltFor begins the names of the images of its release, if that of its own image is not known; empty for those of the manifests.
+	BuiltFor string
+	// Repository is where the runbooks are, or empty for that of the manifests.
+	Repository string
 	// Tag is that of the images of its release, if the name of its own image does not say it; empty for that of the manifests.
 	Tag string
 	// PartOf and VersionLabel are labels that the installer of the operator sets, or empty.
@@ -29,7 +33,7 @@ type Config struct {
 	Verbosity int
 	// MonitoringNamespace is where Prometheus runs.
 	MonitoringNamespace string
-	// RunbookURL has one %s, for the name of an alert, in the URL of its runbook.
+	// RunbookURL has one %s, for the name of an alert of the operator, in the URL of its runbook; empty for those of the repository.
 	RunbookURL string
 	// TLSCiphers and TLSMinVersion go before the TLS profile of the cluster, if they are not empty.
 	TLSCiphers, TLSMinVersion string
@@ -76,13 +80,15 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		Namespace:           or("POD_NAMESPACE", namespaceOf(accountNamespace)),
 		Version:             or("VERSION", version.Of()),
 		Registry:            getenv("IMAGE_REGISTRY"),
+		BuiltFor:            version.Images(),
+		Repository:          version.Repository(),
 		Tag:                 version.Tag(),
 		Images:              map[string]string{},
 		PartOf:              getenv("INSTALLER_PART_OF_LABEL"),
 		VersionLabel:        getenv("INSTALLER_VERSION_LABEL"),
 		Verbosity:           -1,
 		MonitoringNamespace: or("MONITORING_NAMESPACE", "monitoring"),
-		RunbookURL:          or("RUNBOOK_URL_TEMPLATE", "https://kubevirt.io/monitoring/runbooks/%s"),
+		RunbookURL:          getenv("RUNBOOK_URL_TEMPLATE"),
 		TLSCiphers:          getenv("TLS_CIPHERS_OVERRIDE"),
 		TLSMinVersion:       getenv("TLS_MIN_VERSION_OVERRIDE"),
 	}
@@ -99,7 +105,7 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		}
 		c.Verbosity = number
 	}
-	if strings.Count(c.RunbookURL, "%s") != 1 || strings.Count(c.RunbookURL, "%") != 1 {
+	if c.RunbookURL != "" && (strings.Count(c.RunbookURL, "%s") != 1 || strings.Count(c.RunbookURL, "%") != 1) {
 		problems = append(problems, fmt.Errorf("RUNBOOK_URL_TEMPLATE is %q: it has to have %%s once, for the name of an alert", c.RunbookURL))
 	}
 	return c, errors.Join(problems...)

@@ -54,7 +54,7 @@ func (m *Manifests) Images(config Config) ([]Image, error) {
 }
 
 // image is the one for a container whose image in the manifests is this: the one that a variable names, or else the one of
-// IMAGE_REGISTRY, or else the one where the operator's own is, or else that of the manifests.
+// IMAGE_REGISTRY, or else the one where the operator's own is, or else that of the release, or of the manifests.
 func (m *Manifests) image(config Config, name string) (string, error) {
 	if image := config.Images[name]; image != "" {
 		return image, nil
@@ -65,6 +65,7 @@ func (m *Manifests) image(config Config, name string) (string, error) {
 	}
 	registry, base := path.Split(name)
 	if slices.Contains(releaseImages, name) {
+		registry = cmp.Or(config.BuiltFor, registry)
 		if config.Release != (Release{}) {
 			registry = config.Release.registry
 		}

@@ -37,6 +37,11 @@ func TestImagesFollowTheOperator(t *testing.T) {
 			}
 		})
 	}
+	config := testConfig
+	config.BuiltFor, config.Tag = "registry.example.com/storage/", "v9"
+	if got := containerOf(t, driverSet(t, rendered(t, config, allFacts, onePoolSpec())), driverContainer).Image; got != "registry.example.com/storage/hostpath-csi-driver:v9" {
+		t.Errorf("where its image is not known the driver is %s", got)
+	}
 	if _, err := ReleaseOf("example.com/renamed:v9"); err == nil {
 		t.Error("the registry of an image with another name is taken")
 	}

@@ -7,6 +7,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
 // Monitoring is what Prometheus needs.
@@ -76,6 +78,11 @@ func (m monitoring) prometheusRule() (*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, group := range of {
+		for _, one := range rulesOf(group) {
+			m.relink(one)
+		}
+	}
 	return rule, unstructured.SetNestedSlice(rule.Object, append(groups, of...), "spec", "groups")
 }
 
@@ -99,6 +106,14 @@ func rulesOf(group any) []map[string]any {
 	return found
 }
 
+// relink has the runbook of one rule be in the repository of the release.
+func (m monitoring) relink(rule map[string]any) {
+	annotations, _ := rule["annotations"].(map[string]any)
+	if at, ok := annotations["runbook_url"].(string); ok && m.config.Repository != "" {
+		annotations["runbook_url"] = strings.Replace(at, version.DefaultRepository, m.config.Repository, 1)
+	}
+}
+
 // adapt sets the namespace and the runbook of one rule of the operator's.
 func (m monitoring) adapt(rule map[string]any) {
 	if expression, ok := rule["expr"].(string); ok {
@@ -106,7 +121,9 @@ func (m monitoring) adapt(rule map[string]any) {
 	}
 	alert, isAlert := rule["alert"].(string)
 	annotations, ok := rule["annotations"].(map[string]any)
-	if isAlert && ok {
+	if isAlert && ok && m.config.RunbookURL != "" {
 		annotations["runbook_url"] = strings.Replace(m.config.RunbookURL, "%s", alert, 1)
+		return
 	}
+	m.relink(rule)
 }

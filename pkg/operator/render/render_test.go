@@ -18,10 +18,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
+var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md", Repository: "https://git.example.com/storage"}
 
 var allFacts = Facts{OpenShift: true, Monitoring: true}
 
@@ -278,10 +279,32 @@ func TestRenderRules(t *testing.T) {
 	for _, want := range []string{
 		"sum(up{namespace='storage', pod=~'hostpath-provisioner-operator-.*'}", "https://example.com/HPPNotReady.md",
 		"HPPOperatorDown", "HPPSharingPoolPathWithOS", "HostPathPoolNotServing", "cluster:kubevirt_hpp_operator_up:sum",
+		"https://git.example.com/storage/blob/main/docs/runbooks/HostPathPoolNotServing.md",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the rules lack %s", want)
 		}
+	}
+	if strings.Contains(string(text), version.DefaultRepository) {
+		t.Error("a runbook is in another repository than the release")
+	}
+}
+
+// All runbooks are in the repository that the operator was built for, and none in that of another project.
+func TestRunbooksAreThoseOfTheRepository(t *testing.T) {
+	c, err := ConfigFromEnvironment(func(string) string { return "" })
+	must.Succeed(t, err)
+	if c.Repository != version.DefaultRepository || c.RunbookURL != "" {
+		t.Errorf("without a variable the runbooks are at %s and %q", c.Repository, c.RunbookURL)
+	}
+	const other = "https://git.example.com/storage/hostpath"
+	config := testConfig
+	config.Repository, config.RunbookURL = other, ""
+	text, err := json.Marshal(rendered(t, config, allFacts, onePoolSpec())["PrometheusRule prometheus-hpp-rules"].Object)
+	must.Succeed(t, err)
+	alerts, links := strings.Count(string(text), `"alert":`), strings.Count(string(text), `"runbook_url":"`+other+"/blob/main/docs/")
+	if alerts < 10 || links != alerts {
+		t.Errorf("%d of %d alerts have a runbook in the repository", links, alerts)
 	}
 }
 

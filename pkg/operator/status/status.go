@@ -402,18 +402,25 @@ func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 
 // byCause names the nodes of pods that are not ready. What keeps several from it, as an image that does not exist, is said once.
 func byCause(pods []corev1.Pod, wanted func(Problem) bool) []string {
-	nodes, last := make(map[string][]string), make(map[string]*Problem)
+	nodes, said := make(map[string][]string), make(map[string]*Problem)
 	for i := range pods {
-		if problem := ProblemOf(&pods[i]); problem != nil && wanted(*problem) {
-			nodes[problem.Cause] = append(nodes[problem.Cause], render.NodeOf(&pods[i]))
-			last[problem.Cause] = problem
+		problem := ProblemOf(&pods[i])
+		if problem == nil || !wanted(*problem) {
+			continue
+		}
+		key := cmp.Or(problem.image, problem.Cause)
+		nodes[key] = append(nodes[key], render.NodeOf(&pods[i]))
+		// What kubelet says of an image changes while it waits. The longest has the reason.
+		if before := said[key]; before == nil || cmp.Or(cmp.Compare(len(problem.Cause), len(before.Cause)), strings.Compare(problem.Cause, before.Cause)) > 0 {
+			said[key] = problem
 		}
 	}
 	var texts []string
-	for cause, on := range nodes {
+	for key, on := range nodes {
 		slices.Sort(on)
+		cause := said[key].Cause
 		if on = slices.Compact(on); len(on) == 1 {
-			cause = last[cause].String()
+			cause = said[key].String()
 		}
 		texts = append(texts, Some(on)+": "+cause)
 	}
@@ -426,6 +433,8 @@ type Problem struct {
 	Pod, Cause string
 	// Failed: it is a failure, and not only a start.
 	Failed bool
+	// image is what cannot be pulled, or empty.
+	image string
 }
 
 func (p *Problem) String() string { return "pod " + p.Pod + ": " + p.Cause }
@@ -441,7 +450,11 @@ func ProblemOf(pod *corev1.Pod) *Problem {
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
 		case s.State.Waiting != nil && !starting(s.State.Waiting.Reason):
-			return problem(true, "container %s: %s: %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
+			p := problem(true, "container %s: %s: %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
+			if pulling(s.State.Waiting.Reason) {
+				p.image = s.Image
+			}
+			return p
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
 			return problem(true, "container %s ended with status %d", s.Name, s.State.Terminated.ExitCode)
 		}
@@ -459,6 +472,9 @@ func ProblemOf(pod *corev1.Pod) *Problem {
 	}
 	return nil
 }
+
+// pulling says that an image is tried again, by kubelet's reasons (kubernetes/pkg/kubelet/images/types.go).
+func pulling(reason string) bool { return reason == "ErrImagePull" || reason == "ImagePullBackOff" }
 
 func starting(reason string) bool {
 	return reason == "ContainerCreating" || reason == "PodInitializing"

@@ -271,6 +271,28 @@ func TestOneCauseOnManyNodes(t *testing.T) {
 	}
 }
 
+// What kubelet says of an image changes while it tries again, and differs from node to node.
+func TestOneImageOnManyNodes(t *testing.T) {
+	const why = `failed to pull and unpack image "example.com/driver:v1": not found`
+	seen := Observed{DaemonSets: nodes(3, 3, 0)}
+	for node, waiting := range map[string]corev1.ContainerStateWaiting{
+		"node-a": {Reason: "ErrImagePull", Message: why},
+		"node-b": {Reason: "ImagePullBackOff", Message: `Back-off pulling image "example.com/driver:v1": ErrImagePull: ` + why},
+		"node-c": {Reason: "ImagePullBackOff", Message: `Back-off pulling image "example.com/driver:v1"`},
+	} {
+		pod := podOn(node, corev1.ContainerState{Waiting: &waiting})
+		pod.Status.ContainerStatuses[0].Image = "example.com/driver:v1"
+		seen.Pods = append(seen.Pods, pod)
+	}
+	status := Assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, seen)
+	for _, kind := range []string{hppv1.ConditionAvailable, hppv1.ConditionDegraded} {
+		message := meta.FindStatusCondition(status.Conditions, kind).Message
+		if !strings.Contains(message, "node-a, node-b, node-c: container driver: ") || strings.Count(message, why) != 1 || strings.Count(message, "container driver") != 1 {
+			t.Errorf("%s says %q, want the image once", kind, message)
+		}
+	}
+}
+
 // A pod that waits for its node is a problem of that node, and of nothing else.
 func TestUnscheduledPod(t *testing.T) {
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-b"}, Status: corev1.PodStatus{

@@ -109,7 +109,7 @@ func (c *Certificates) refresh(ctx context.Context) error {
 	_, elsewhere := validating.Annotations[injectAnnotation]
 	_, elsewhereToo := restores.Annotations[injectAnnotation]
 	if elsewhere = elsewhere || elsewhereToo; !elsewhere {
-		if err := c.rotate(ctx, secret, apierrors.IsNotFound(err)); err != nil {
+		if err := c.rotate(ctx, secret, apierrors.IsNotFound(err), ownersOf(validating, restores)); err != nil {
 			return err
 		}
 	}
@@ -166,16 +166,28 @@ func (c *Certificates) accepts(ticket string) bool {
 
 // rotate writes what the Secret should have. Of several replicas that do so at the same time one succeeds, and the others
 // read what it has written the next time.
-func (c *Certificates) rotate(ctx context.Context, secret *corev1.Secret, missing bool) error {
+func (c *Certificates) rotate(ctx context.Context, secret *corev1.Secret, missing bool, owners []metav1.OwnerReference) error {
 	data, changed, err := c.rotation.step(secret.Data, c.now())
 	if err != nil || !changed {
 		return err
 	}
 	secret.Data, secret.Type = data, corev1.SecretTypeTLS
 	if missing {
+		secret.OwnerReferences = owners
 		return c.writer.Create(ctx, secret)
 	}
 	return c.writer.Update(ctx, secret)
+}
+
+// ownersOf are those of the webhook configurations that are there. When the last one is removed, as with the operator, Kubernetes removes the
+// Secret.
+func ownersOf(validating *admissionv1.ValidatingWebhookConfiguration, restores *admissionv1.MutatingWebhookConfiguration) (owners []metav1.OwnerReference) {
+	for kind, object := range map[string]client.Object{"ValidatingWebhookConfiguration": validating, "MutatingWebhookConfiguration": restores} {
+		if uid := object.GetUID(); uid != "" {
+			owners = append(owners, metav1.OwnerReference{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: kind, Name: object.GetName(), UID: uid})
+		}
+	}
+	return owners
 }
 
 // An announcement is what the API server is to know. What is empty is left as it is.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,7 +33,7 @@ type world struct {
 func newWorld(t *testing.T, annotations map[string]string, replicas int) *world {
 	t.Helper()
 	configuration := &admissionv1.ValidatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: Name, Annotations: annotations},
+		ObjectMeta: metav1.ObjectMeta{Name: Name, UID: "uid of the webhook", Annotations: annotations},
 		Webhooks:   []admissionv1.ValidatingWebhook{{Name: webhookName, ClientConfig: byService()}},
 	}
 	w := &world{t: t, now: time.Now(), api: fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(configuration).Build()}
@@ -93,6 +94,18 @@ func (w *world) call(c *Certificates, bundle []byte) error {
 		return err
 	}
 	return connection.Close()
+}
+
+// When the webhooks are removed with the operator, nothing else removes the Secret.
+func TestSecretGoesWithTheWebhooks(t *testing.T) {
+	w := newWorld(t, nil, 1)
+	must.Succeed(t, w.replicas[0].refresh(t.Context()))
+	secret := &corev1.Secret{}
+	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKey{Namespace: "storage", Name: Name}, secret))
+	want := []metav1.OwnerReference{{APIVersion: "admissionregistration.k8s.io/v1", Kind: "ValidatingWebhookConfiguration", Name: Name, UID: "uid of the webhook"}}
+	if diff := cmp.Diff(want, secret.OwnerReferences); diff != "" {
+		t.Errorf("the owners (-want +got):\n%s", diff)
+	}
 }
 
 // Over several lifetimes every replica can be called at every moment, also with what the API server accepted a while ago,

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
@@ -213,4 +215,87 @@ func Allocated(id volume.ID, d *dir.Dir) (int64, error) {
 	}
 	defer func() { _ = disk.Close() }() // opened for reading
 	return disk.Allocated()
+}
+
+// Copy makes the file of a block volume in dst, durably, from that in src, as it is at one
+// moment. If it is used, what users of a device have written without a flush is in it where the host keeps it
+// in memory, since that is flushed first. It returns how long writers had to wait at most, and
+// clone.ErrFragmented if that were longer than the limit.
+func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, limit clone.Limit, used bool) (stall time.Duration, err error) {
+	if used {
+		if err := c.flush(src); err != nil {
+			return 0, err
+		}
+	}
+	from, err := src.OpenFile(FileName)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = from.Close() }() // opened for reading
+	// What was written has no extents before it is flushed.
+	if m == volume.ByReference && limit > 0 {
+		if err := errors.Join(from.Sync(), limit.Check(from)); err != nil {
+			return 0, err
+		}
+	}
+	method := clone.Share
+	if m == volume.ByCopy {
+		method = clone.Copy
+	}
+	to, err := makeFor(dst, m)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	err = trace.Step(ctx, "copy the file", func() error {
+		began := time.Now()
+		if err := clone.File(ctx, to, from, method); err != nil {
+			return err
+		}
+		stall = time.Since(began)
+		return to.Sync()
+	})
+	if m == volume.ByCopy { // nothing is written
+		stall = 0
+	}
+	return stall, err
+}
+
+// makeFor makes the file for a copy. What shares blocks is copied on write as its source is, or not.
+func makeFor(dst *dir.Dir, m volume.CopyMethod) (*os.File, error) {
+	if m != volume.ByCopy {
+		return dst.MakeFile(FileName)
+	}
+	disk, err := loop.Create(dst, FileName)
+	if err != nil {
+		return nil, err
+	}
+	f, err := disk.Writable()
+	return f, errors.Join(err, disk.Close())
+}
+
+// flush writes what the devices of the file have in their page cache into the file: a copy of
+// the file alone would not have it.
+func (c *Disk) flush(src *dir.Dir) error {
+	file, err := FileID(c.ID, src)
+	if err != nil {
+		return err
+	}
+	all, err := c.Host.Attachments()
+	if err != nil {
+		return err
+	}
+	if err := all.Silent(c.ID); err != nil {
+		return err
+	}
+	for _, d := range all.Of(file) {
+		node, err := c.Host.Dev.OpenNode(d.Name, os.O_RDONLY)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(node.Sync(), node.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -62,7 +62,7 @@ func TestPromisesOfOnePoolCountInTheOther(t *testing.T) {
 	want(70)
 	held.Commit(idOf("pvc-1"), promised(30*g))
 	want(70)
-	a.Note(idOf("pvc-1"), Card{})
+	a.Note(idOf("pvc-1"), Info{})
 	want(100)
 	read(a.BeginLoad(), "pvc-2").End(nil)
 	if got := b.on.load().owed().promised; got != 4096 {
@@ -117,7 +117,7 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	want("a promise in the other pool", 40)
 	New(Policy{}).Join(a.on, Origin{Foreign: 12})
 	want("a third pool", 12)
-	b.Note(idOf("pvc-2"), Card{})
+	b.Note(idOf("pvc-2"), Info{})
 	b.LearnForeign(hundred(3))
 	want("the third pool was not read yet", 12)
 	b.SetForeign(5, quota.Trees{})

@@ -9,7 +9,7 @@ import (
 
 // An index has all volumes of a pool. The zero value is empty.
 type index struct {
-	cards map[volume.ID]Card
+	infos map[volume.ID]Info
 	// order has the ids for listings, sorted. It is nil until the first of them: a load puts many
 	// volumes before that.
 	order []volume.ID
@@ -31,8 +31,8 @@ type SnapshotSum struct {
 	PointInTime, CrashConsistent, Unverified int
 }
 
-// add counts a card, or takes it out again.
-func (s *SnapshotSum) add(c Card, sign int) {
+// add counts a volume, or takes it out again.
+func (s *SnapshotSum) add(c Info, sign int) {
 	if !c.Is(IsSnapshot) || !c.Exists() {
 		return
 	}
@@ -54,19 +54,19 @@ func (s *SnapshotSum) add(c Card, sign int) {
 	}
 }
 
-func (x *index) len() int { return len(x.cards) }
+func (x *index) len() int { return len(x.infos) }
 
-// get returns the zero card for a volume that is not there.
-func (x *index) get(id volume.ID) Card { return x.cards[id] }
+// get returns the zero Info for a volume that is not there.
+func (x *index) get(id volume.ID) Info { return x.infos[id] }
 
-// put stores a card, or removes it if nothing is left of the volume. It returns by how
+// put stores what is known of a volume, or removes it if nothing is left of the volume. It returns by how
 // much the promises change.
-func (x *index) put(id volume.ID, c Card) (promised int64) {
+func (x *index) put(id volume.ID, c Info) (promised int64) {
 	before := x.promised
 	if id.IsSnapshot() {
 		c.flags |= IsSnapshot
 	}
-	if old, there := x.cards[id]; there {
+	if old, there := x.infos[id]; there {
 		x.snapshots.add(old, -1)
 		x.sum(old, -1)
 	}
@@ -81,17 +81,17 @@ func (x *index) put(id volume.ID, c Card) (promised int64) {
 }
 
 // sum counts what a volume owes, or takes it out again.
-func (x *index) sum(c Card, sign int64) {
+func (x *index) sum(c Info, sign int64) {
 	overhead := c.overhead(x.option, x.inodeBytes)
 	x.promised += sign * (c.Promised + overhead)
 	x.overhead += sign * overhead
 }
 
-func (x *index) store(id volume.ID, c Card) {
-	if x.cards == nil {
-		x.cards = make(map[volume.ID]Card)
+func (x *index) store(id volume.ID, c Info) {
+	if x.infos == nil {
+		x.infos = make(map[volume.ID]Info)
 	}
-	x.cards[id] = c
+	x.infos[id] = c
 	if x.order == nil {
 		return
 	}
@@ -101,7 +101,7 @@ func (x *index) store(id volume.ID, c Card) {
 }
 
 func (x *index) remove(id volume.ID) {
-	delete(x.cards, id)
+	delete(x.infos, id)
 	if at, found := x.find(id); found {
 		x.order = slices.Delete(x.order, at, at+1)
 	}
@@ -112,13 +112,13 @@ func (x *index) find(id volume.ID) (at int, found bool) {
 	return slices.BinarySearchFunc(x.order, id, volume.ID.Compare)
 }
 
-// A Volume is an id with the card of its volume.
+// A Volume is an id with what is known of its volume.
 type Volume struct {
 	ID   volume.ID
-	Card Card
+	Info Info
 }
 
-// chunk is how many cards are copied while the mutex is held, at most, so that calls wait
+// chunk is how many volumes are copied while the mutex is held, at most, so that calls wait
 // for a walk over all volumes no longer than for this.
 const chunk = 256
 
@@ -126,7 +126,7 @@ const chunk = 256
 // comes before all.
 func (x *index) after(id volume.ID, most int) []Volume {
 	if x.order == nil {
-		x.order = slices.SortedFunc(maps.Keys(x.cards), volume.ID.Compare)
+		x.order = slices.SortedFunc(maps.Keys(x.infos), volume.ID.Compare)
 	}
 	at, found := x.find(id)
 	if found {
@@ -136,7 +136,7 @@ func (x *index) after(id volume.ID, most int) []Volume {
 	following = following[:max(0, min(most, chunk, len(following)))]
 	listed := make([]Volume, len(following))
 	for i, id := range following {
-		listed[i] = Volume{id, x.cards[id]}
+		listed[i] = Volume{id, x.infos[id]}
 	}
 	return listed
 }

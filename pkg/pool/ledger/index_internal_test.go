@@ -34,8 +34,8 @@ func anID(t *rapid.T) volume.ID {
 	return id
 }
 
-func aCard(t *rapid.T) Card {
-	return Card{
+func anInfo(t *rapid.T) Info {
+	return Info{
 		Promised: rapid.Int64Range(0, volume.MaxBytes).Draw(t, "promised"),
 		uid:      rapid.Uint64().Draw(t, "uid"),
 		flags:    HasDirectory | rapid.SampledFrom([]Flags{0, HasRecord, HasDamage, IsBlock}).Draw(t, "flags"),
@@ -45,10 +45,10 @@ func aCard(t *rapid.T) Card {
 // An indexed is an index next to what it should be.
 type indexed struct {
 	index index
-	want  map[volume.ID]Card
+	want  map[volume.ID]Info
 }
 
-func (x *indexed) put(t *rapid.T, id volume.ID, c Card) {
+func (x *indexed) put(t *rapid.T, id volume.ID, c Info) {
 	if changed, want := x.index.put(id, c), c.Promised-x.want[id].Promised; changed != want {
 		t.Fatalf("promises change by %d, want %d", changed, want)
 	}
@@ -81,8 +81,8 @@ func (x *indexed) list(t *rapid.T, after volume.ID, most int) {
 	}
 	got := []volume.ID{}
 	for _, v := range x.index.after(after, most) {
-		if v.Card != x.want[v.ID] {
-			t.Fatalf("%s is %+v, want %+v", v.ID, v.Card, x.want[v.ID])
+		if v.Info != x.want[v.ID] {
+			t.Fatalf("%s is %+v, want %+v", v.ID, v.Info, x.want[v.ID])
 		}
 		got = append(got, v.ID)
 	}
@@ -93,19 +93,19 @@ func (x *indexed) list(t *rapid.T, after volume.ID, most int) {
 
 func TestIndexMatchesMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x := &indexed{want: make(map[volume.ID]Card)}
+		x := &indexed{want: make(map[volume.ID]Info)}
 		t.Repeat(map[string]func(*rapid.T){
-			"put":    func(t *rapid.T) { x.put(t, anID(t), aCard(t)) },
-			"remove": func(t *rapid.T) { x.put(t, anID(t), Card{}) },
+			"put":    func(t *rapid.T) { x.put(t, anID(t), anInfo(t)) },
+			"remove": func(t *rapid.T) { x.put(t, anID(t), Info{}) },
 			"many": func(t *rapid.T) {
 				for range rapid.IntRange(1, 100).Draw(t, "volumes") {
-					x.put(t, anID(t), aCard(t))
+					x.put(t, anID(t), anInfo(t))
 				}
 			},
 			"remove many": func(t *rapid.T) {
 				for _, id := range slices.SortedFunc(maps.Keys(x.want), volume.ID.Compare) {
 					if rapid.IntRange(0, 9).Draw(t, "stays") > 0 {
-						x.put(t, id, Card{})
+						x.put(t, id, Info{})
 					}
 				}
 			},

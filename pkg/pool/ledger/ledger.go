@@ -1,4 +1,4 @@
-// Package ledger keeps in memory what a pool owes and has: the promises, a card for each
+// Package ledger keeps in memory what a pool owes and has: the promises, what is known of each
 // volume, reservations of calls under way, and the trash. It guards all of that with one
 // mutex. It does no I/O, writes no log, takes no other lock and calls nothing back
 // while it holds the mutex, so that no caller waits for long.
@@ -32,6 +32,8 @@ type Ledger struct {
 	// summary is made again with each change, so that reading it takes no lock that a call
 	// may wait for.
 	summary atomic.Pointer[Summary]
+	// reap has one token once there is trash to erase.
+	reap chan struct{}
 
 	// mu guards what follows, and is never held across a system call. Where something that
 	// the summary has was changed, unlock gives it back.
@@ -50,8 +52,8 @@ type ids map[volume.ID]struct{}
 
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode, inodeBytes: usualInode}}
-	l.sums.unread, l.sums.inodeBytes = true, usualInode
+	l := &Ledger{policy: policy, on: &Filesystem{}, reap: make(chan struct{}, 1), index: index{option: policy.BytesPerInode, inodeBytes: UsualInode}}
+	l.sums.unread, l.sums.inodeBytes = true, UsualInode
 	l.on.enter(l, Origin{}, l.sums)
 	l.mu.Lock()
 	l.unlock()
@@ -192,7 +194,7 @@ func (l *Ledger) SetInodes(bytesPerInode, inodeBytes int64) {
 }
 
 // Owed is what a volume may take of the pool, in bytes: its promise, what its inodes take, and what overwriting shared blocks does.
-func (l *Ledger) Owed(c Card) int64 {
+func (l *Ledger) Owed(c Info) int64 {
 	return c.Promised + c.overhead(l.policy.BytesPerInode, l.inodeBytes())
 }
 
@@ -203,7 +205,7 @@ func (l *Ledger) inodeBytes() int64 {
 }
 
 // InodesHold is what so many inodes of a volume take of what is set aside for them, in bytes.
-func (l *Ledger) InodesHold(c Card, inodes int64) int64 {
+func (l *Ledger) InodesHold(c Info, inodes int64) int64 {
 	inodeBytes := l.inodeBytes()
 	return max(0, min(inodes*inodeBytes, c.ofInodes(l.policy.BytesPerInode, inodeBytes)))
 }
@@ -231,7 +233,7 @@ func (l *Ledger) Restored() {
 }
 
 // Note brings the ledger in line with what is on disk of a volume.
-func (l *Ledger) Note(id volume.ID, c Card) {
+func (l *Ledger) Note(id volume.ID, c Info) {
 	l.mu.Lock()
 	defer l.unlock()
 	l.put(id, c)
@@ -239,15 +241,15 @@ func (l *Ledger) Note(id volume.ID, c Card) {
 
 // put also informs the loads under way, even where nothing changes: they may have read a
 // record that was there for a moment.
-func (l *Ledger) put(id volume.ID, c Card) {
+func (l *Ledger) put(id volume.ID, c Info) {
 	l.sums.promised += l.index.put(id, c)
 	for _, load := range l.loads {
 		load.noted[id] = struct{}{}
 	}
 }
 
-// Known is the card of a volume; the zero Card if there is none.
-func (l *Ledger) Known(id volume.ID) Card {
+// Known is what is known of a volume; the zero Info if there is none.
+func (l *Ledger) Known(id volume.ID) Info {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.index.get(id)
@@ -283,20 +285,20 @@ func (l *Ledger) after(id volume.ID, most int) []Volume {
 	return l.index.after(id, most)
 }
 
-// Each goes over the volumes whose cards are asked for, in the order of their ids. No lock is
+// Each goes over the volumes that are asked for, in the order of their ids. No lock is
 // held while the caller works on one, or chooses, and of a large pool only a few are
-// remembered. The card is as it is when its turn comes.
-func (l *Ledger) Each(which func(Card) bool) iter.Seq2[volume.ID, Card] {
+// remembered. What is known of one is as it is when its turn comes.
+func (l *Ledger) Each(which func(Info) bool) iter.Seq2[volume.ID, Info] {
 	return l.EachAfter(volume.ID{}, which)
 }
 
 // EachAfter is Each of those that follow an id.
-func (l *Ledger) EachAfter(last volume.ID, which func(Card) bool) iter.Seq2[volume.ID, Card] {
-	return func(yield func(volume.ID, Card) bool) {
+func (l *Ledger) EachAfter(last volume.ID, which func(Info) bool) iter.Seq2[volume.ID, Info] {
+	return func(yield func(volume.ID, Info) bool) {
 		last := last
 		for some := l.after(last, chunk); len(some) > 0; some = l.after(last, chunk) {
 			for _, v := range some {
-				if !which(v.Card) {
+				if !which(v.Info) {
 					continue
 				}
 				if c := l.Known(v.ID); which(c) && !yield(v.ID, c) {
@@ -308,8 +310,8 @@ func (l *Ledger) EachAfter(last volume.ID, which func(Card) bool) iter.Seq2[volu
 	}
 }
 
-// Any reports whether there is a volume whose card is asked for.
-func (l *Ledger) Any(which func(Card) bool) bool {
+// Any reports whether there is a volume that is asked for.
+func (l *Ledger) Any(which func(Info) bool) bool {
 	for range l.Each(which) {
 		return true
 	}

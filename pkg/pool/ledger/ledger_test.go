@@ -60,35 +60,35 @@ func TestAvailable(t *testing.T) {
 }
 
 func TestInodes(t *testing.T) {
-	xfs := NewCard(g, "uid", 1, HasDirectory|HasRecord|ByXFS)
-	block := NewCard(g, "uid", 1, HasDirectory|HasRecord|ByXFS|IsBlock).WithInodes(16 << 10)
-	ext4 := NewCard(g, "uid", 1, HasDirectory|HasRecord|ByExt4)
+	xfs := NewInfo(g, "uid", 1, HasDirectory|HasRecord|ByXFS)
+	block := NewInfo(g, "uid", 1, HasDirectory|HasRecord|ByXFS|IsBlock).WithInodes(16 << 10)
+	ext4 := NewInfo(g, "uid", 1, HasDirectory|HasRecord|ByExt4)
 	for name, c := range map[string]struct {
-		card           Card
+		info           Info
 		option         int64
 		inodes, beside int64
 	}{
-		"recorded":                {xfs.WithInodes(16 << 10), volume.Unknown, 65537, 65537 * (usualInode + perInode)},
+		"recorded":                {xfs.WithInodes(16 << 10), volume.Unknown, 65537, 65537 * (UsualInode + perInode)},
 		"not recorded":            {xfs, volume.Unknown, 0, 0},
-		"the option comes first":  {xfs.WithInodes(16 << 10), 1 << 20, 1025, 1025 * (usualInode + perInode)},
+		"the option comes first":  {xfs.WithInodes(16 << 10), 1 << 20, 1025, 1025 * (UsualInode + perInode)},
 		"the option is no limit":  {xfs.WithInodes(16 << 10), 0, 0, 0},
-		"not recorded, an option": {xfs, 1 << 20, 1025, 1025 * (usualInode + perInode)},
+		"not recorded, an option": {xfs, 1 << 20, 1025, 1025 * (UsualInode + perInode)},
 		"a block volume":          {block, 1 << 20, 0, 0},
 		"ext4":                    {ext4, 1 << 20, 1025, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := New(Policy{BytesPerInode: c.option})
-			if got := c.card.Inodes(c.option); got != c.inodes {
+			if got := c.info.Inodes(c.option); got != c.inodes {
 				t.Errorf("%d inodes, want %d", got, c.inodes)
 			}
-			l.Note(idOf("pvc-1"), c.card)
-			if got := l.Summary(); got.Promised != g || got.Overhead != c.beside || l.Owed(c.card) != g+c.beside || l.on.load().owed().promised != g+c.beside {
+			l.Note(idOf("pvc-1"), c.info)
+			if got := l.Summary(); got.Promised != g || got.Overhead != c.beside || l.Owed(c.info) != g+c.beside || l.on.load().owed().promised != g+c.beside {
 				t.Errorf("%d bytes are promised and %d set aside for inodes, want %d", got.Promised, got.Overhead, c.beside)
 			}
-			if got, want := l.InodesHold(c.card, 1000), min(1000*usualInode, c.beside); got != want || l.InodesHold(c.card, volume.Unknown) != 0 {
+			if got, want := l.InodesHold(c.info, 1000), min(1000*UsualInode, c.beside); got != want || l.InodesHold(c.info, volume.Unknown) != 0 {
 				t.Errorf("1000 inodes hold %d bytes of that, want %d", got, want)
 			}
-			l.Note(idOf("pvc-1"), Card{})
+			l.Note(idOf("pvc-1"), Info{})
 			if l.sums.promised != 0 || l.index.overhead != 0 {
 				t.Errorf("%d bytes are promised of no volume", l.sums.promised)
 			}
@@ -100,9 +100,9 @@ func TestInodes(t *testing.T) {
 func TestReportedCapacityHasRoomForInodes(t *testing.T) {
 	for _, per := range []int64{0, 512, 16 << 10, 1 << 20} {
 		l := New(Policy{Overprovision: 1, BytesPerInode: volume.Unknown})
-		l.SetInodes(per, usualInode)
+		l.SetInodes(per, UsualInode)
 		bytes := l.Available(disk100(0))
-		c := NewCard(bytes, "uid", 1, HasDirectory|HasRecord|ByXFS).WithInodes(per)
+		c := NewInfo(bytes, "uid", 1, HasDirectory|HasRecord|ByXFS).WithInodes(per)
 		if _, err := l.Reserve(disk100(0), l.Owed(c)); err != nil {
 			t.Errorf("one inode for each %d bytes: %v", per, err)
 		}

@@ -32,10 +32,10 @@ func (l *Ledger) BeginLoad() *Load {
 }
 
 // Put adds what was read of a volume.
-func (l *Load) Put(id volume.ID, c Card) { l.index.put(id, c) }
+func (l *Load) Put(id volume.ID, c Info) { l.index.put(id, c) }
 
 // Get is what was read of a volume so far.
-func (l *Load) Get(id volume.ID) Card { return l.index.get(id) }
+func (l *Load) Get(id volume.ID) Info { return l.index.get(id) }
 
 // SetOthers notes what the trash of other nodes may still occupy, in bytes, or volume.Unknown.
 func (l *Load) SetOthers(held int64) { l.others = held }

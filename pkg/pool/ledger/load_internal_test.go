@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// promised is a card with a directory and a promise.
-func promised(bytes int64) Card { return Card{Promised: bytes, flags: HasDirectory | HasRecord} }
+// promised is of a volume with a directory and a promise.
+func promised(bytes int64) Info { return Info{Promised: bytes, flags: HasDirectory | HasRecord} }
 
 func (l *Ledger) promises() map[string]int64 {
 	all := map[string]int64{}
-	for id, c := range l.Each(Card.Exists) {
+	for id, c := range l.Each(Info.Exists) {
 		all[id.String()] = c.Promised
 	}
 	return all
@@ -47,9 +47,9 @@ func TestLoad(t *testing.T) {
 		load := read(l.BeginLoad(), "grown", "gone", "undone", "others")
 		l.Note(idOf("grown"), promised(8192))
 		l.Note(idOf("gone"), promised(4096))
-		l.Note(idOf("gone"), Card{})
+		l.Note(idOf("gone"), Info{})
 		(&Reservation{ledger: l}).Commit(idOf("made"), promised(16384))
-		l.Note(idOf("undone"), Card{}) // it was never known
+		l.Note(idOf("undone"), Info{}) // it was never known
 		load.End(nil)
 		wantPromises(t, l, map[string]int64{"grown": 8192, "others": 4096, "made": 16384})
 	})

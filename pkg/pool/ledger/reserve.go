@@ -66,8 +66,8 @@ func (r *Reservation) Release() {
 	r.settle()
 }
 
-// Commit turns the bytes into the promise on a volume's card.
-func (r *Reservation) Commit(id volume.ID, c Card) {
+// Commit turns the bytes into the promise of a volume.
+func (r *Reservation) Commit(id volume.ID, c Info) {
 	r.ledger.mu.Lock()
 	defer r.ledger.unlock()
 	r.ledger.put(id, c)

@@ -184,8 +184,20 @@ func (t Trash) queue(name string, promised int64) bool {
 		return false
 	}
 	t.ledger.sums.addTrash(promised)
+	t.Wake()
 	return true
 }
+
+// Wake has what waits for Queued look at the trash again.
+func (t Trash) Wake() {
+	select {
+	case t.ledger.reap <- struct{}{}:
+	default: // it will
+	}
+}
+
+// Queued has a token once there is trash to erase, or after Wake.
+func (t Trash) Queued() <-chan struct{} { return t.ledger.reap }
 
 // Erased is how many pieces of trash were erased so far.
 func (t Trash) Erased() uint64 {

@@ -46,7 +46,6 @@ type Enforcer struct {
 	unenforced error
 	Sizes      Sizes
 	IDs        IDs
-	Accounting Accounting
 	// shares says that files of the filesystem were seen to share blocks.
 	shares atomic.Bool
 }
@@ -71,7 +70,7 @@ func (o Options) Enforcer(root *dir.Dir, claims *Claims) (*Enforcer, error) {
 		return nil, err // which does not say that there is none: it is asked again
 	}
 	e.Sizes = Sizes{e.Kind(), e.unenforced == nil, o.BytesPerInode, inodeBytes}
-	e.IDs, e.Accounting = IDs{e.facility, claims}, Accounting{e.facility}
+	e.IDs = IDs{e.facility, claims}
 	return e, nil
 }
 
@@ -101,7 +100,7 @@ func (o Options) MustNotServe(e *Enforcer) error {
 
 // WithClaims is an enforcer of the same filesystem with other claims.
 func (e *Enforcer) WithClaims(claims *Claims) *Enforcer {
-	return &Enforcer{facility: e.facility, unenforced: e.unenforced, Sizes: e.Sizes, IDs: IDs{e.facility, claims}, Accounting: e.Accounting}
+	return &Enforcer{facility: e.facility, unenforced: e.unenforced, Sizes: e.Sizes, IDs: IDs{e.facility, claims}}
 }
 
 // Unenforced is why new volumes get no limit; nil if they do.
@@ -152,7 +151,7 @@ func (e *Enforcer) Trees(root *dir.Dir) (quota.Trees, error) {
 
 // Enforces reports whether the kernel enforces the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
-func (e *Enforcer) Enforces(c ledger.Card) bool {
+func (e *Enforcer) Enforces(c ledger.Info) bool {
 	if e.facility == nil || !c.Is(ledger.By(e.facility.Kind())) {
 		return false
 	}
@@ -168,7 +167,7 @@ type Applied struct {
 
 // Make makes the directory of a new volume, under its limit from the beginning. The uid is
 // that of its record, and root a directory on the same filesystem.
-func (e *Enforcer) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*dir.Dir, Applied, error) {
+func (e *Enforcer) Make(root, parent *dir.Dir, name, uid string, c ledger.Info) (*dir.Dir, Applied, error) {
 	if e.unenforced != nil {
 		d, err := parent.Make(name)
 		return d, Applied{}, err
@@ -191,7 +190,7 @@ func (e *Enforcer) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) 
 
 // Adopt is Make for a directory that was made by other means, as a snapshot of a subvolume,
 // whose content the filesystem counts already.
-func (e *Enforcer) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Applied, error) {
+func (e *Enforcer) Adopt(root, d *dir.Dir, uid string, c ledger.Info) (Applied, error) {
 	if e.unenforced != nil {
 		return Applied{}, nil //nolint:nilerr // its size is not to be enforced
 	}
@@ -202,7 +201,7 @@ func (e *Enforcer) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Applied, 
 	return Applied{e.facility.Kind(), id}, nil
 }
 
-func (e *Enforcer) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID, error) {
+func (e *Enforcer) limitNew(root, d *dir.Dir, uid string, c ledger.Info) (quota.ID, error) {
 	from := e.IDs.Claims.from()
 	for {
 		id, err := e.IDs.take(root, uid, from)
@@ -223,7 +222,7 @@ func (e *Enforcer) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.
 }
 
 // Apply sets the limit of a volume, where the kernel enforces its size.
-func (e *Enforcer) Apply(d *dir.Dir, c ledger.Card) error {
+func (e *Enforcer) Apply(d *dir.Dir, c ledger.Info) error {
 	if !e.Enforces(c) {
 		return nil
 	}
@@ -231,7 +230,7 @@ func (e *Enforcer) Apply(d *dir.Dir, c ledger.Card) error {
 }
 
 // ApplyWhileCopied raises the limit of inodes, if there is one, by those that copying makes besides. Apply lowers it again.
-func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) error {
+func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Info, inodes int64) error {
 	limit := e.Sizes.Limit(c)
 	if limit.Inodes == 0 || !e.Enforces(c) {
 		return nil
@@ -269,7 +268,7 @@ func (e *Enforcer) Free(in, d *dir.Dir) error {
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another
 // tool was used, or a crash came between record and limit. It returns the limit that was
 // found, and whether it was replaced.
-func (e *Enforcer) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored bool, err error) {
+func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Limit, restored bool, err error) {
 	if ok, err := e.carriesID(d, c); err != nil || !ok {
 		return quota.Limit{}, false, errors.Join(err, errNotCarried)
 	}
@@ -281,7 +280,7 @@ func (e *Enforcer) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restor
 }
 
 // Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none.
-func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Card) error {
+func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 	if !e.Enforces(c) {
 		return nil
 	}
@@ -294,7 +293,7 @@ func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Card) error {
 
 // Agrees reports whether a directory is counted as its record says, under a limit that is what
 // was promised.
-func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Limit) (bool, error) {
 	carries, err := e.carriesID(d, c)
 	return carries && e.Sizes.agrees(has, c), err
 }
@@ -304,7 +303,7 @@ func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, err
 var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
 
 // carriesID reports whether a directory is counted as its record says.
-func (e *Enforcer) carriesID(d *dir.Dir, c ledger.Card) (bool, error) {
+func (e *Enforcer) carriesID(d *dir.Dir, c ledger.Info) (bool, error) {
 	if e.facility.Kind() == quota.Btrfs {
 		return true, nil // its own, always
 	}
@@ -314,11 +313,80 @@ func (e *Enforcer) carriesID(d *dir.Dir, c ledger.Card) (bool, error) {
 
 // Strays counts what was taken out of a volume's limit by changing its project. It calls step
 // before each entry of the volume, and ends with its error. No pod reaches the file of a block volume.
-func (e *Enforcer) Strays(d *dir.Dir, c ledger.Card, step func() error) (quota.Strays, error) {
+func (e *Enforcer) Strays(d *dir.Dir, c ledger.Info, step func() error) (quota.Strays, error) {
 	if !e.Enforces(c) || c.Is(ledger.IsBlock) {
 		return quota.Strays{}, nil
 	}
 	return e.facility.Strays(d, c.QuotaID(), step)
+}
+
+// Usage is what the kernel counts for a volume's directory, and its limit.
+func (e *Enforcer) Usage(d *dir.Dir, c ledger.Info) (quota.Usage, error) {
+	return e.facility.Usage(d, c.QuotaID())
+}
+
+// Outside counts what users made in a volume that its limit does not include.
+func (e *Enforcer) Outside(d *dir.Dir) (int, error) { return e.facility.Outside(d) }
+
+// Counted is what the kernel counts for any directory, and by which id; an id of 0 if it does
+// not, or cannot be asked.
+func (e *Enforcer) Counted(d *dir.Dir) (usage quota.Usage, id quota.ID, ok bool) {
+	if e.facility == nil {
+		return quota.Usage{}, 0, false
+	}
+	id, err := e.facility.IDOf(d)
+	if err != nil || id == 0 {
+		return quota.Usage{}, id, false
+	}
+	usage, err = e.facility.Usage(d, id)
+	return usage, id, err == nil
+}
+
+// UsedByID is what is counted by an id, in bytes, or volume.Unknown where nothing is counted.
+func (e *Enforcer) UsedByID(root *dir.Dir, id quota.ID) int64 {
+	if id == 0 {
+		return volume.Unknown
+	}
+	usage, err := e.facility.Usage(root, id)
+	if err != nil {
+		return volume.Unknown
+	}
+	return usage.Bytes
+}
+
+// UsedBy is what a volume holds: by its id, or, where the kernel chose that, by its directory.
+func (e *Enforcer) UsedBy(root *dir.Dir, name string, c ledger.Info) (quota.Usage, error) {
+	if c.QuotaID() == 0 {
+		return e.UsedIn(root, name, 0)
+	}
+	return e.facility.Usage(root, c.QuotaID())
+}
+
+// UsedIn is what one directory holds. One that went away meanwhile holds nothing.
+func (e *Enforcer) UsedIn(parent *dir.Dir, name string, id quota.ID) (quota.Usage, error) {
+	none := quota.Usage{Inodes: quota.Unknown}
+	d, err := parent.Open(name)
+	if dir.IsMissing(err) {
+		return none, nil
+	}
+	if err != nil {
+		return none, err
+	}
+	defer func() { _ = d.Close() }()
+	if id == 0 {
+		if id, err = e.facility.IDOf(d); err != nil || id == 0 {
+			return none, err
+		}
+	}
+	return e.facility.Usage(d, id)
+}
+
+// Beside is what is known to be of no volume on the filesystem, in bytes.
+func (e *Enforcer) Beside(root *dir.Dir) (int64, error) {
+	if e.facility == nil {
+		return 0, nil
+	}
+	return e.facility.Beside(root)
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

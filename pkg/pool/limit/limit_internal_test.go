@@ -12,7 +12,7 @@ import (
 func TestLimitOfTheLargestPromise(t *testing.T) {
 	s := Sizes{bytesPerInode: 1}
 	for name, flags := range map[string]ledger.Flags{"a directory": ledger.HasRecord, "a device": ledger.HasRecord | ledger.IsBlock} {
-		c := ledger.NewCard(volume.MaxBytes, "uid", 0, flags)
+		c := ledger.NewInfo(volume.MaxBytes, "uid", 0, flags)
 		if limit := s.Limit(c); limit.Bytes < c.Promised || limit.Inodes < 0 || limit.Bytes > math.MaxInt64/100 {
 			t.Errorf("%s of %d bytes has the limit %+v", name, c.Promised, limit)
 		}

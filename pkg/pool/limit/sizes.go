@@ -10,11 +10,8 @@ import (
 
 // DefaultBytesPerInode gives new volumes on XFS one inode for so many bytes of their size, as
 // mkfs.ext4(8) does for a filesystem. XFS makes inodes as they are needed, and counts them for no
-// project: so at most a thirtieth of the volume's size. Where mkfs.xfs(8) has made them larger than usualInode, there are as many fewer.
+// project: so at most a thirtieth of the volume's size. Where mkfs.xfs(8) has made them larger than ledger.UsualInode, there are as many fewer.
 const DefaultBytesPerInode = 16 << 10
-
-// usualInode is the size of an inode that mkfs.xfs(8) chooses by itself, in bytes.
-const usualInode = 512
 
 // Sizes says how large the limits of volumes are, and what inodes take.
 type Sizes struct {
@@ -31,13 +28,13 @@ func (s Sizes) NewInodes() int64 {
 	case !s.enforced || s.kind != quota.XFS:
 		return 0
 	case s.bytesPerInode == volume.Unknown:
-		return DefaultBytesPerInode * max(1, s.inodeBytes/usualInode)
+		return DefaultBytesPerInode * max(1, s.inodeBytes/ledger.UsualInode)
 	}
 	return s.bytesPerInode
 }
 
 // InodeBytes is what an inode of XFS takes that no quota counts, in bytes.
-func (s Sizes) InodeBytes() int64 { return cmp.Or(s.inodeBytes, usualInode) }
+func (s Sizes) InodeBytes() int64 { return cmp.Or(s.inodeBytes, ledger.UsualInode) }
 
 // RecordedInodes is what of that the record of a new volume has: the option, which others may
 // set later, is not in it.
@@ -49,7 +46,7 @@ func (s Sizes) RecordedInodes() int64 {
 }
 
 // Limit is what the kernel enforces for a promise.
-func (s Sizes) Limit(c ledger.Card) quota.Limit {
+func (s Sizes) Limit(c ledger.Info) quota.Limit {
 	if c.Is(ledger.IsBlock) {
 		// The file has the size. What the filesystem needs to keep track of the file
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
@@ -64,7 +61,7 @@ func (s Sizes) Limit(c ledger.Card) quota.Limit {
 		case s.kind == quota.Btrfs:
 			// The extent that a shared block was in counts until all of that is overwritten. With a
 			// snapshot after each time that the file was written the old extents add up. Two sizes besides are
-			// more than scattered writes need; what keeps more is not copied: see snapshot.Source.
+			// more than scattered writes need; what keeps more is not copied: see measure in pkg/pool.
 			limit.Bytes += 2 * c.Promised
 		}
 		return limit
@@ -74,7 +71,7 @@ func (s Sizes) Limit(c ledger.Card) quota.Limit {
 
 // agrees reports whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
-func (s Sizes) agrees(has quota.Limit, c ledger.Card) bool {
+func (s Sizes) agrees(has quota.Limit, c ledger.Info) bool {
 	want := s.Limit(c)
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }

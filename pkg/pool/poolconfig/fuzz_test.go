@@ -61,7 +61,7 @@ func FuzzParse(f *testing.F) {
 }
 
 // written is the configuration as text, all but the reserve.
-func written(t *testing.T, configs []poolconfig.Pool) string {
+func written(t *testing.T, configs []poolconfig.Config) string {
 	var all []map[string]any
 	for _, c := range configs {
 		one := map[string]any{

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Pool is what the administrator says of one pool.
-type Pool struct {
+// A Config is what the administrator says of one pool.
+type Config struct {
 	Name volume.PoolName
 	// Path is the pool's directory, absolute.
 	Path string
@@ -71,7 +71,7 @@ var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared"
 
 // Parse reads the JSON array of pools. Relative paths are taken from
 // workdir. All problems are reported together. Nothing is made or changed.
-func Parse(text, workdir string) ([]Pool, error) {
+func Parse(text, workdir string) ([]Config, error) {
 	var raw []json.RawMessage
 	if err := json.Unmarshal([]byte(text), &raw); err != nil {
 		return nil, fmt.Errorf("%w: the pools are not a JSON array such as "+
@@ -80,7 +80,7 @@ func Parse(text, workdir string) ([]Pool, error) {
 	if len(raw) == 0 {
 		return nil, fmt.Errorf("%w: no pool is configured", volume.ErrInvalid)
 	}
-	var configs []Pool
+	var configs []Config
 	var problems []error
 	for i, one := range raw {
 		config, err := parsePool(one, workdir)
@@ -96,15 +96,15 @@ func Parse(text, workdir string) ([]Pool, error) {
 	return configs, nil
 }
 
-func parsePool(raw json.RawMessage, workdir string) (Pool, error) {
+func parsePool(raw json.RawMessage, workdir string) (Config, error) {
 	var doc document
 	if err := json.Unmarshal(raw, &doc); err != nil {
-		return Pool{}, fmt.Errorf("%w: %w", volume.ErrInvalid, err)
+		return Config{}, fmt.Errorf("%w: %w", volume.ErrInvalid, err)
 	}
 	problems := []error{unknownKeys(raw)}
 	note := func(err error) { problems = append(problems, err) }
 
-	config := Pool{Shared: doc.Shared, RequireMount: doc.RequireMount, AllowReadWriteMany: doc.AllowMany}
+	config := Config{Shared: doc.Shared, RequireMount: doc.RequireMount, AllowReadWriteMany: doc.AllowMany}
 	var err error
 	config.Name, err = volume.ParsePoolName(doc.Name)
 	note(err)
@@ -251,7 +251,7 @@ func parseRelabel(s string) (label.Scope, error) {
 // are compared: to follow links would be to touch a disk that may hang. That two
 // pools are one directory all the same, or lie one in the other, is noticed when they
 // are checked.
-func conflicts(configs []Pool) []error {
+func conflicts(configs []Config) []error {
 	var problems []error
 	for i, a := range configs {
 		for j, b := range configs {
@@ -282,7 +282,7 @@ func within(path, parent string) bool {
 
 // Reserved is the directory of the pool in which its snapshots lie, or else the one that is excepted; empty if
 // there is neither.
-func (p Pool) Reserved() string {
+func (p Config) Reserved() string {
 	below, ok := strings.CutPrefix(p.SnapshotPath, p.Path+"/")
 	if !ok {
 		return p.Except
@@ -292,4 +292,4 @@ func (p Pool) Reserved() string {
 }
 
 // MultiNode reports whether volumes may be made for the access modes of several nodes.
-func (p Pool) MultiNode() bool { return p.Shared || p.AllowReadWriteMany }
+func (p Config) MultiNode() bool { return p.Shared || p.AllowReadWriteMany }

@@ -99,7 +99,7 @@ func (n *Node) DetectQuota(*dir.Dir) (quota.Facility, error) {
 func (n *Node) CountErrors(*dir.Dir) (int64, error) { return n.Errors.Load(), nil }
 
 // Configs parses the configuration of pools.
-func (n *Node) Configs(datadir string) []poolconfig.Pool {
+func (n *Node) Configs(datadir string) []poolconfig.Config {
 	n.t.Helper()
 	configs, err := poolconfig.Parse(datadir, n.Root)
 	must.Succeed(n.t, err)
@@ -107,7 +107,7 @@ func (n *Node) Configs(datadir string) []poolconfig.Pool {
 }
 
 // Start serves pools until it is closed, at the latest when the test ends.
-func (n *Node) Start(configs []poolconfig.Pool, options pool.Options) *pool.Set {
+func (n *Node) Start(configs []poolconfig.Config, options pool.Options) *pool.Set {
 	set := pool.Start(configs, options)
 	n.t.Cleanup(func() { must.Succeed(n.t, set.Close(context.WithoutCancel(n.t.Context()))) })
 	return set

@@ -36,21 +36,21 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, detachLimit)
 	defer stop()
 	p.eachWithDevices("failed to detach the device of a volume that is not published", func(id volume.ID) error {
-		file, ok, err := p.File(id)
+		file, ok, err := p.In.File(id)
 		if err != nil || !ok || !unused[file] {
 			return err
 		}
-		return p.Host.DetachUnpublished(ctx, file)
+		return p.In.Host.DetachUnpublished(ctx, file)
 	})
 }
 
 // DetachDeleted detaches devices on deleted files of the pool's filesystem that are published nowhere: another driver
 // removed the volume, and knew of no device. Until then the filesystem cannot be unmounted.
 func (p *Repairs) DetachDeleted(ctx context.Context) {
-	orphans, err := p.Host.Orphans(p.Store.Root())
-	p.Steps.Add(1)
+	orphans, err := p.In.Host.Orphans(p.In.Store.Root())
+	p.In.Steps.Add(1)
 	if err != nil {
-		p.Log.Error(err, "Failed to check for devices on deleted files")
+		p.In.Log.Error(err, "Failed to check for devices on deleted files")
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, detachLimit)
@@ -58,32 +58,32 @@ func (p *Repairs) DetachDeleted(ctx context.Context) {
 	for _, device := range orphans {
 		id, _ := volume.ParseID(path.Base(path.Dir(device.FormerPath))) // in the trash it has no id
 		if err := p.UnlessBusyAnywhere(id, func() error { return p.detachDeleted(ctx, device) }); err != nil {
-			p.Log.Error(err, "Failed to detach a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+			p.In.Log.Error(err, "Failed to detach a device on a deleted file", "device", device.Name, "file", device.FormerPath)
 		}
 	}
 }
 
 func (p *Repairs) detachDeleted(ctx context.Context, device loop.Device) error {
 	// It may have been published since.
-	published, err := p.Host.Mounts.Published(p.Host.Dev)
+	published, err := p.In.Host.Mounts.Published(p.In.Host.Dev)
 	if err != nil || len(published[device.Name]) > 0 {
 		return err
 	}
-	p.Log.Info("Detaching a device on a deleted file", "device", device.Name, "file", device.FormerPath)
-	return p.Host.Devices.Detach(ctx, device)
+	p.In.Log.Info("Detaching a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+	return p.In.Host.Devices.Detach(ctx, device)
 }
 
 // Records gives the records of block volumes the sizes of files that are larger: a crash interrupted a growth
 // between the two.
 func (p *Repairs) Records() {
-	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
-		p.Steps.Add(1)
+	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
+		p.In.Steps.Add(1)
 		larger, err := p.fileBytes(id)
-		if err == nil && larger > p.Ledger.Known(id).Promised {
+		if err == nil && larger > p.In.Ledger.Known(id).Promised {
 			err = p.UnlessPromising(id, func() error { return p.record(id) })
 		}
 		if err != nil {
-			p.Log.Error(err, "Failed to finish an interrupted growth; the file of the volume may be larger than promised", "volume", id.String())
+			p.In.Log.Error(err, "Failed to finish an interrupted growth; the file of the volume may be larger than promised", "volume", id.String())
 		}
 	}
 }
@@ -93,22 +93,22 @@ func (p *Repairs) record(id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	rec, err := p.Store.Records().Read(id)
+	rec, err := p.In.Store.Records().Read(id)
 	if err != nil || rec == nil || rec.Mode != volume.ModeBlock || bytes <= rec.Bytes {
 		return err
 	}
-	p.Log.Info("Finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
+	p.In.Log.Info("Finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
 	rec.Bytes = bytes
-	if err := p.Store.Records().Write(rec); err != nil {
+	if err := p.In.Store.Records().Write(rec); err != nil {
 		return store.IgnoreReadOnly(err)
 	}
-	p.Ledger.Note(id, CardOf(store.Entry{Record: rec, Present: true}))
+	p.In.Ledger.Note(id, InfoOf(store.Entry{Record: rec, Present: true}))
 	return nil
 }
 
 // fileBytes is the size that the file of a block volume allows to promise; 0 if it has no file.
 func (p *Repairs) fileBytes(id volume.ID) (int64, error) {
-	d, err := p.Store.Root().Open(id.String())
+	d, err := p.In.Store.Root().Open(id.String())
 	if dir.IsMissing(err) {
 		return 0, nil // a call has removed it since
 	}
@@ -130,23 +130,23 @@ func (p *Repairs) Devices() {
 		return
 	}
 	p.eachWithDevices("failed to grow the device of a volume", func(id volume.ID) error {
-		file, ok, err := p.File(id)
+		file, ok, err := p.In.File(id)
 		if err != nil || !ok {
 			return err
 		}
-		return p.Host.Grow(all.Of(file), p.Ledger.Known(id).Promised)
+		return p.In.Host.Grow(all.Of(file), p.In.Ledger.Known(id).Promised)
 	})
 }
 
 // attachments are those of the node, if volumes of the pool may have some of them.
 func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) {
-	if !p.Ledger.Any(ledger.Card.MayHaveDevices) {
+	if !p.In.Ledger.Any(ledger.Info.MayHaveDevices) {
 		return content.Attachments{}, false
 	}
-	all, err := p.Host.Attachments()
-	p.Steps.Add(1) // devices of others may make it take seconds
+	all, err := p.In.Host.Attachments()
+	p.In.Steps.Add(1) // devices of others may make it take seconds
 	if err != nil {
-		p.Log.Error(err, failed)
+		p.In.Log.Error(err, failed)
 		return content.Attachments{}, false
 	}
 	return all, len(all.Devices) > 0
@@ -154,10 +154,10 @@ func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) 
 
 // eachWithDevices does something about each volume that may have devices, and logs what fails.
 func (p *Repairs) eachWithDevices(failed string, do func(id volume.ID) error) {
-	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
-		p.Steps.Add(1)
+	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
+		p.In.Steps.Add(1)
 		if err := p.UnlessBusy(id, func() error { return do(id) }); err != nil {
-			p.Log.Error(err, failed, "volume", id.String())
+			p.In.Log.Error(err, failed, "volume", id.String())
 		}
 	}
 }

@@ -24,12 +24,12 @@ const turn = 4096
 func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uint64) {
 	slowly := &Pace{Done: files} // of all pieces: small ones have less than a burst
 	for len(names) > 0 {
-		p.Usage().MeasureTrash()
+		p.In.Usage().MeasureTrash()
 		begun := p.eraseInTurn(ctx, names, slowly)
 		if len(begun) == 0 || ctx.Err() != nil {
 			return
 		}
-		names = p.Ledger.Trash().Names(false)
+		names = p.In.Ledger.Trash().Names(false)
 		for _, name := range begun {
 			if !slices.Contains(names, name) { // it was stuck, and is not any more
 				names = append(names, name)
@@ -57,13 +57,13 @@ func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pac
 		if errors.Is(err, volume.ErrBusy) {
 			err = nil // another node erases it; what that leaves is found again
 		}
-		p.Ledger.Trash().Tried(name, err)
+		p.In.Ledger.Trash().Tried(name, err)
 		if err != nil {
-			p.Failed(err, "Failed to erase trash; it is kept and tried again", "trash", name)
+			p.In.Failed(err, "Failed to erase trash; it is kept and tried again", "trash", name)
 			p.measureStuck(ctx, name)
 			continue
 		}
-		p.Log.V(4).Info("Removed trash", "trash", name, "duration", time.Since(start))
+		p.In.Log.V(4).Info("Removed trash", "trash", name, "duration", time.Since(start))
 	}
 	return begun
 }
@@ -71,26 +71,26 @@ func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pac
 // measureStuck finds out what a piece of trash occupies that stays and had too many files to
 // count them at the start. Until then all that is taken on the filesystem counts as foreign.
 func (p *Leftovers) measureStuck(ctx context.Context, name string) {
-	if p.Ledger.Trash().Promise(name) != volume.Unknown {
+	if p.In.Ledger.Trash().Promise(name) != volume.Unknown {
 		return
 	}
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
-	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.In.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
 		bytes, err = dir.Occupied(in, entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
 	if err != nil {
-		p.Log.Error(err, "Failed to measure trash that is kept", "trash", name)
+		p.In.Log.Error(err, "Failed to measure trash that is kept", "trash", name)
 		return
 	}
-	p.Ledger.Trash().Holds(name, bytes)
+	p.In.Ledger.Trash().Holds(name, bytes)
 }
 
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
 func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (more bool, err error) {
-	unlock, err := p.Store.Trash().Lock(name)
+	unlock, err := p.In.Store.Trash().Lock(name)
 	if err != nil {
 		return false, err
 	}
@@ -104,7 +104,7 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 // eraseAlone does. The uid is that of the id which it carries.
 func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (more bool, err error) {
 	step := func(ctx context.Context) error {
-		p.Steps.Add(1)
+		p.In.Steps.Add(1)
 		return ctx.Err()
 	}
 	return inTurn(context.Background(), turn, step, func(ctx context.Context, pause func(context.Context) error) error {
@@ -112,7 +112,7 @@ func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (more bool, err er
 		if err != nil {
 			return err
 		}
-		return p.Enforcer.IDs.Release(p.Store.Root(), id)
+		return p.In.Enforcer.IDs.Release(p.In.Store.Root(), id)
 	})
 }
 
@@ -135,15 +135,15 @@ func inTurn(ctx context.Context, most int, step func(context.Context) error, rem
 // is left of the tree would count against the next volume.
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
-	err := p.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.In.Store.Trash().In(name, func(in *dir.Dir, entry string) (err error) {
 		id, err = p.eraseTree(ctx, in, entry, store.ParseTrashName(name).UID, pause)
 		return err
 	})
-	id = p.Ledger.Trash().ID(name, id)
+	id = p.In.Ledger.Trash().ID(name, id)
 	if err != nil {
 		return err
 	}
-	return p.Enforcer.IDs.Release(p.Store.Root(), id)
+	return p.In.Enforcer.IDs.Release(p.In.Store.Root(), id)
 }
 
 // eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
@@ -151,16 +151,16 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	_, err := dir.Unprotect(in, entry) // or no limit can be lifted
 	if errors.Is(err, syscall.EDQUOT) {
 		// On btrfs that is charged to the entry, which may be a snapshot of a full volume. There a limit can be lifted before.
-		if _, err = p.Enforcer.Lift(in, entry, uid); err == nil {
+		if _, err = p.In.Enforcer.Lift(in, entry, uid); err == nil {
 			_, err = dir.Unprotect(in, entry)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	id, err := p.Enforcer.Lift(in, entry, uid)
+	id, err := p.In.Enforcer.Lift(in, entry, uid)
 	if err != nil {
 		return 0, err
 	}
-	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.Enforcer.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.In.Enforcer.Free)
 }

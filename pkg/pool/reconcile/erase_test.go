@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -21,12 +22,12 @@ import (
 // trashOf puts a piece with so many files into the trash.
 func trashOf(t *testing.T, p *reconcile.Leftovers, name string, files int) (path string) {
 	t.Helper()
-	path = filepath.Join(p.Store.Trash().Dir().String(), name)
+	path = filepath.Join(p.In.Store.Trash().Dir().String(), name)
 	must.Succeed(t, os.Mkdir(path, 0o700))
 	for i := range files {
 		must.Succeed(t, os.WriteFile(filepath.Join(path, fmt.Sprint(i)), nil, 0o600))
 	}
-	p.QueueTrash(name)
+	p.In.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised)
 	return path
 }
 
@@ -35,7 +36,7 @@ func TestSmallTrashIsNotHeldUpByLarge(t *testing.T) {
 	trashOf(t, p, "large+0", 3*reconcile.Turn)
 	trashOf(t, p, "small+0", 1)
 	var gone []string
-	p.Log = funcr.New(func(_, line string) {
+	p.In.Log = funcr.New(func(_, line string) {
 		for _, name := range []string{"large+0", "small+0", "late+0"} {
 			if strings.Contains(line, "Removed trash") && strings.Contains(line, name) {
 				gone = append(gone, name)
@@ -46,7 +47,7 @@ func TestSmallTrashIsNotHeldUpByLarge(t *testing.T) {
 		}
 	}, funcr.Options{Verbosity: 4})
 	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash().Names(false), &files)
+	p.Erase(t.Context(), p.In.Ledger.Trash().Names(false), &files)
 	if want := []string{"small+0", "late+0", "large+0"}; !slices.Equal(gone, want) {
 		t.Errorf("%v were erased in that order, want %v", gone, want)
 	}
@@ -64,11 +65,11 @@ func TestLargeTrashWithWhatCannotBeRemoved(t *testing.T) {
 	must.Succeed(t, syscall.Mount("tmpfs", mount, "tmpfs", 0, ""))
 	t.Cleanup(func() { must.Succeed(t, syscall.Unmount(mount, 0)) })
 	failed := 0
-	p.Failed = func(error, string, ...any) { failed++ }
+	p.In.Failed = func(error, string, ...any) { failed++ }
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var files atomic.Uint64
-	p.Erase(ctx, p.Ledger.Trash().Names(false), &files)
+	p.Erase(ctx, p.In.Ledger.Trash().Names(false), &files)
 	if left, err := os.ReadDir(large); failed != 1 || err != nil || len(left) != 1 {
 		t.Errorf("it failed %d times, and %d entries are left, %v; want one of each", failed, len(left), err)
 	}

@@ -25,12 +25,12 @@ import (
 func TestMain(m *testing.M) { testenv.Main(m) }
 
 // newPool makes an empty pool on a real disk, with fakes of mounts and devices, in which no call works. Quotas may be nil, for none.
-func newPool(t *testing.T, quotas quota.Facility) *reconcile.Pool {
+func newPool(t *testing.T, quotas quota.Facility) *reconcile.View {
 	t.Helper()
 	return newPoolAt(t, t.TempDir(), quotas)
 }
 
-func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.Pool {
+func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.View {
 	t.Helper()
 	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+path+`"}]`, "/")
 	must.Succeed(t, err)
@@ -50,7 +50,7 @@ func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.Pool
 	must.Succeed(t, err)
 	mounts, devices := &bindtest.Fake{}, looptest.NewFake(dev)
 	t.Cleanup(func() { must.Succeed(t, errors.Join(devices.Close(), mounts.Close(), dev.Close())) })
-	return &reconcile.Pool{
+	return &reconcile.View{
 		Config: &configs[0], Node: node, Store: s, Enforcer: enforcer, Ledger: ledger.New(ledger.Policy{Overprovision: 1}), Peers: &reconcile.Peers{},
 		Host:  content.Host{Mounts: mounts, Devices: devices, Dev: dev, Log: testr.New(t)},
 		Lock:  func(volume.ID) (func(), error) { return func() {}, nil },
@@ -61,13 +61,13 @@ func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.Pool
 }
 
 // makeBlock makes a block volume, and opens its directory.
-func makeBlock(t *testing.T, p *reconcile.Pool, name string, bytes int64) (volume.ID, store.Entry, *dir.Dir) {
+func makeBlock(t *testing.T, p *reconcile.View, name string, bytes int64) (volume.ID, store.Entry, *dir.Dir) {
 	t.Helper()
 	id, err := volume.ParseID(name)
 	must.Succeed(t, err)
 	rec := store.NewRecord(id, volume.ModeBlock, bytes)
 	rec.Thin = true
-	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)

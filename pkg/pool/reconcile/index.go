@@ -19,7 +19,7 @@ import (
 
 // An Index brings the ledger in line with the disk.
 type Index struct {
-	config   *poolconfig.Pool
+	config   *poolconfig.Config
 	node     volume.NodeID
 	store    *store.Store
 	ledger   *ledger.Ledger
@@ -32,7 +32,7 @@ type Index struct {
 }
 
 // Index is the ledger of the pool beside its disk.
-func (p *Pool) Index() Index {
+func (p *View) Index() Index {
 	return Index{p.Config, p.Node, p.Store, p.Ledger, p.Enforcer, p.Peers, p.Lock, p.Steps, p.Log, p.Left}
 }
 
@@ -49,7 +49,7 @@ func (i Index) read(l *ledger.Load) error {
 		if err != nil {
 			return err
 		}
-		l.Put(id, CardOf(store.Entry{Present: true}))
+		l.Put(id, InfoOf(store.Entry{Present: true}))
 	}
 	some := make([]volume.ID, 0, recordsAtOnce)
 	for id, err := range i.store.Records().All() {
@@ -93,7 +93,7 @@ func (i Index) readRecords(of []volume.ID, to *ledger.Load) {
 			i.log.Error(e.Damage, "Record is unreadable; calls on its volume are refused", "volume", id.String())
 		}
 		i.claim(id, e)
-		to.Put(id, CardOf(e))
+		to.Put(id, InfoOf(e))
 	}
 }
 
@@ -129,7 +129,7 @@ func (i Index) differing() ([]volume.ID, error) {
 		seen[id] |= ledger.HasRecord
 	}
 	var different []volume.ID
-	for id, c := range i.ledger.Each(ledger.Card.Exists) {
+	for id, c := range i.ledger.Each(ledger.Info.Exists) {
 		if !c.Matches(seen[id]) {
 			different = append(different, id)
 		}
@@ -175,7 +175,7 @@ func (i Index) resync(id volume.ID) error {
 		i.log.Error(volume.ErrNotFound, "The directory of a volume is missing; its record is kept", "volume", id.String())
 	}
 	i.claim(id, e)
-	i.ledger.Note(id, CardOf(e))
+	i.ledger.Note(id, InfoOf(e))
 	return nil
 }
 
@@ -204,6 +204,6 @@ func (i Index) OthersTrash() int64 { return i.peers.trash(i.store, i.node.String
 func (i Index) AllTrash() int64 { return i.peers.trash(i.store, "", i.left) }
 
 // isLimited reports whether a volume is there and the kernel enforces its size.
-func isLimited(enforcer *limit.Enforcer) func(ledger.Card) bool {
-	return func(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && enforcer.Enforces(c) }
+func isLimited(enforcer *limit.Enforcer) func(ledger.Info) bool {
+	return func(c ledger.Info) bool { return c.Is(ledger.HasDirectory) && enforcer.Enforces(c) }
 }

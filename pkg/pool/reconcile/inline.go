@@ -19,31 +19,31 @@ const leftBehindAfter = time.Hour
 // holds no lock.
 func (l *Listing) LeftBehind(id volume.ID, e store.Entry) bool {
 	// A clock that was far ahead when the volume was made says nothing of its age.
-	if !e.Inline() || min(time.Since(e.Record.Created).Abs(), l.SinceBoot()) < leftBehindAfter {
+	if !e.Inline() || min(time.Since(e.Record.Created).Abs(), l.In.SinceBoot()) < leftBehindAfter {
 		return false
 	}
 	if l.Published == nil && l.readPublished() != nil || l.isPublished(id) {
 		return false
 	}
 	// Unpublishing unmounts a volume before it removes it, and holds the lock meanwhile.
-	unlock, err := l.Lock(id)
+	unlock, err := l.In.Lock(id)
 	if err != nil {
 		return false
 	}
 	defer unlock()
-	exists, err := l.Store.Root().Exists(id.String())
+	exists, err := l.In.Store.Root().Exists(id.String())
 	return err == nil && exists && l.readPublished() == nil && !l.isPublished(id)
 }
 
 // readPublished reads where the volumes of the pool are published.
 func (l *Listing) readPublished() (err error) {
-	if l.Published, err = l.Host.Mounts.Published(l.Store.Root()); err != nil {
+	if l.Published, err = l.In.Host.Mounts.Published(l.In.Store.Root()); err != nil {
 		return err
 	}
 	if l.Published == nil {
 		l.Published = make(map[string][]bind.Publication)
 	}
-	l.Elsewhere, err = l.Store.Nodes().PublishedElsewhere(l.Peers.Within(store.UnseenAfter))
+	l.Elsewhere, err = l.In.Store.Nodes().PublishedElsewhere(l.In.Peers.Within(store.UnseenAfter))
 	return err
 }
 

@@ -14,13 +14,10 @@ import (
 
 // Leftovers are those of a pool whose directories of this node are open: see store.OpenWork.
 type Leftovers struct {
-	*Pool
+	In *View
 	// UnlessBusy does something about a volume, unless a call works on it, here or on another
 	// node: then it is left to that. The zero id stands for something that is about no volume.
 	UnlessBusy func(id volume.ID, do func() error) error
-	// QueueTrash is called with the name of what was put into the trash, and Wake when trash was found.
-	QueueTrash func(name string)
-	Wake       func()
 }
 
 // throw moves an entry that is no volume into the trash, where the reaper erases it. The ledger keeps its promise until then. If
@@ -28,9 +25,9 @@ type Leftovers struct {
 // left. No client counts on it: the call that was making it got no answer, or a call has removed it.
 func (p *Leftovers) throw(from *dir.Dir, name string, as store.TrashName) error {
 	for {
-		err := p.Store.Trash().Throw(from, name, as.String())
+		err := p.In.Store.Trash().Throw(from, name, as.String())
 		if err == nil {
-			p.QueueTrash(as.String())
+			p.In.Ledger.Trash().Throw(as.String(), as.Promised)
 		}
 		if !store.NoRoom(err) {
 			return err
@@ -43,7 +40,7 @@ func (p *Leftovers) throw(from *dir.Dir, name string, as store.TrashName) error 
 
 // DiscardCreation gives an entry of the directory of creating/ to the reaper.
 func (p *Leftovers) DiscardCreation(name string) error {
-	err := p.throwCreation(p.Store.Creating().Dir(), name)
+	err := p.throwCreation(p.In.Store.Creating().Dir(), name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -53,7 +50,7 @@ func (p *Leftovers) DiscardCreation(name string) error {
 // UndoCreation undoes a creation of this node, the record first: what is in creating/
 // is the sign that there is something to undo.
 func (p *Leftovers) UndoCreation(id volume.ID) error {
-	if err := p.Store.Records().Undo(id); err != nil {
+	if err := p.In.Store.Records().Undo(id); err != nil {
 		return err
 	}
 	return p.DiscardCreation(id.String())
@@ -63,7 +60,7 @@ func (p *Leftovers) UndoCreation(id volume.ID) error {
 // cannot be erased: so a copy that fails each time holds the space of one, however fast it is tried again. The caller has
 // the lock of the id.
 func (p *Leftovers) NoneLeft(id volume.ID) error {
-	creating := p.Store.Creating().Dir()
+	creating := p.In.Store.Creating().Dir()
 	if there, err := creating.Exists(id.String()); err != nil {
 		return err
 	} else if there {
@@ -71,11 +68,11 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 			return err
 		}
 	}
-	for _, name := range p.Ledger.Trash().Names(true) {
+	for _, name := range p.In.Ledger.Trash().Names(true) {
 		if store.ParseTrashName(name).Of != id.String() {
 			continue
 		}
-		left, failed := p.Ledger.Trash().Left(name)
+		left, failed := p.In.Ledger.Trash().Left(name)
 		switch {
 		case !left:
 		case failed != nil:
@@ -91,11 +88,11 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 // throwCreation moves an entry of a directory of creating/ into the trash. The entry may carry a project id: the name in the
 // trash has the uid that claimed it, so that the reaper can release it.
 func (p *Leftovers) throwCreation(creating *dir.Dir, name string) error {
-	carried, err := p.Enforcer.IDs.In(creating, name)
+	carried, err := p.In.Enforcer.IDs.In(creating, name)
 	if err != nil {
 		return err
 	}
-	suffix := p.Enforcer.IDs.Claims.Owner(carried)
+	suffix := p.In.Enforcer.IDs.Claims.Owner(carried)
 	if suffix == "" {
 		suffix = store.RandomSuffix()
 	}
@@ -113,5 +110,28 @@ func (p *Leftovers) creationBytes(creating *dir.Dir, name string, carried quota.
 	if err != nil || empty {
 		return 0, err
 	}
-	return p.Usage().HeldBy(creating, name, carried), nil
+	return p.In.Usage().HeldBy(creating, name, carried), nil
+}
+
+// ReleaseLost gives back the id of a lost volume that was deleted. Should its directory be somewhere else, that
+// keeps the id, which is then not given again.
+func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
+	c := InfoOf(e)
+	if !p.In.Enforcer.Enforces(c) {
+		return
+	}
+	if err := p.In.Enforcer.IDs.Release(p.In.Store.Root(), c.QuotaID()); err != nil {
+		p.In.Log.Error(err, "The limit of a deleted volume is still there", "volume", id.String())
+	}
+}
+
+// ReleaseUnused removes limits that no directory has.
+func (p *Leftovers) ReleaseUnused() {
+	released, err := p.In.Enforcer.IDs.ReleaseUnused(p.In.Store.Root(), func() { p.In.Steps.Add(1) })
+	if err != nil {
+		p.In.Log.Error(err, "Failed to remove limits that no directory has")
+	}
+	if released > 0 {
+		p.In.Log.Info("Removed limits that no directory has", "limits", released)
+	}
 }

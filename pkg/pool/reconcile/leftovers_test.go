@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -28,18 +27,15 @@ func aPool(t *testing.T) *reconcile.Leftovers {
 
 func aPoolAt(t *testing.T, path string) *reconcile.Leftovers {
 	t.Helper()
-	p := &reconcile.Leftovers{
-		Pool:       newPoolAt(t, path, nil),
+	return &reconcile.Leftovers{
+		In:         newPoolAt(t, path, nil),
 		UnlessBusy: func(_ volume.ID, do func() error) error { return do() },
-		Wake:       func() {},
 	}
-	p.QueueTrash = func(name string) { p.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised) }
-	return p
 }
 
 func wantTrash(t *testing.T, p *reconcile.Leftovers, when string, pieces int) {
 	t.Helper()
-	if got := p.Ledger.Summary().Trash.Pieces; got != pieces {
+	if got := p.In.Ledger.Summary().Trash.Pieces; got != pieces {
 		t.Errorf("%s: %d pieces, want %d", when, got, pieces)
 	}
 }
@@ -47,12 +43,12 @@ func wantTrash(t *testing.T, p *reconcile.Leftovers, when string, pieces int) {
 // A sync reads the names in the trash, and the reaper erases them meanwhile.
 func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	p := aPool(t)
-	p.QueueTrash("erased+1")
-	p.Ledger.Trash().Tried("erased+1", nil)
+	p.In.Ledger.Trash().Throw("erased+1", 1)
+	p.In.Ledger.Trash().Tried("erased+1", nil)
 	must.Succeed(t, p.RecoverTrashed("erased+1"))
 	wantTrash(t, p, "after what was listed is erased", 0)
 
-	must.Succeed(t, os.Mkdir(filepath.Join(p.Store.Trash().Dir().String(), "left"), 0o700))
+	must.Succeed(t, os.Mkdir(filepath.Join(p.In.Store.Trash().Dir().String(), "left"), 0o700))
 	for range 2 {
 		must.Succeed(t, p.RecoverTrashed("left"))
 		wantTrash(t, p, "after what is there is found", 1)
@@ -72,7 +68,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			return errors.Join(err, p.UndoCreation(id))
 		}},
 		"interrupted creation": {2*reconcile.Turn + 1, creationOf("node-1"), func(p *reconcile.Leftovers) error {
-			return p.RecoverCreations(p.Store.Creating().Dir())
+			return p.RecoverCreations(p.In.Store.Creating().Dir())
 		}},
 		"creation of another name of the node": {1, creationOf("node-0"), func(p *reconcile.Leftovers) error {
 			p.TakeOver()
@@ -84,7 +80,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			pool, foreign := filepath.Join(mounted, "pool"), filepath.Join(mounted, "foreign")
 			must.Succeed(t, os.Mkdir(pool, 0o750), os.Mkdir(foreign, 0o700))
 			p := aPoolAt(t, pool)
-			for _, of := range []string{p.Store.Creating().Dir().String(), p.Store.Trash().Dir().String()} {
+			for _, of := range []string{p.In.Store.Creating().Dir().String(), p.In.Store.Trash().Dir().String()} {
 				must.Succeed(t, os.Mkdir(filepath.Join(filepath.Dir(of), "node-0"), 0o700))
 			}
 			left := c.path(p)
@@ -92,7 +88,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 			for i := range c.files {
 				must.Succeed(t, os.WriteFile(filepath.Join(left, fmt.Sprint(i)), nil, 0o600))
 			}
-			must.Succeed(t, unix.Setxattr(p.Store.Trash().Dir().String(), "trusted.filler", make([]byte, 200), 0))
+			must.Succeed(t, unix.Setxattr(p.In.Store.Trash().Dir().String(), "trusted.filler", make([]byte, 200), 0))
 			fulldisk.Fill(t, foreign, fulldisk.Shortage{Bytes: true})
 
 			must.Succeed(t, c.undo(p))
@@ -100,7 +96,7 @@ func TestLeftoversWithoutRoomInTrash(t *testing.T) {
 				t.Errorf("what was left is still there: %v", err)
 			}
 			var files atomic.Uint64
-			p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
+			p.Erase(t.Context(), p.In.Ledger.Trash().Names(true), &files)
 			wantTrash(t, p, "at the end", 0)
 		})
 	}
@@ -113,16 +109,16 @@ func TestCreationThatFillsBtrfs(t *testing.T) {
 	must.Succeed(t, os.Mkdir(left, 0o700))
 	fulldisk.Fill(t, left, fulldisk.Shortage{Bytes: true})
 
-	must.Succeed(t, p.RecoverCreations(p.Store.Creating().Dir()))
+	must.Succeed(t, p.RecoverCreations(p.In.Store.Creating().Dir()))
 	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
+	p.Erase(t.Context(), p.In.Ledger.Trash().Names(true), &files)
 	wantTrash(t, p, "at the end", 0)
 	must.Succeed(t, os.Mkdir(left, 0o700))
 }
 
 func creationOf(node string) func(p *reconcile.Leftovers) string {
 	return func(p *reconcile.Leftovers) string {
-		return filepath.Join(filepath.Dir(p.Store.Creating().Dir().String()), node, longName)
+		return filepath.Join(filepath.Dir(p.In.Store.Creating().Dir().String()), node, longName)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // A Listing is what reports on several volumes of a pool share, read once.
 type Listing struct {
-	*Pool
+	In *View
 	// Err is why the pool does not serve, or what reading the rest gave.
 	Err   error
 	Space dir.Space
@@ -27,8 +27,8 @@ type Listing struct {
 
 // List begins a listing. Of a pool that does not serve, for the reason that is given, it has
 // what memory has.
-func (p *Pool) List(err error) *Listing {
-	l := &Listing{Pool: p, Err: err}
+func (p *View) List(err error) *Listing {
+	l := &Listing{In: p, Err: err}
 	if err == nil {
 		l.Err = l.Read()
 	}
@@ -37,7 +37,7 @@ func (p *Pool) List(err error) *Listing {
 
 // Read reads what is the same for all volumes of the pool.
 func (l *Listing) Read() (err error) {
-	if l.Space, err = l.Store.Space(); err != nil {
+	if l.Space, err = l.In.Store.Space(); err != nil {
 		return err
 	}
 	return l.readPublished()
@@ -48,7 +48,7 @@ func (l *Listing) Report(id volume.ID) Volume {
 	if l.Err != nil {
 		return l.remember(id, nil)
 	}
-	e, d, err := l.Lookup(id)
+	e, d, err := l.In.Lookup(id)
 	if err != nil {
 		return l.remember(id, err)
 	}
@@ -61,31 +61,31 @@ func (l *Listing) Report(id volume.ID) Volume {
 // remember is what is reported of a volume from memory: its pool does not serve, or it could
 // not be read for the reason that is given.
 func (l *Listing) remember(id volume.ID, unread error) Volume {
-	c := l.Ledger.Known(id)
-	return l.answer(id, c, l.blamed(rememberedFacts(id, c, l.Err, unread)), l.Published[id.String()])
+	c := l.In.Ledger.Known(id)
+	return l.answer(id, c, l.In.blamed(rememberedFacts(id, c, l.Err, unread)), l.Published[id.String()])
 }
 
 // Describe is all that is reported of a volume: how it is, and where.
 func (l *Listing) Describe(id volume.ID, e store.Entry, d *dir.Dir) Volume {
 	if l.Err != nil {
-		return l.answer(id, CardOf(e), health.Facts{Pool: l.Err}, l.Published[id.String()])
+		return l.answer(id, InfoOf(e), health.Facts{Pool: l.Err}, l.Published[id.String()])
 	}
-	_, facts := l.Measure(id, d, e, l.Space)
+	_, facts := l.In.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	devices := l.devices(id, e, d)
-	return l.answer(id, CardOf(e), facts, append(slices.Clone(l.Published[id.String()]), devices...))
+	return l.answer(id, InfoOf(e), facts, append(slices.Clone(l.Published[id.String()]), devices...))
 }
 
-func (l *Listing) answer(id volume.ID, c ledger.Card, facts health.Facts, published []bind.Publication) Volume {
-	v := l.Volume(id, c, l.Space)
+func (l *Listing) answer(id volume.ID, c ledger.Info, facts health.Facts, published []bind.Publication) Volume {
+	v := l.In.Volume(id, c, l.Space)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition, v.Conditions = facts.Condition(), facts.Conditions()
-	v.Nodes = l.Nodes(published, l.Elsewhere[id.String()])
+	v.Nodes = l.In.Nodes(published, l.Elsewhere[id.String()])
 	return v
 }
 
 // Nodes are those that have a volume published, this one first.
-func (p *Pool) Nodes(here []bind.Publication, elsewhere []volume.NodeID) []volume.NodeID {
+func (p *View) Nodes(here []bind.Publication, elsewhere []volume.NodeID) []volume.NodeID {
 	if len(here) == 0 {
 		return elsewhere
 	}
@@ -100,7 +100,7 @@ func (l *Listing) devices(id volume.ID, e store.Entry, d *dir.Dir) []bind.Public
 		return nil // Measure says why
 	}
 	if l.attached == nil {
-		attached, _ := l.Host.Attachments() // the sweep logs the error
+		attached, _ := l.In.Host.Attachments() // the sweep logs the error
 		l.attached = &attached
 	}
 	return l.attached.Publications(file)

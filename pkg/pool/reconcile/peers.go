@@ -22,7 +22,7 @@ type measurement struct {
 }
 
 // PublishedBy are the other nodes that have a volume published, and whose sign of life has changed in that time.
-func (p *Pool) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID, error) {
+func (p *View) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID, error) {
 	return p.Store.Nodes().PublishedBy(id, p.Peers.Within(within))
 }
 

@@ -11,11 +11,11 @@ import (
 
 // RecoverRecords removes records that were being written.
 func (p *Leftovers) RecoverRecords() error {
-	for t, err := range p.Store.Records().Unwritten() {
+	for t, err := range p.In.Store.Records().Unwritten() {
 		if err != nil {
 			return err
 		}
-		p.Left(t.String(), p.UnlessBusy(t.Of, func() error { return p.Store.Records().RemoveUnwritten(t) }))
+		p.In.Left(t.String(), p.UnlessBusy(t.Of, func() error { return p.In.Store.Records().RemoveUnwritten(t) }))
 	}
 	return nil
 }
@@ -28,8 +28,8 @@ func (p *Leftovers) RecoverCreations(creating *dir.Dir) error {
 		return err
 	}
 	for _, name := range names {
-		p.Steps.Add(1)
-		p.Left(path.Join(creating.String(), name), p.recoverCreation(creating, name))
+		p.In.Steps.Add(1)
+		p.In.Left(path.Join(creating.String(), name), p.recoverCreation(creating, name))
 	}
 	return nil
 }
@@ -42,7 +42,7 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 		}
 		err := p.undoNamed(creating, name)
 		if err == nil {
-			p.Log.Info("Undid an interrupted creation", "volume", name, "in", creating.String())
+			p.In.Log.Info("Undid an interrupted creation", "volume", name, "in", creating.String())
 		}
 		return err
 	}
@@ -56,7 +56,7 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 // undoNamed undoes the creation that an entry of a directory of creating/ is of.
 func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 	if id, err := volume.ParseEntry(name); err == nil {
-		if err := p.Store.Records().Undo(id); err != nil {
+		if err := p.In.Store.Records().Undo(id); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 // RecoverReferences begins the removal of references of volumes that are not fenced: before the fence only the movers know of a move,
 // and they do without. RecoverTrash finishes it.
 func (p *Leftovers) RecoverReferences() error {
-	for id, err := range p.Store.Records().All() {
+	for id, err := range p.In.Store.Records().All() {
 		if err != nil {
 			return err
 		}
@@ -74,49 +74,50 @@ func (p *Leftovers) RecoverReferences() error {
 		if !is {
 			continue
 		}
-		p.Steps.Add(1)
-		p.Left(id.String(), p.UnlessBusy(id, func() error { return p.recoverReference(id, of) }))
+		p.In.Steps.Add(1)
+		p.In.Left(id.String(), p.UnlessBusy(id, func() error { return p.recoverReference(id, of) }))
 	}
 	return nil
 }
 
 func (p *Leftovers) recoverReference(id, of volume.ID) error {
-	rec, err := p.Store.Records().Read(of)
+	rec, err := p.In.Store.Records().Read(of)
 	if err != nil || rec != nil && rec.Move.Role == store.MoveSource {
 		return err
 	}
-	e, d, err := p.Lookup(id)
+	e, d, err := p.In.Lookup(id)
 	if err != nil {
 		return err
 	}
 	if d == nil { // its removal has begun
 		return nil
 	}
-	_, err = p.Store.Trash().Remove(id, store.Trashed(id, e))
+	_, err = p.In.Store.Trash().Remove(id, store.Trashed(id, e))
 	return errors.Join(err, d.Close())
 }
 
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Leftovers) RecoverTrash() error {
-	thrown, err := p.Store.Trash().All()
+	thrown, err := p.In.Store.Trash().All()
 	if err != nil {
 		return err
 	}
 	for _, name := range thrown {
-		if p.Ledger.Trash().Has(name) {
+		if p.In.Ledger.Trash().Has(name) {
 			continue
 		}
-		p.Steps.Add(1)
-		p.Left(path.Join(p.Store.Trash().Dir().String(), name), p.recoverTrashed(name))
+		p.In.Steps.Add(1)
+		p.In.Left(path.Join(p.In.Store.Trash().Dir().String(), name), p.recoverTrashed(name))
 	}
 	return nil
 }
 
 func (p *Leftovers) recoverTrashed(name string) error {
-	queue := func() error {
-		erased := p.Ledger.Trash().Erased()
-		return p.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
+	id, _ := store.ParseTrashName(name).Volume()
+	return p.UnlessBusy(id, func() error {
+		erased := p.In.Ledger.Trash().Erased()
+		return p.In.Store.Trash().In(name, func(in *dir.Dir, entry string) error {
 			// The reaper may have erased and forgotten it since the trash was listed.
 			if exists, err := in.Exists(entry); err != nil || !exists {
 				return err
@@ -124,51 +125,53 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if err := p.finishRemoval(in, name); err != nil {
 				return err
 			}
-			id, err := p.Enforcer.IDs.In(in, entry)
-			if err != nil {
-				id = 0 // its disk cannot read it: the reaper reports it
-			}
-			t := store.ParseTrashName(name)
-			p.Enforcer.IDs.Claims.Try(id, t.UID)
-			if t.Promised == volume.Unknown {
-				t.Promised = p.Usage().HeldBy(in, entry, id)
-			}
-			if p.Ledger.Trash().ThrowFound(name, t.Promised, erased) {
-				p.Wake()
-			}
+			p.queueFound(in, entry, name, erased)
 			return nil
 		})
+	})
+}
+
+// queueFound queues a piece of trash that was found, unless any was erased since the number that is given, and claims the id that it
+// carries.
+func (p *Leftovers) queueFound(in *dir.Dir, entry, name string, erased uint64) {
+	id, err := p.In.Enforcer.IDs.In(in, entry)
+	if err != nil {
+		id = 0 // its disk cannot read it: the reaper reports it
 	}
-	id, _ := store.ParseTrashName(name).Volume()
-	return p.UnlessBusy(id, queue)
+	t := store.ParseTrashName(name)
+	p.In.Enforcer.IDs.Claims.Try(id, t.UID)
+	if t.Promised == volume.Unknown {
+		t.Promised = p.In.Usage().HeldBy(in, entry, id)
+	}
+	p.In.Ledger.Trash().ThrowFound(name, t.Promised, erased)
 }
 
 // finishRemoval drops the record of a volume that is in a directory of trash.
 func (p *Leftovers) finishRemoval(trash *dir.Dir, name string) error {
-	id, dropped, err := p.Store.Trash().FinishRemoval(trash, name)
+	id, dropped, err := p.In.Store.Trash().FinishRemoval(trash, name)
 	if dropped {
-		p.Log.Info("Finished an interrupted removal", "volume", id.String())
+		p.In.Log.Info("Finished an interrupted removal", "volume", id.String())
 	}
 	if err == nil && dropped {
-		p.Ledger.Note(id, CardOf(store.Entry{}))
+		p.In.Ledger.Note(id, InfoOf(store.Entry{}))
 	}
 	return err
 }
 
 // TakeOver takes over from all other nodes, in a shared pool from those that are gone.
 func (p *Leftovers) TakeOver() {
-	err := p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
+	err := p.In.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
-	p.Left(path.Dir(p.Store.Trash().Dir().String()), err)
+	p.In.Left(path.Dir(p.In.Store.Trash().Dir().String()), err)
 }
 
 // stillTheirs says which nodes of a shared pool finish what they left. All that others left in another pool is this node's.
 func (p *Leftovers) stillTheirs() func(node, sign string) bool {
-	if !p.Config.Shared {
+	if !p.In.Config.Shared {
 		return nil
 	}
-	return p.Peers.Within(store.UnseenAfter)
+	return p.In.Peers.Within(store.UnseenAfter)
 }
 
 func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
@@ -180,12 +183,12 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 		take := func() error {
 			err := p.takePiece(left, name)
 			if err == nil {
-				p.Log.Info("Took over trash of a departed node", "trash", name, "node", node)
+				p.In.Log.Info("Took over trash of a departed node", "trash", name, "node", node)
 			}
 			return err
 		}
 		id, _ := store.ParseTrashName(name).Volume()
-		p.Left(path.Join(left.String(), name), p.UnlessBusy(id, take))
+		p.In.Left(path.Join(left.String(), name), p.UnlessBusy(id, take))
 	}
 	return nil
 }
@@ -195,18 +198,18 @@ func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
 	if err := p.finishRemoval(left, name); err != nil {
 		return err
 	}
-	carried, err := p.Enforcer.IDs.In(left, name)
+	carried, err := p.In.Enforcer.IDs.In(left, name)
 	if err != nil {
 		return err
 	}
 	// The index may have had the volume, and its record the id.
 	t := store.ParseTrashName(name)
-	if uid := p.Enforcer.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
+	if uid := p.In.Enforcer.IDs.Claims.Owner(carried); uid == "" || uid != t.UID {
 		t.UID = store.RandomSuffix()
 	}
-	p.Enforcer.IDs.Claims.Try(carried, t.UID)
+	p.In.Enforcer.IDs.Claims.Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
-		t.Promised = p.Usage().HeldBy(left, name, carried)
+		t.Promised = p.In.Usage().HeldBy(left, name, carried)
 	}
 	t.Of = store.RandomSuffix()
 	return p.throw(left, name, t)

@@ -24,18 +24,18 @@ func grown(t *testing.T) (p *reconcile.Repairs, id volume.ID, quotas *quotatest.
 	t.Helper()
 	quotas = &quotatest.Fake{}
 	p = &reconcile.Repairs{
-		Pool:               newPool(t, quotas),
+		In:                 newPool(t, quotas),
 		UnlessBusy:         func(_ volume.ID, do func() error) error { return do() },
 		UnlessBusyAnywhere: func(_ volume.ID, do func() error) error { return do() },
 		UnlessPromising:    func(_ volume.ID, do func() error) error { return do() },
 	}
-	id, e, d := makeBlock(t, p.Pool, "pvc-1", promise)
+	id, e, d := makeBlock(t, p.In, "pvc-1", promise)
 	file, err := content.OpenFile(id, d)
 	must.Succeed(t, err)
-	_, err = p.Host.Devices.Attach(file, loop.Options{})
+	_, err = p.In.Host.Devices.Attach(file, loop.Options{})
 	must.Succeed(t, errors.Join(err, file.Close()))
-	must.Succeed(t, p.Disk(id, e.Record).Grow(t.Context(), d, 2*promise))
-	must.Succeed(t, p.Index().Load())
+	must.Succeed(t, p.In.Disk(id, e.Record).Grow(t.Context(), d, 2*promise))
+	must.Succeed(t, p.In.Index().Load())
 	return p, id, quotas
 }
 
@@ -49,7 +49,7 @@ func TestDevicesOfBusyVolumesAreNotDetached(t *testing.T) {
 			return do()
 		}
 		p.DetachUnpublished(t.Context())
-		all, err := p.Host.Attachments()
+		all, err := p.In.Host.Attachments()
 		must.Succeed(t, err)
 		if attached := len(all.Devices) > 0; attached != busy {
 			t.Errorf("with a call at work %v, the device is attached %v", busy, attached)
@@ -59,19 +59,19 @@ func TestDevicesOfBusyVolumesAreNotDetached(t *testing.T) {
 
 func TestLimitsAreRestored(t *testing.T) {
 	p, id, quotas := grown(t)
-	d, err := p.Store.Root().Open(id.String())
+	d, err := p.In.Store.Root().Open(id.String())
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	c := p.Ledger.Known(id)
+	c := p.In.Ledger.Known(id)
 	for title, restore := range map[string]func(){
 		"before calls": p.Limits,
 		"during calls": func() {
 			queued := p.AllLimits()
-			p.Lock = func(volume.ID) (func(), error) { return nil, volume.ErrBusy }
+			p.In.Lock = func(volume.ID) (func(), error) { return nil, volume.ErrBusy }
 			if p.LimitsOf(queued); len(queued) != 1 {
 				t.Errorf("%d volumes are left while a call works on the only one", len(queued))
 			}
-			p.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
+			p.In.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
 			if p.LimitsOf(queued); len(queued) != 0 {
 				t.Errorf("%d volumes are left", len(queued))
 			}
@@ -79,9 +79,9 @@ func TestLimitsAreRestored(t *testing.T) {
 	} {
 		must.Succeed(t, quotas.Limit(d, c.QuotaID(), quota.Limit{Bytes: mib}))
 		restore()
-		usage, err := p.Enforcer.Accounting.Usage(d, c)
+		usage, err := p.In.Enforcer.Usage(d, c)
 		must.Succeed(t, err)
-		if want := p.Enforcer.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
+		if want := p.In.Enforcer.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
 			t.Errorf("%s: the limit is %+v, want %+v", title, usage.Limit, want)
 		}
 	}

@@ -15,7 +15,7 @@ type Mounts interface {
 
 // CheckMount returns why a pool that must be a filesystem of its own is none. A
 // mount point would not be enough: in a container every hostPath volume is one.
-func CheckMount(c *poolconfig.Pool, mounts Mounts, root *dir.Dir) error {
+func CheckMount(c *poolconfig.Config, mounts Mounts, root *dir.Dir) error {
 	if !c.RequireMount {
 		return nil
 	}
@@ -56,7 +56,7 @@ func CountErrors(count func(*dir.Dir) (int64, error), root *dir.Dir) int64 {
 
 // MustNotServe is why the pool must not serve now: an ext4 that is read-only has its quotas off, and
 // serves what it has all the same, since nothing in it can grow.
-func (p *Pool) MustNotServe(limits limit.Options) error {
+func (p *View) MustNotServe(limits limit.Options) error {
 	err := limits.MustNotServe(p.Enforcer)
 	if err == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 
 // Snapshot is the condition of a snapshot of which the disk has that. The directory may be nil.
 func (l *Listing) Snapshot(id volume.ID, e store.Entry, d *dir.Dir) health.Condition {
-	facts := health.Facts{Pool: l.Err, Missing: e.Lost(), Damaged: e.Damage, FilesystemErrors: max(0, l.Errors)}
+	facts := health.Facts{Pool: l.Err, Missing: e.Lost(), Damaged: e.Damage, FilesystemErrors: max(0, l.In.Errors)}
 	if e.Record == nil && e.Damage == nil {
 		facts.Damaged = fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, id.Named())
 	}
@@ -25,7 +25,7 @@ func (l *Listing) Snapshot(id volume.ID, e store.Entry, d *dir.Dir) health.Condi
 // SnapshotLost reports whether a snapshot cannot be restored. One that a call is making or
 // removing is not lost.
 func (l *Listing) SnapshotLost(id volume.ID) bool {
-	e, d, err := l.LookupSettled(id)
+	e, d, err := l.In.LookupSettled(id)
 	if err != nil {
 		return true
 	}
@@ -48,7 +48,7 @@ func (l *Listing) incomplete(id volume.ID, rec *store.Record, d *dir.Dir) (short
 	if rec.Mode != volume.ModeBlock {
 		return false, nil
 	}
-	disk := l.Disk(id, rec)
+	disk := l.In.Disk(id, rec)
 	disk.Bytes = rec.Origin.Bytes
 	err = disk.Check(d)
 	if errors.Is(err, volume.ErrLost) {

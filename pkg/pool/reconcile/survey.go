@@ -70,10 +70,10 @@ func (s *Survey) Add(v Surveyed) {
 
 // Survey checks one volume, unless a call is making or removing it.
 func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
-	e, d, err := l.LookupSettled(id)
+	e, d, err := l.In.LookupSettled(id)
 	if err != nil {
-		c := l.Ledger.Known(id)
-		return l.surveyed(id, c, l.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
+		c := l.In.Ledger.Known(id)
+		return l.surveyed(id, c, l.In.blamed(rememberedFacts(id, c, nil, err))), c.Exists()
 	}
 	if !e.Exists() {
 		return Surveyed{}, false
@@ -81,23 +81,23 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
-	c := CardOf(e)
-	used, facts := l.Measure(id, d, e, l.Space)
+	c := InfoOf(e)
+	used, facts := l.In.Measure(id, d, e, l.Space)
 	facts.InlineUnpublished = l.LeftBehind(id, e)
 	v := l.surveyed(id, c, facts)
-	if l.Enforcer.Enforces(c) && d != nil && !e.Block() {
+	if l.In.Enforcer.Enforces(c) && d != nil && !e.Block() {
 		v.Used = used.UsedBytes
 	}
 	if v.Used != volume.Unknown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
-	v.Unused = l.unused(id, d, e, used, facts)
+	v.Unused = l.In.unused(id, d, e, used, facts)
 	return v, true
 }
 
 // unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
 // end of the disk stops it as far as is known.
-func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
+func (p *View) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {
 	case d == nil:
 		return 0
@@ -107,19 +107,19 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 			return e.Promised() // at most
 		}
 		return max(0, e.Promised()-allocated)
-	case !p.Enforcer.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
+	case !p.Enforcer.Enforces(InfoOf(e)), facts.LimitDiffers, facts.IO != nil, facts.Uncounted != nil:
 		return volume.Unknown
 	}
 	return max(0, e.Promised()-used.UsedBytes)
 }
 
 // Health is what is wrong with one volume; nil for nothing. Errors: ErrNotFound, ErrUnavailable.
-func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
+func (p *View) Health(id volume.ID) ([]health.Condition, error) {
 	space, err := p.Store.Space()
 	if err != nil {
 		return nil, Unavailable(p.Config, err)
 	}
-	l := &Listing{Pool: p, Space: space}
+	l := &Listing{In: p, Space: space}
 	v, ok := l.Survey(id)
 	if !ok {
 		return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
@@ -128,13 +128,13 @@ func (p *Pool) Health(id volume.ID) ([]health.Condition, error) {
 }
 
 // Remembered is what is wrong with a volume whose pool does not serve, for the reason that is given.
-func (p *Pool) Remembered(id volume.ID, why error) []health.Condition {
+func (p *View) Remembered(id volume.ID, why error) []health.Condition {
 	return rememberedFacts(id, p.Ledger.Known(id), why, nil).Conditions()
 }
 
-func (l *Listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
+func (l *Listing) surveyed(id volume.ID, c ledger.Info, facts health.Facts) Surveyed {
 	return Surveyed{
-		ID: id, Pool: l.Config.Name, Bytes: l.Volume(id, c, l.Space).Bytes,
+		ID: id, Pool: l.In.Config.Name, Bytes: l.In.Volume(id, c, l.Space).Bytes,
 		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(), Conditions: facts.Conditions(), lost: facts.Missing,
 	}
 }

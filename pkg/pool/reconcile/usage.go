@@ -24,7 +24,7 @@ type Usage struct {
 }
 
 // Usage is what the pool holds.
-func (p *Pool) Usage() Usage {
+func (p *View) Usage() Usage {
 	return Usage{p.Config.Shared, p.Store, p.Enforcer, p.Ledger, p.Steps, p.Failed}
 }
 
@@ -62,7 +62,7 @@ func (u Usage) Counts() bool {
 
 // anyUnlimited reports whether there is a promise of which the use is not counted.
 func (u Usage) anyUnlimited() bool {
-	return u.ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !u.enforcer.Enforces(c) })
+	return u.ledger.Any(func(c ledger.Info) bool { return c.Is(ledger.HasRecord) && !u.enforcer.Enforces(c) })
 }
 
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what its trash holds, each no more than
@@ -100,12 +100,12 @@ func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
 	return volumes, inodes, u.usedByTrash(thrown, families), err
 }
 
-func (u Usage) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
+func (u Usage) usedBy(id volume.ID, c ledger.Info) (quota.Usage, error) {
 	in, err := u.store.Parent(id)
 	if err != nil {
 		return quota.Usage{}, err
 	}
-	return u.enforcer.Accounting.UsedBy(in, id.String(), c)
+	return u.enforcer.UsedBy(in, id.String(), c)
 }
 
 // addToFamily keeps the largest use of each family, of those within the promises of its members.
@@ -154,7 +154,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 	err := u.store.Trash().In(name, func(in *dir.Dir, entry string) error {
 		id, err := u.enforcer.IDs.In(in, entry)
 		if err == nil && id != 0 {
-			used, err = u.enforcer.Accounting.UsedIn(in, entry, id)
+			used, err = u.enforcer.UsedIn(in, entry, id)
 		}
 		return err
 	})
@@ -177,7 +177,7 @@ func (u Usage) MeasureTrash() {
 // HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
 // volume.Unknown.
 func (u Usage) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
-	if bytes := u.enforcer.Accounting.UsedByID(u.store.Root(), carried); bytes != volume.Unknown {
+	if bytes := u.enforcer.UsedByID(u.store.Root(), carried); bytes != volume.Unknown {
 		return bytes
 	}
 	return store.Measured(in, name)

@@ -15,28 +15,28 @@ import (
 )
 
 // makeShared makes a directory volume that holds so many bytes, all of which the others of its family hold too.
-func makeShared(t *testing.T, p *reconcile.Pool, f *quotatest.Fake, name, family string, bytes int64) (volume.ID, store.Entry) {
+func makeShared(t *testing.T, p *reconcile.View, f *quotatest.Fake, name, family string, bytes int64) (volume.ID, store.Entry) {
 	t.Helper()
 	id, err := volume.ParseID(name)
 	must.Succeed(t, err)
 	rec := store.NewRecord(id, volume.ModeMount, 2*bytes)
 	rec.Family = family
-	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+	d, applied, err := p.Enforcer.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	rec.Quota, rec.ProjectID = string(applied.Kind), uint64(applied.ID)
 	must.Succeed(t, f.Write(d, bytes), p.Store.Records().Write(rec))
 	e := store.Entry{Record: rec, Present: true}
-	p.Ledger.Note(id, reconcile.CardOf(e))
+	p.Ledger.Note(id, reconcile.InfoOf(e))
 	return id, e
 }
 
 // remove moves a volume to the trash, which is known to be that until a restart.
-func remove(t *testing.T, p *reconcile.Pool, id volume.ID, e store.Entry, known bool) {
+func remove(t *testing.T, p *reconcile.View, id volume.ID, e store.Entry, known bool) {
 	t.Helper()
 	piece, err := p.Store.Trash().Remove(id, store.Trashed(id, e))
 	must.Succeed(t, err, p.Store.Records().Drop(id))
-	p.Ledger.Note(id, ledger.Card{})
+	p.Ledger.Note(id, ledger.Info{})
 	p.Ledger.Trash().Throw(piece, e.Promised())
 	if known {
 		p.Ledger.Trash().Removed(piece, e.Record.Family)

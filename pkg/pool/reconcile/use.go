@@ -155,7 +155,7 @@ func (v *VolumeUse) checkDirectory(at bind.Target) error {
 }
 
 // PublishedVolumes are the volumes of a pool that this node has published. The caller holds no lock.
-func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
+func PublishedVolumes(p *View) (map[volume.ID]bool, error) {
 	mounts, err := p.Host.Mounts.Published(p.Store.Root())
 	if err != nil {
 		return nil, err
@@ -166,14 +166,14 @@ func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
 			published[id] = true
 		}
 	}
-	if !p.Ledger.Any(ledger.Card.MayHaveDevices) {
+	if !p.Ledger.Any(ledger.Info.MayHaveDevices) {
 		return published, nil
 	}
 	attached, err := p.Host.Attachments()
 	if err != nil {
 		return nil, err
 	}
-	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+	for id := range p.Ledger.Each(ledger.Info.MayHaveDevices) {
 		if file, ok, err := p.File(id); err == nil && ok && len(attached.Publications(file)) > 0 {
 			published[id] = true
 		}
@@ -183,8 +183,8 @@ func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
 
 // HoldsFile reports whether a volume of the pool has the file of a device. One that only reads may show a file of its pod
 // (LOOP_CHANGE_FD), also one in a directory without a record.
-func HoldsFile(p *Pool, d *loop.Device) bool {
-	for id, c := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+func HoldsFile(p *View, d *loop.Device) bool {
+	for id, c := range p.Ledger.Each(ledger.Info.MayHaveDevices) {
 		if d.ReadOnly && !c.Is(ledger.HasRecord|ledger.HasDamage) {
 			continue
 		}

@@ -36,7 +36,7 @@ type Volume struct {
 }
 
 // Volume makes the answer from what is known.
-func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
+func (p *View) Volume(id volume.ID, c ledger.Info, space dir.Space) Volume {
 	v := Volume{ID: id, Pool: p.Config.Name, Mode: c.Mode(), Shared: p.Config.Shared, MultiNode: p.Config.MultiNode(), Bytes: space.SizeBytes, Lost: c.Lost()}
 	v.Enforced = c.Is(ledger.IsBlock) || p.enforces(c)
 	if c.Is(ledger.HasRecord) {
@@ -47,8 +47,8 @@ func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
 
 // Measure is what a volume holds and may hold, and what is to be said of it. Where
 // its size is not enforced that is what the whole pool holds. The caller holds no lock.
-func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
-	space, c := whole, CardOf(e)
+func (p *View) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
+	space, c := whole, InfoOf(e)
 	facts := health.Facts{
 		Volume:     id.String(),
 		Missing:    e.Lost(),
@@ -64,12 +64,12 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		facts.LimitOff = e.Record.Quota
 	case d != nil:
 		facts.Unenforced = false
-		usage, err := p.Enforcer.Accounting.Usage(d, c)
+		usage, err := p.Enforcer.Usage(d, c)
 		switch {
 		case err == nil:
 			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
 			if facts.IO == nil {
-				facts.Outside, facts.IO = p.Enforcer.Accounting.Outside(d)
+				facts.Outside, facts.IO = p.Enforcer.Outside(d)
 			}
 			if p.Strays != nil {
 				facts.Strays, facts.Unsearched = p.Strays(id)
@@ -92,7 +92,7 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 
 // blamed has the pool answer for what a disk refused that refuses the pool's own files too: then it has failed as a whole, and
 // what is in the volume is not known to be lost.
-func (p *Pool) blamed(facts health.Facts) health.Facts {
+func (p *View) blamed(facts health.Facts) health.Facts {
 	if !health.Unreadable(errors.Join(facts.IO, facts.Uncounted)) {
 		return facts
 	}
@@ -107,7 +107,7 @@ var ErrUnreadable = errors.New("its disk cannot be read")
 
 // rememberedFacts are those that memory has of a volume that was not read: its pool does not serve,
 // or reading it gave an error.
-func rememberedFacts(id volume.ID, c ledger.Card, pool, unread error) health.Facts {
+func rememberedFacts(id volume.ID, c ledger.Info, pool, unread error) health.Facts {
 	facts := health.Facts{Volume: id.String(), Pool: pool, IO: unread, Missing: c.Lost()}
 	if c.Is(ledger.HasDamage) {
 		facts.Damaged = volume.ErrDamagedRecord
@@ -139,7 +139,7 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 // limitDiffers reports whether the kernel enforces another size than was promised. The
 // caller holds no lock, so that both may be changing: what differs is checked again
 // while no call works on the volume.
-func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+func (p *View) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Info, has quota.Limit) (bool, error) {
 	if ok, err := p.Enforcer.Agrees(d, c, has); err != nil || ok {
 		return false, err
 	}
@@ -155,8 +155,8 @@ func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.L
 	if err != nil || rec == nil {
 		return false, err
 	}
-	c = CardOf(store.Entry{Record: rec})
-	usage, err := p.Enforcer.Accounting.Usage(d, c)
+	c = InfoOf(store.Entry{Record: rec})
+	usage, err := p.Enforcer.Usage(d, c)
 	if err != nil {
 		return false, err
 	}

@@ -17,7 +17,7 @@ import (
 // onFilesystem are the pools on the filesystem of this one, and that itself, in the order of their
 // names.
 func (p *Pool) onFilesystem() []*Pool {
-	pools := p.node.filesystems.With(p)
+	pools := p.Node.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.Config.Name.String(), b.Config.Name.String()) })
 	return pools
 }
@@ -47,7 +47,7 @@ func (c *checks) readPromises() {
 		err = c.readAll(s, f)
 	}
 	if err != nil {
-		c.pool.Ledger.Join(c.pool.node.filesystems.Settle(c.pool, on), ledger.Origin{Shared: c.pool.Config.Shared})
+		c.pool.Ledger.Join(c.pool.Node.filesystems.Settle(c.pool, on), ledger.Origin{Shared: c.pool.Config.Shared})
 		c.pool.Log.V(2).Info("Failed to read what the pool has promised", "err", err.Error())
 		return
 	}
@@ -63,8 +63,8 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
-	c.pool.Ledger.SetOthersTrash(v.Scan().Index().AllTrash())
-	return v.Scan().Index().Load()
+	c.pool.Ledger.SetOthersTrash(v.View().Index().AllTrash())
+	return v.View().Index().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
@@ -84,7 +84,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
-	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
+	joined = p.Ledger.Join(p.Node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
 	}
@@ -158,7 +158,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Enforcer.Accounting.Beside(v.Store.Root())
+	beside, err := v.Enforcer.Beside(v.Store.Root())
 	if err != nil {
 		return false
 	}
@@ -173,7 +173,7 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 	if v.Pool != u.pool {
 		var err error
 		if v, err = u.pool.Enter(); err != nil {
-			in := u.pool.Scan()
+			in := u.pool.View()
 			if in.Enforcer == nil {
 				in.Enforcer = by.Enforcer
 			}
@@ -181,6 +181,6 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 		}
 		defer v.Close()
 	}
-	bytes, counts = v.Scan().Usage().Held(&u.bytes, look)
+	bytes, counts = v.View().Usage().Held(&u.bytes, look)
 	return bytes, true, counts
 }

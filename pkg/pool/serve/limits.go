@@ -1,9 +1,5 @@
 package serve
 
-import (
-	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-)
-
 // checkQuota notices quotas that were switched on or off since the pool was opened,
 // or that the filesystem was mounted anew without or with.
 func (c *checks) checkQuota(v *Visit) error {
@@ -21,16 +17,9 @@ func (c *checks) checkQuota(v *Visit) error {
 		}
 		c.restoreQueued(v)
 	}
-	now := *v.Scan()
+	now := *v.View()
 	now.Enforcer = enforcer
 	return now.MustNotServe(v.Pool.Limits())
-}
-
-// Limits are the options that say who is to enforce the sizes of the pool's volumes.
-func (p *Pool) Limits() limit.Options {
-	return limit.Options{
-		Detect: p.Options.DetectQuota, Enforcement: p.Config.Enforcement, BytesPerInode: p.Config.BytesPerInode,
-	}
 }
 
 // changeEnforcer has the calls to come use what this visit has.

@@ -15,7 +15,8 @@ package serve
 //
 // A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
 // its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
-// lock 1. Checks in the background hold lock 1 for an instant, and calls wait for that.
+// lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that, and
+// calls wait for those.
 // Recovery does not wait for 3 either: what another node works on it leaves to that node.
 //
 // Two locks are taken before all others, and held as long as the pool is served: its uuid, in this
@@ -72,7 +73,7 @@ func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err
 
 // tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once.
 func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
-	unlockHere, err := v.Pool.node.volumes.TryCheck(id)
+	unlockHere, err := v.Pool.Node.volumes.TryCheck(id)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +112,7 @@ func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(),
 
 // Alone does something about a volume whose lock the caller shares, or returns ErrBusy if others share it too.
 func (v *Visit) Alone(id volume.ID, do func() error) error {
-	done, err := v.Pool.node.volumes.TryAlone(id)
+	done, err := v.Pool.Node.volumes.TryAlone(id)
 	if err != nil {
 		return err
 	}
@@ -119,20 +120,12 @@ func (v *Visit) Alone(id volume.ID, do func() error) error {
 	return do()
 }
 
-// LockSource takes what is to be copied, while the caller has the lock of the copy, or returns
-// ErrBusy at once.
-func (v *Visit) LockSource(id volume.ID) (unlock func(), err error) {
-	return v.Pool.node.volumes.TryLock(id)
-}
+// LockToPin is Lock for what is copied, until it is pinned, which is soon: calls on it wait for that. The caller has the lock of the copy.
+func (n *Node) LockToPin(id volume.ID) (unlock func(), err error) { return n.volumes.TryCheck(id) }
 
 // TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.
 func (n *Node) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
 	return n.attaching.Wait(ctx, id)
-}
-
-// TurnAtDevices is Node.TurnAtDevices for a call that is in a pool.
-func (v *Visit) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
-	return v.Pool.node.TurnAtDevices(ctx, id)
 }
 
 // claim has the pool of a uuid served by the caller alone, in this process, or returns ErrBusy at once.
@@ -174,7 +167,7 @@ func (v *Visit) unlessBusyOr(id volume.ID, do func() error) error {
 // unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
 // Before the pool was opened none can be: a call that holds the lock is at work in another pool.
 func (p *Pool) unlessBusy(id volume.ID, do func() error) error {
-	unlock, err := p.node.volumes.TryCheck(id)
+	unlock, err := p.Node.volumes.TryCheck(id)
 	switch {
 	case err == nil:
 		defer unlock()

@@ -15,12 +15,12 @@ func (v *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func(),
 	if !v.Pool.Config.Shared {
 		return func() {}, nil
 	}
-	done, err := v.Pool.node.marking.Wait(ctx, id)
+	done, err := v.Pool.Node.marking.Wait(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	if ended, err = v.Pool.node.publishing.TryShare(id); err != nil {
+	if ended, err = v.Pool.Node.publishing.TryShare(id); err != nil {
 		return nil, err
 	}
 	if err := v.Store.Nodes().Mark(id); err != nil {
@@ -37,12 +37,12 @@ func (v *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) er
 	if !v.Pool.Config.Shared {
 		return nil
 	}
-	done, err := v.Pool.node.marking.Wait(ctx, of.ID)
+	done, err := v.Pool.Node.marking.Wait(ctx, of.ID)
 	if err != nil {
 		return err
 	}
 	defer done()
-	unlock, err := v.Pool.node.publishing.TryLock(of.ID)
+	unlock, err := v.Pool.Node.publishing.TryLock(of.ID)
 	if errors.Is(err, volume.ErrBusy) {
 		return nil // if that publication fails, it takes the mark back
 	}
@@ -67,7 +67,7 @@ func (v *Visit) restoreMarks(context.Context) error {
 	if err != nil {
 		return err
 	}
-	published, err := reconcile.PublishedVolumes(v.Scan())
+	published, err := reconcile.PublishedVolumes(v.View())
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (v *Visit) restoreMarks(context.Context) error {
 }
 
 func (v *Visit) restoreMark(id volume.ID) error {
-	e, d, err := v.Scan().Lookup(id)
+	e, d, err := v.View().Lookup(id)
 	if err != nil || d == nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 type Node struct {
 	Options Options
 	Pools   []*Pool // in the order of the configuration
+	Pins    Pins    // what is being copied
 
 	volumes     Locks[volume.ID]
 	targets     Locks[string]    // by path
@@ -42,7 +43,7 @@ type Node struct {
 // Start begins to serve pools. Each is opened in the background, so that one that
 // is missing or hangs delays no other: Wait returns when all were checked.
 // Close ends it.
-func Start(configs []poolconfig.Pool, options Options) *Node {
+func Start(configs []poolconfig.Config, options Options) *Node {
 	ctx, stop := context.WithCancel(context.Background())
 	n := &Node{Options: options.withDefaults(), stop: stop}
 	n.UntilClose = func(call context.Context) (context.Context, func()) {

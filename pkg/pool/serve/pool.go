@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -18,7 +19,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -39,6 +39,12 @@ type Labels = content.Labels
 // Devices makes files block devices: loop.Kernel, or a stand-in that keeps its contract.
 type Devices = content.Devices
 
+// Freezer stops all processes of pods until thaw, as freezer.Client does. The context ends if they
+// go on before.
+type Freezer interface {
+	Freeze(ctx context.Context, pods []freezer.Pod) (still context.Context, thaw func() error, err error)
+}
+
 // Surveyed is what the last check at a volume saw.
 type Surveyed = reconcile.Surveyed
 
@@ -53,7 +59,7 @@ type Options struct {
 	// OwnDev: Dev is not the host's, so its locks do not exclude other drivers of the node.
 	OwnDev bool
 	// Freezer stops pods while a snapshot is made that asks for it: freezer.Client, or a stand-in.
-	Freezer snapshot.Freezer
+	Freezer Freezer
 	// DetectQuota asks a pool's filesystem what enforces the sizes of directories; nil
 	// for quota.Detect.
 	DetectQuota func(*dir.Dir) (quota.Facility, error)
@@ -84,12 +90,12 @@ func (o Options) Host(log logr.Logger) content.Host {
 
 // A Pool is a directory in which volumes are directories.
 type Pool struct {
-	Config  poolconfig.Pool
+	Config  poolconfig.Config
 	Options Options
 	Log     logr.Logger
 	Ledger  *ledger.Ledger // what the pool has promised
+	Node    *Node          // this pool and the others
 
-	node     *Node // this pool and the others
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state during which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
@@ -118,14 +124,14 @@ type opened struct {
 	calls    *atomic.Int64 // at work in it
 }
 
-func (n *Node) newPool(config poolconfig.Pool) *Pool {
+func (n *Node) newPool(config poolconfig.Config) *Pool {
 	options, log := n.Options, n.Options.Log.WithValues("pool", config.Name.String())
 	p := &Pool{
 		Config:  config,
 		Options: options,
 		Log:     log,
 		Ledger:  ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
-		node:    n,
+		Node:    n,
 		note:    served.Note{Memory: options.Served},
 	}
 	p.checks = checks{
@@ -134,7 +140,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 	}
 	p.directory.pool, p.usage.pool, p.surveys.pool, p.searches.pool = p, p, p, p
 	p.problems.log = log
-	p.reaper = reaper{pool: p, awake: make(chan struct{}, 1)}
+	p.reaper.pool = p
 	p.handOver = sync.OnceFunc(p.letOthersServe)
 	p.directory.place = n.places.Add(config.Name, options.Mounts, log, p.checks.now)
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})
@@ -157,9 +163,16 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 // Unavailable is an error about a pool that does not serve.
 func (p *Pool) Unavailable(err error) error { return reconcile.Unavailable(&p.Config, err) }
 
+// Limits are the options that say who is to enforce the sizes of the pool's volumes.
+func (p *Pool) Limits() limit.Options {
+	return limit.Options{
+		Detect: p.Options.DetectQuota, Enforcement: p.Config.Enforcement, BytesPerInode: p.Config.BytesPerInode,
+	}
+}
+
 // Note brings the ledger in line with what is on disk of a volume.
 func (p *Pool) Note(id volume.ID, e store.Entry) {
-	p.Ledger.Note(id, reconcile.CardOf(e))
+	p.Ledger.Note(id, reconcile.InfoOf(e))
 	if !e.Exists() {
 		p.searches.ended.Delete(id)
 	}
@@ -200,10 +213,10 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Scan().MustNotServe(c.pool.Limits()); err != nil {
+	if err := v.View().MustNotServe(c.pool.Limits()); err != nil {
 		return nil, err
 	}
-	giveUp, err := c.pool.node.claim(f.UUID)
+	giveUp, err := c.pool.Node.claim(f.UUID)
 	if err != nil {
 		return nil, errTwice
 	}
@@ -235,7 +248,7 @@ func (c *checks) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	enforcer, err := c.pool.Limits().Enforcer(s.Root(), c.pool.node.claims.On(id.Filesystem))
+	enforcer, err := c.pool.Limits().Enforcer(s.Root(), c.pool.Node.claims.On(id.Filesystem))
 	if err != nil {
 		return nil, err
 	}

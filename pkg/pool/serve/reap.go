@@ -11,23 +11,13 @@ import (
 
 // QueueTrash queues an entry of the trash for the reaper.
 func (p *Pool) QueueTrash(name string) {
-	if p.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised) {
-		p.reaper.wake()
-	}
+	p.Ledger.Trash().Throw(name, store.ParseTrashName(name).Promised)
 }
 
 // A reaper erases the trash of a pool.
 type reaper struct {
 	pool  *Pool
-	awake chan struct{} // one token: there is trash to remove
 	files atomic.Uint64 // how many files and directories it has taken on
-}
-
-func (r *reaper) wake() {
-	select {
-	case r.awake <- struct{}{}:
-	default: // it is awake already
-	}
 }
 
 // run removes trash until ctx ends.
@@ -40,7 +30,7 @@ func (r *reaper) run(ctx context.Context) {
 			return
 		case <-retry.C:
 			r.reap(ctx, true)
-		case <-r.awake:
+		case <-r.pool.Ledger.Trash().Queued():
 			r.reap(ctx, false)
 		}
 	}

@@ -40,7 +40,7 @@ var recovery = []recoveryStep{
 	// Take from others the permission to enter the directories of the layout.
 	{at: atRetry, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
 	// Compare the index with the disk.
-	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Resync() }},
+	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.View().Index().Resync() }},
 	// Remove records that were being written.
 	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
@@ -52,7 +52,7 @@ var recovery = []recoveryStep{
 	// Take over what this node left under another name.
 	{at: atOpen | atRetry, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Load the index.
-	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Index().Load() }},
+	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.View().Index().Load() }},
 	// Finish growths of files.
 	{at: atOpen | atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
 	// Restore limits.
@@ -74,7 +74,7 @@ var recovery = []recoveryStep{
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
 	// Count what is left of the trash of other nodes: where the pool was read before it was served, its own was counted with it.
-	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.Scan().Index().OthersTrash()) })},
+	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.View().Index().OthersTrash()) })},
 }
 
 // quietly is a step that logs what it cannot do, and does not keep the pool from serving.
@@ -160,7 +160,7 @@ func (v *Visit) recoverMarks(ctx context.Context) error {
 }
 
 func (v *Visit) recoverMark(ctx context.Context, id volume.ID) error {
-	e, d, err := v.Scan().Lookup(id)
+	e, d, err := v.View().Lookup(id)
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func (c *checks) replaced(id *opened, err error) (bool, error) {
 	c.pool.directory.at.MakePath = false
 	c.pool.state.Store(&state{err: c.pool.Unavailable(ErrNotChecked), errors: c.pool.state.Load().errors})
 	c.pool.identity.Store(nil)
-	c.pool.node.filesystems.Forget(c.pool)
+	c.pool.Node.filesystems.Forget(c.pool)
 	c.pool.Ledger.Leave()
 	c.giveUp()
 	return true, nil

@@ -12,8 +12,8 @@ import (
 const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
 
 // noted is what is remembered of the pool, without its volumes.
-func (p *Pool) noted(id *opened) served.Pool {
-	return served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
+func (p *Pool) noted(id *opened) served.Entry {
+	return served.Entry{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
 }
 
 // remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
@@ -26,7 +26,7 @@ func (v *Visit) remember(id *opened) {
 			for _, id := range snapshots {
 				all = append(all, id.String())
 			}
-			for id := range p.Ledger.Each(ledger.Card.Exists) {
+			for id := range p.Ledger.Each(ledger.Info.Exists) {
 				all = append(all, id.String())
 			}
 			slices.Sort(all)
@@ -40,12 +40,12 @@ func (v *Visit) remember(id *opened) {
 
 // OutOfUse returns ErrPrecondition if a volume may be in a pool that this node has served, and that is not configured
 // any more.
-func (n *Node) OutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Pool).May) }
+func (n *Node) OutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Entry).May) }
 
 // KnownOutOfUse returns ErrPrecondition if such a pool is known to have the volume.
-func (n *Node) KnownOutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Pool).Had) }
+func (n *Node) KnownOutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Entry).Had) }
 
-func (n *Node) outOfUse(id volume.ID, has func(p *served.Pool, id string) bool) error {
+func (n *Node) outOfUse(id volume.ID, has func(p *served.Entry, id string) bool) error {
 	pools, err := n.Options.Served.OutOfUse(n.uses)
 	if err != nil {
 		return fmt.Errorf("%s: %w: cannot read which pools this node has served: %w", id.Named(), volume.ErrUnavailable, err)
@@ -59,7 +59,7 @@ func (n *Node) outOfUse(id volume.ID, has func(p *served.Pool, id string) bool) 
 }
 
 // uses reports whether a pool is served, whatever its path is.
-func (n *Node) uses(p served.Pool) bool {
+func (n *Node) uses(p served.Entry) bool {
 	return slices.ContainsFunc(n.Pools, func(here *Pool) bool {
 		id := here.identity.Load()
 		if id == nil { // a call for a volume answers that it is not open

@@ -60,6 +60,57 @@ type Copies struct {
 	Done    map[volume.CopyMethod]CopySum
 }
 
+// copies counts the snapshots, restores and clones of a pool since the driver has started. The
+// zero value is ready for use.
+type copies struct {
+	mu      sync.Mutex
+	running int
+	done    map[volume.CopyMethod]CopySum
+}
+
+// A CopySum is how many copies were made by a method, how long that took, and for how long those
+// who write to their sources had to wait at most. Of those that Failed there is only the number.
+type CopySum struct {
+	Count, Failed uint64
+	Took, Stalled time.Duration
+}
+
+// begin counts a copy that begins.
+func (c *copies) begin(method volume.CopyMethod) (end func(stalled time.Duration, err error)) {
+	began := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running++
+	return func(stalled time.Duration, err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.running--
+		if c.done == nil {
+			c.done = make(map[volume.CopyMethod]CopySum)
+		}
+		sum := c.done[method]
+		if err != nil {
+			sum.Failed++
+		} else {
+			sum.Count++
+			sum.Took += time.Since(began)
+			sum.Stalled += stalled
+		}
+		c.done[method] = sum
+	}
+}
+
+func (c *copies) counted() (running int, done map[volume.CopyMethod]CopySum) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.running, maps.Clone(c.done)
+}
+
+// CountCopy counts a copy that begins.
+func (p *Pool) CountCopy(method volume.CopyMethod) (end func(stalled time.Duration, err error)) {
+	return p.copies.begin(method)
+}
+
 // Counted is what is counted once a minute, each volume.Unknown before that.
 type Counted struct {
 	// Used is what the volumes hold of their promises, in bytes, or volume.Unknown: without quotas, in a shared pool,
@@ -182,14 +233,14 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 		return 0, false
 	}
 	defer s.Close()
-	if err := s.Scan().Index().LoadShared(); err != nil {
+	if err := s.View().Index().LoadShared(); err != nil {
 		return 0, false
 	}
 	space, err := s.Store.Space()
 	if err != nil {
 		return 0, false
 	}
-	if slices.ContainsFunc(p.node.Pools, p.awaits) {
+	if slices.ContainsFunc(p.Node.Pools, p.awaits) {
 		return 0, true
 	}
 	return p.Ledger.Available(space), true

@@ -88,14 +88,14 @@ func (s *searches) volume(ctx context.Context, id volume.ID) error {
 		return err
 	}
 	defer v.Close()
-	e, d, err := v.Scan().Lookup(id)
+	e, d, err := v.View().Lookup(id)
 	if err != nil || d == nil {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
 	limited, stop := context.WithTimeout(ctx, longestSearch)
 	defer stop()
-	found, err := v.Enforcer.Strays(d, reconcile.CardOf(e), unhurried(limited))
+	found, err := v.Enforcer.Strays(d, reconcile.InfoOf(e), unhurried(limited))
 	if ctx.Err() != nil {
 		return err
 	}

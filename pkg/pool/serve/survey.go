@@ -192,7 +192,7 @@ func (s *surveys) surveySome(some []ledger.Volume, found *reconcile.Survey) erro
 	if err != nil {
 		return err
 	}
-	l := &reconcile.Listing{Pool: visit.Scan(), Space: space}
+	l := &reconcile.Listing{In: visit.View(), Space: space}
 	for _, known := range some {
 		if known.ID.IsSnapshot() {
 			if l.SnapshotLost(known.ID) {

@@ -24,8 +24,8 @@ type Visit struct {
 	Store    *store.Store
 	Enforcer *limit.Enforcer
 	calls    *atomic.Int64 // counts this one; nil for a check
-	// reading is what Scan has made.
-	reading *reconcile.Pool
+	// reading is what View has made.
+	reading *reconcile.View
 }
 
 // Close ends the work.
@@ -38,52 +38,59 @@ func (v *Visit) Close() {
 
 // Enter opens the pool for one call and makes sure that it is the one that was
 // opened at first, and not the bare directory below a mount that went away.
-func (p *Pool) Enter() (*Visit, error) {
+func (p *Pool) Enter() (v *Visit, err error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
-	// What cannot be read from the disk any more may still be cached, and must not be served.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, reconcile.ErrUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
-		return nil, st.err
-	}
-	if p.hung.Load() == st {
-		return nil, p.hangs()
-	}
-	if id == nil {
-		return nil, p.Unavailable(ErrNotChecked) // as replaced has it for a moment
-	}
-	if !p.checks.guarded.Load() {
-		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
-	}
-	if err := p.Limits().MustNotServe(id.enforcer); err != nil && !st.readOnly() {
-		return nil, p.Unavailable(err)
+	if err := p.closed(st, id); err != nil {
+		return nil, err
 	}
 	id.calls.Add(1) // before the pool is opened: see replaced
-	v, err := p.enter(id, st)
-	if err != nil {
-		p.callEnded(id.calls)
-		return nil, p.Unavailable(err)
-	}
-	v.calls = id.calls
-	return v, nil
-}
-
-// enter opens the pool for a call that is counted.
-func (p *Pool) enter(id *opened, st *state) (*Visit, error) {
+	defer func() {
+		if err != nil {
+			p.callEnded(id.calls)
+			err = p.Unavailable(err)
+		}
+	}()
 	if p.ending.Load() {
 		return nil, errEnding
 	}
 	if now := p.identity.Load(); now == nil || now.calls != id.calls {
 		return nil, ErrNotChecked // a check opens the pool anew, and counted the calls before this one
 	}
-	if v, err := p.openCached(id); err == nil {
-		return v, nil
+	if v, err = p.openCached(id); err != nil {
+		// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
+		v, err = inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
+			if err == nil {
+				v.Close()
+			}
+		})
 	}
-	// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
-	return inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
-		if err == nil {
-			v.Close()
-		}
-	})
+	if err != nil {
+		return nil, err
+	}
+	v.calls = id.calls
+	return v, nil
+}
+
+// closed is why no call may begin in the pool, as the last checks have found; nil if it may.
+func (p *Pool) closed(st *state, id *opened) error {
+	// What cannot be read from the disk any more may still be cached, and must not be served.
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, reconcile.ErrUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
+		return st.err
+	}
+	if p.hung.Load() == st {
+		return p.hangs()
+	}
+	if id == nil {
+		return p.Unavailable(ErrNotChecked) // as replaced has it for a moment
+	}
+	if !p.checks.guarded.Load() {
+		return p.Unavailable(cmp.Or(st.err, errUnguarded))
+	}
+	if err := p.Limits().MustNotServe(id.enforcer); err != nil && !st.readOnly() {
+		return p.Unavailable(err)
+	}
+	return nil
 }
 
 // openCached opens the pool from memory, where that is possible: see store.OpenCached.
@@ -140,7 +147,7 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 			return nil, err
 		}
 		defer v.Close()
-		return v.Scan().Health(id)
+		return v.View().Health(id)
 	}, nil)
 	if !errors.Is(err, volume.ErrNotFound) || !p.Ledger.Known(id).Exists() {
 		return found, err
@@ -151,18 +158,18 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 	return nil, busy(id)
 }
 
-// Scan is the pool for reading it. A call asks for it several times.
-func (v *Visit) Scan() *reconcile.Pool {
+// View is the pool for reading it. A call asks for it several times.
+func (v *Visit) View() *reconcile.View {
 	if v.reading == nil || v.reading.Enforcer != v.Enforcer {
-		v.reading = v.Pool.Scan()
+		v.reading = v.Pool.View()
 		v.reading.Store, v.reading.Enforcer, v.reading.Lock = v.Store, v.Enforcer, v.tryLock
 	}
 	return v.reading
 }
 
-// Scan is what memory has of the pool.
-func (p *Pool) Scan() *reconcile.Pool {
-	s := &reconcile.Pool{
+// View is what memory has of the pool.
+func (p *Pool) View() *reconcile.View {
+	s := &reconcile.View{
 		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
 		Strays:    p.searches.strayed,
@@ -179,19 +186,19 @@ func (p *Pool) Scan() *reconcile.Pool {
 
 // Discard is the pool for undoing creations and for the trash. Work has to be called before.
 func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, QueueTrash: v.Pool.QueueTrash, Wake: v.Pool.reaper.wake}
+	return &reconcile.Leftovers{In: v.View(), UnlessBusy: v.unlessBusyOr}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.
 func (v *Visit) Repair() *reconcile.Repairs {
 	return &reconcile.Repairs{
-		Pool: v.Scan(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
+		In: v.View(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
 	}
 }
 
 // Use is how this node uses a volume.
 func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Host: v.Scan().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
+	return &reconcile.VolumeUse{Host: v.View().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.
@@ -216,8 +223,8 @@ func (v *Visit) Making() (done func()) {
 // filesystem: what it has promised is not known yet, and would be promised again. It is known
 // when its first check ends. If that gets nowhere, the mount table says which pools have to wait for it.
 func (p *Pool) OthersAreRead() error {
-	for _, other := range p.node.Pools {
-		if other == p || p.node.filesystems.Apart(p, other) {
+	for _, other := range p.Node.Pools {
+		if other == p || p.Node.filesystems.Apart(p, other) {
 			continue
 		}
 		if errors.Is(other.state.Load().err, ErrNotChecked) || p.awaits(other) {

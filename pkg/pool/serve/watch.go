@@ -129,7 +129,7 @@ func (c *checks) settle(st state) {
 		c.pool.Log.Error(errFilesystem, "The pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
 	if st.err == nil {
-		c.pool.reaper.wake()
+		c.pool.Ledger.Trash().Wake()
 	}
 }
 
@@ -173,7 +173,7 @@ func (c *checks) check(ctx context.Context) state {
 	if joined { // it was unmounted, and is on another device now
 		s.count()
 	}
-	s.Scan().Usage().LearnForeign(space)
+	s.View().Usage().LearnForeign(space)
 	s.remember(c.pool.identity.Load())
 	return state{systemDisk: reconcile.OnSystemDisk(c.pool.Options.Mounts, c.pool.Options.SystemPath, s.Store.Root()), space: &space, errors: reconcile.CountErrors(c.pool.Options.CountErrors, s.Store.Root())}
 }

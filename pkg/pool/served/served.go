@@ -48,8 +48,8 @@ func ByHand(path string) *Memory {
 	return m
 }
 
-// A Pool is what is remembered of one.
-type Pool struct {
+// An Entry is what is remembered of one pool.
+type Entry struct {
 	Name   string `json:"name"`
 	Path   string `json:"path"`
 	UUID   string `json:"uuid"`
@@ -61,16 +61,16 @@ type Pool struct {
 }
 
 // May reports whether a volume may be in the pool.
-func (p *Pool) May(id string) bool { return p.Partial || p.Had(id) }
+func (p *Entry) May(id string) bool { return p.Partial || p.Had(id) }
 
 // Had reports whether a volume was in the pool when that was noted last.
-func (p *Pool) Had(id string) bool {
+func (p *Entry) Had(id string) bool {
 	_, found := slices.BinarySearch(p.Volumes, id)
 	return found
 }
 
 // Advice says what to do about a pool that is not in use any more and may have volumes.
-func (m *Memory) Advice(p Pool) string {
+func (m *Memory) Advice(p Entry) string {
 	forget := fmt.Sprintf("with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node", p.Name)
 	if m.byHand {
 		forget = fmt.Sprintf("by removing the file %s on this node", path.Join(m.path, directory, p.UUID+suffix))
@@ -80,7 +80,7 @@ func (m *Memory) Advice(p Pool) string {
 }
 
 // OutOfUse are the pools that may have volumes and are not in use any more.
-func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
+func (m *Memory) OutOfUse(inUse func(Entry) bool) (pools []Entry, err error) {
 	err = m.in((*dir.Dir).Open, func(d *dir.Dir) error {
 		for entry, err := range d.Entries() {
 			if err != nil {
@@ -106,7 +106,7 @@ func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(pools, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return pools, err
 }
 
@@ -118,7 +118,7 @@ func noteOf(entry dir.Entry) (uuid string, is bool) {
 }
 
 // Forget removes what is remembered of a pool.
-func (m *Memory) Forget(p Pool) error {
+func (m *Memory) Forget(p Entry) error {
 	return m.in((*dir.Dir).Open, func(d *dir.Dir) error { return forget(d, p.UUID) })
 }
 
@@ -147,19 +147,19 @@ func (m *Memory) in(open func(parent *dir.Dir, name string) (*dir.Dir, error), d
 	return errors.Join(do(d), d.Close())
 }
 
-func read(d *dir.Dir, uuid string) (Pool, error) {
+func read(d *dir.Dir, uuid string) (Entry, error) {
 	// First: a driver that writes the note at this moment removes the file changing after it.
 	changed, err := d.Exists(uuid + changing)
 	if err != nil {
-		return Pool{}, err
+		return Entry{}, err
 	}
 	text, err := d.ReadFile(uuid+suffix, maxNote)
 	if err != nil {
-		return Pool{}, err
+		return Entry{}, err
 	}
-	var p Pool
+	var p Entry
 	if err := json.Unmarshal(text, &p); err != nil {
-		return Pool{}, fmt.Errorf("%s/%s%s is unreadable, and so is what its pool had; remove that file to have all of it count as deleted: %w", d, uuid, suffix, err)
+		return Entry{}, fmt.Errorf("%s/%s%s is unreadable, and so is what its pool had; remove that file to have all of it count as deleted: %w", d, uuid, suffix, err)
 	}
 	p.UUID = uuid
 	p.Partial = changed || p.Shared
@@ -178,7 +178,7 @@ type Note struct {
 
 // Making is called before something is made in a pool, and done afterwards, when it is among the volumes of the pool. Of a new
 // pool no note may have been written yet: then one is, without volumes.
-func (n *Note) Making(p Pool) (done func(), err error) {
+func (n *Note) Making(p Entry) (done func(), err error) {
 	if n.Memory == nil {
 		return func() {}, nil
 	}
@@ -198,7 +198,7 @@ func (n *Note) Making(p Pool) (done func(), err error) {
 	}, nil
 }
 
-func mark(d *dir.Dir, p Pool) error {
+func mark(d *dir.Dir, p Entry) error {
 	noted, err := d.Exists(p.UUID + suffix)
 	if err == nil && !noted {
 		var text []byte
@@ -214,7 +214,7 @@ func mark(d *dir.Dir, p Pool) error {
 
 // Write notes what a pool has, unless something is being made in it. What was at its path before is not forgotten: it may
 // be below a mount, or on another disk.
-func (n *Note) Write(p Pool, volumes func() []string) error {
+func (n *Note) Write(p Entry, volumes func() []string) error {
 	if n.Memory == nil {
 		return nil
 	}
@@ -255,7 +255,7 @@ func (n *Note) Forget(uuid string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.marked, n.noted = false, ""
-	err := n.Memory.Forget(Pool{UUID: uuid})
+	err := n.Memory.Forget(Entry{UUID: uuid})
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // none was written yet
 	}

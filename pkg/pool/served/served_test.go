@@ -16,13 +16,13 @@ import (
 
 func volumes(ids ...string) func() []string { return func() []string { return ids } }
 
-func none(served.Pool) bool { return false }
+func none(served.Entry) bool { return false }
 
 func TestNote(t *testing.T) {
 	path := t.TempDir()
-	old := served.Pool{Name: "old", Path: "/old", UUID: "u1"}
+	old := served.Entry{Name: "old", Path: "/old", UUID: "u1"}
 	n := served.Note{Memory: served.In(path)}
-	want := func(when string, pools ...served.Pool) {
+	want := func(when string, pools ...served.Entry) {
 		t.Helper()
 		got, err := served.In(path).OutOfUse(none)
 		must.Succeed(t, err)
@@ -35,17 +35,17 @@ func TestNote(t *testing.T) {
 	want("empty")
 	done, err := n.Making(old)
 	must.Succeed(t, err)
-	want("while something is made", served.Pool{Name: "old", Path: "/old", UUID: "u1", Partial: true})
+	want("while something is made", served.Entry{Name: "old", Path: "/old", UUID: "u1", Partial: true})
 	must.Succeed(t, n.Write(old, volumes("pvc-1")))
-	want("noted while something is made", served.Pool{Name: "old", Path: "/old", UUID: "u1", Partial: true})
+	want("noted while something is made", served.Entry{Name: "old", Path: "/old", UUID: "u1", Partial: true})
 	done()
 	must.Succeed(t, n.Write(old, volumes("pvc-1")))
-	want("noted", served.Pool{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}})
+	want("noted", served.Entry{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}})
 
 	other := served.Note{Memory: served.In(path)}
-	must.Succeed(t, other.Write(served.Pool{Name: "new", Path: "/old", UUID: "u2", Shared: true}, volumes("pvc-2")))
-	replaced, replacing := served.Pool{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}},
-		served.Pool{Name: "new", Path: "/old", UUID: "u2", Shared: true, Volumes: []string{"pvc-2"}, Partial: true}
+	must.Succeed(t, other.Write(served.Entry{Name: "new", Path: "/old", UUID: "u2", Shared: true}, volumes("pvc-2")))
+	replaced, replacing := served.Entry{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}},
+		served.Entry{Name: "new", Path: "/old", UUID: "u2", Shared: true, Volumes: []string{"pvc-2"}, Partial: true}
 	want("another at its path", replacing, replaced)
 	must.Succeed(t, other.Forget("u2"))
 	want("forgotten", replaced)
@@ -55,14 +55,14 @@ func TestNote(t *testing.T) {
 // A driver is killed before it has noted a new pool, in which it makes something.
 func TestNewPoolIsNotedBeforeSomethingIsMade(t *testing.T) {
 	path := t.TempDir()
-	p := served.Pool{Name: "new", Path: "/new", UUID: "u1"}
+	p := served.Entry{Name: "new", Path: "/new", UUID: "u1"}
 	killed := served.Note{Memory: served.In(path)}
 	_, err := killed.Making(p)
 	must.Succeed(t, err)
 	p.Partial = true
 	pools, err := served.In(path).OutOfUse(none)
 	must.Succeed(t, err)
-	if diff := cmp.Diff([]served.Pool{p}, pools); diff != "" {
+	if diff := cmp.Diff([]served.Entry{p}, pools); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -83,11 +83,11 @@ func TestOutOfUse_unreadable(t *testing.T) {
 func TestOutOfUse_interruptedNote(t *testing.T) {
 	path := t.TempDir()
 	n := served.Note{Memory: served.In(path)}
-	must.Succeed(t, n.Write(served.Pool{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
+	must.Succeed(t, n.Write(served.Entry{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
 	must.Succeed(t, os.WriteFile(filepath.Join(path, "pools", ".new-u1.json"), []byte(`{"name":"o`), 0o600))
 	pools, err := served.In(path).OutOfUse(none)
 	must.Succeed(t, err)
-	want := []served.Pool{{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}}
+	want := []served.Entry{{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}}
 	if diff := cmp.Diff(want, pools); diff != "" {
 		t.Error(diff)
 	}
@@ -97,12 +97,12 @@ func TestOutOfUse_interruptedNote(t *testing.T) {
 func TestOutOfUse_whileOthersAreForgotten(t *testing.T) {
 	path := t.TempDir()
 	n := served.Note{Memory: served.In(path)}
-	must.Succeed(t, n.Write(served.Pool{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
+	must.Succeed(t, n.Write(served.Entry{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := range 100 {
-			p := served.Pool{Name: "other", Path: "/other", UUID: fmt.Sprintf("o%d", i%7)}
+			p := served.Entry{Name: "other", Path: "/other", UUID: fmt.Sprintf("o%d", i%7)}
 			n := served.Note{Memory: served.In(path)}
 			_ = n.Write(p, volumes("pvc-2"))
 			_ = served.In(path).Forget(p)
@@ -110,7 +110,7 @@ func TestOutOfUse_whileOthersAreForgotten(t *testing.T) {
 	}()
 	for {
 		pools, err := served.In(path).OutOfUse(none)
-		if err != nil || !slices.ContainsFunc(pools, func(p served.Pool) bool { return p.UUID == "u1" }) {
+		if err != nil || !slices.ContainsFunc(pools, func(p served.Entry) bool { return p.UUID == "u1" }) {
 			t.Fatalf("it is %+v, %v, want old", pools, err)
 		}
 		select {
@@ -124,12 +124,12 @@ func TestOutOfUse_whileOthersAreForgotten(t *testing.T) {
 // A pool that was away when it was forgotten may be served again by the same driver.
 func TestForgottenPoolIsNotedAgain(t *testing.T) {
 	path := t.TempDir()
-	p := served.Pool{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}
+	p := served.Entry{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}
 	n := served.Note{Memory: served.In(path)}
 	must.Succeed(t, n.Write(p, volumes("pvc-1")), served.In(path).Forget(p), n.Write(p, volumes("pvc-1")))
 	pools, err := served.In(path).OutOfUse(none)
 	must.Succeed(t, err)
-	if diff := cmp.Diff([]served.Pool{p}, pools); diff != "" {
+	if diff := cmp.Diff([]served.Entry{p}, pools); diff != "" {
 		t.Error(diff)
 	}
 }

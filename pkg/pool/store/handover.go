@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -41,6 +42,8 @@ type Presence struct {
 	Provisional bool
 	// Limited: the record says that the kernel enforces the size.
 	Limited bool
+	// Created is when the record was made, by the clock of the node.
+	Created time.Time
 }
 
 // Find reads what is where. Errors: ErrDamagedRecord, ErrIO, ErrPrecondition for a volume that moves between nodes.
@@ -69,8 +72,9 @@ func find(parent *ParentDir, name string) (p Presence, err error) {
 	if err := (Entry{Record: rec}).Unmoved(); err != nil {
 		return p, fmt.Errorf("%s/%s: %w", parent.Root(), name, err)
 	}
-	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
-	return p, nil
+	return Presence{
+		Directory: p.Directory, Recorded: true, Bytes: rec.Bytes, Provisional: rec.Provisional, Limited: rec.Quota != "", Created: rec.Created,
+	}, nil
 }
 
 // Promise is the size that a record of so many bytes gets: whole blocks.
@@ -98,8 +102,20 @@ func (h Handover) Check() error {
 		if _, err := volume.ParseID(h.To.Name); err != nil {
 			problems = append(problems, err)
 		}
-		return errors.Join(append(problems, h.checkMove(from, to))...)
+		return errors.Join(append(problems, h.checkRoom(to), h.checkMove(from, to))...)
 	})
+}
+
+// checkRoom refuses a full filesystem if the volume needs a record there.
+func (h Handover) checkRoom(to *ParentDir) error {
+	if rec, err := to.Record(h.To.Name); err != nil || rec != nil {
+		return nil //nolint:nilerr // Find says it
+	}
+	space, err := dir.SpaceOf(to.Root())
+	if err == nil && (space.FreeBytes <= 0 || space.OutOfInodes()) {
+		err = fmt.Errorf("%s has no room for the record of %s: free some first", h.To.Directory, h.To.Name)
+	}
+	return err
 }
 
 // Movable finds all that would stop Move.

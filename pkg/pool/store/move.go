@@ -1,8 +1,6 @@
 package store
 
 import (
-	"fmt"
-
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -93,23 +91,4 @@ func validMove(r Record) bool {
 		return !m.HandedOver && !m.Recorded && (m.Base != "" || m.Verify == "")
 	}
 	return false
-}
-
-// Move is what the record says of a move; the zero Move without one.
-func (e Entry) Move() Move {
-	if e.Record == nil {
-		return Move{}
-	}
-	return e.Record.Move
-}
-
-// Unmoved returns ErrPrecondition for a volume that moves between nodes: a fenced source, and a target that is not confirmed.
-func (e Entry) Unmoved() error {
-	switch m := e.Move(); m.Role {
-	case MoveSource:
-		return fmt.Errorf("%w: it is moving to node %s, and stays as it is on this node until the move %s ends or is undone", volume.ErrPrecondition, m.Peer, m.ID)
-	case MoveTarget:
-		return fmt.Errorf("%w: it is being copied here from node %s, and can be used when the move %s confirms it", volume.ErrPrecondition, m.Peer, m.ID)
-	}
-	return nil
 }

@@ -211,28 +211,18 @@ func (n Nodes) eachPeer(counts func(node, sign string) bool, do func(node volume
 	if !n.store.at.Shared {
 		return nil
 	}
-	all, err := n.store.own.Open(publishedName)
-	if errors.Is(err, fs.ErrNotExist) {
+	return n.among(publishedName, func(all *dir.Dir, nodes []string) error {
+		for _, name := range nodes {
+			node, err := volume.ParseNodeID(name)
+			if err != nil || node == n.store.at.Node {
+				continue
+			}
+			if err := n.peer(all, node, counts, do); err != nil {
+				return fmt.Errorf("what node %s has published: %w", node, err)
+			}
+		}
 		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = all.Close() }()
-	nodes, err := Names(all)
-	if err != nil {
-		return err
-	}
-	for _, name := range nodes {
-		node, err := volume.ParseNodeID(name)
-		if err != nil || node == n.store.at.Node {
-			continue
-		}
-		if err := n.peer(all, node, counts, do); err != nil {
-			return fmt.Errorf("what node %s has published: %w", node, err)
-		}
-	}
-	return nil
+	})
 }
 
 func (n Nodes) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
@@ -297,31 +287,21 @@ func (n Nodes) EachSign(see func(node, sign string)) error {
 // EachSharing reads the signs of life of the other nodes that have published volumes of the pool as of a shared one, whether it is
 // shared here or not.
 func (n Nodes) EachSharing(see func(node, sign string)) error {
-	all, err := n.store.own.Open(publishedName)
-	if errors.Is(err, fs.ErrNotExist) {
+	return n.among(publishedName, func(_ *dir.Dir, nodes []string) error {
+		for _, node := range nodes {
+			if node == n.store.at.Node.String() {
+				continue
+			}
+			sign, err := n.sign(node)
+			switch {
+			case err == nil:
+				see(node, sign)
+			case !dir.IsMissing(err):
+				return err
+			}
+		}
 		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = all.Close() }()
-	nodes, err := Names(all)
-	if err != nil {
-		return err
-	}
-	for _, node := range nodes {
-		if node == n.store.at.Node.String() {
-			continue
-		}
-		sign, err := n.sign(node)
-		switch {
-		case err == nil:
-			see(node, sign)
-		case !dir.IsMissing(err):
-			return err
-		}
-	}
-	return nil
+	})
 }
 
 // EachLeft goes over what other nodes left, with creating/ and trash/ of each; alive, unless it is nil, says of which

@@ -73,6 +73,25 @@ func (e Entry) Usable() error {
 	return nil
 }
 
+// Move is what the record says of a move; the zero Move without one.
+func (e Entry) Move() Move {
+	if e.Record == nil {
+		return Move{}
+	}
+	return e.Record.Move
+}
+
+// Unmoved returns ErrPrecondition for a volume that moves between nodes: a fenced source, and a target that is not confirmed.
+func (e Entry) Unmoved() error {
+	switch m := e.Move(); m.Role {
+	case MoveSource:
+		return fmt.Errorf("%w: it is moving to node %s, and stays as it is on this node until the move %s ends or is undone", volume.ErrPrecondition, m.Peer, m.ID)
+	case MoveTarget:
+		return fmt.Errorf("%w: it is being copied here from node %s, and can be used when the move %s confirms it", volume.ErrPrecondition, m.Peer, m.ID)
+	}
+	return nil
+}
+
 // Lookup reads what the disk has of a volume. The directory, if it is not nil,
 // must be closed.
 func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
@@ -271,31 +290,38 @@ const (
 // EachIn opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
 // none of the others.
 func (n Nodes) EachIn(place Place, do func(node string, d *dir.Dir) error) error {
-	all, err := n.store.own.Open(string(place))
+	return n.among(string(place), func(all *dir.Dir, nodes []string) error {
+		slices.Sort(nodes)
+		var problems []error
+		for _, node := range nodes {
+			d, err := all.Open(node)
+			switch {
+			case dir.IsMissing(err):
+			case err != nil:
+				problems = append(problems, err)
+			default:
+				problems = append(problems, do(node, d), d.Close())
+			}
+		}
+		return errors.Join(problems...)
+	})
+}
+
+// among does something with a directory of the layout in which each node has one of its own, unless no node has made it.
+func (n Nodes) among(place string, do func(all *dir.Dir, nodes []string) error) error {
+	all, err := n.store.own.Open(place)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = all.Close() }()
+	defer func() { _ = all.Close() }() // opened for reading
 	nodes, err := Names(all)
 	if err != nil {
 		return err
 	}
-	slices.Sort(nodes)
-	var problems []error
-	for _, node := range nodes {
-		d, err := all.Open(node)
-		switch {
-		case dir.IsMissing(err):
-		case err != nil:
-			problems = append(problems, err)
-		default:
-			problems = append(problems, do(node, d), d.Close())
-		}
-	}
-	return errors.Join(problems...)
+	return do(all, nodes)
 }
 
 // Names are the names of a directory's entries.

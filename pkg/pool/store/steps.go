@@ -167,6 +167,15 @@ func (t Trash) FinishRemove(id volume.ID, e Entry) (piece string, err error) {
 	return "", nil
 }
 
+// SyncRemoved makes durable that there is nothing of an entry.
+func (s *Store) SyncRemoved(id volume.ID) error {
+	in, err := s.Parent(id)
+	if err == nil {
+		err = in.Sync()
+	}
+	return errors.Join(IgnoreReadOnly(ignoreMissing(err)), IgnoreReadOnly(s.Records().Sync()))
+}
+
 func ignoreMissing(err error) error {
 	if dir.IsMissing(err) {
 		return nil

@@ -192,13 +192,13 @@ func erase(ctx context.Context, in *dir.Dir, name string, pause func(context.Con
 
 // Below is the path of a pool's upstream snapshots from the root of the pool; false if they lie
 // elsewhere.
-func Below(c *poolconfig.Pool) (string, bool) { return strings.CutPrefix(c.SnapshotPath, c.Path+"/") }
+func Below(c *poolconfig.Config) (string, bool) { return strings.CutPrefix(c.SnapshotPath, c.Path+"/") }
 
 // In opens the directory of a pool's upstream snapshots: from the root of the pool if it lies in
 // that, or else by its path. It returns nil if none is configured, or if no driver has made the
 // one in the pool, since the upstream driver makes it with the first snapshot. One elsewhere that
 // is missing is volume.ErrUnavailable: it may not be mounted.
-func In(root *dir.Dir, c *poolconfig.Pool) (*dir.Dir, error) {
+func In(root *dir.Dir, c *poolconfig.Config) (*dir.Dir, error) {
 	if c.SnapshotPath == "" {
 		return nil, nil
 	}

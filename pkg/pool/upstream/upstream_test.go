@@ -177,22 +177,22 @@ func TestIn(t *testing.T) {
 	p := aPlace(t)
 	p.make("inside/deep", "elsewhere")
 	must.Succeed(t, os.Symlink("inside", filepath.Join(p.path, "link")))
-	pool := func(name string) *poolconfig.Pool {
-		return &poolconfig.Pool{Path: p.path, SnapshotPath: filepath.Join(p.path, name)}
+	pool := func(name string) *poolconfig.Config {
+		return &poolconfig.Config{Path: p.path, SnapshotPath: filepath.Join(p.path, name)}
 	}
 	for name, c := range map[string]struct {
-		config *poolconfig.Pool
+		config *poolconfig.Config
 		found  bool
 		err    error
 	}{
-		"none":                    {&poolconfig.Pool{Path: p.path}, false, nil},
+		"none":                    {&poolconfig.Config{Path: p.path}, false, nil},
 		"in the pool":             {pool("inside"), true, nil},
 		"deep in the pool":        {pool("inside/deep"), true, nil},
 		"not made yet":            {pool("missing"), false, nil},
 		"a link in the pool":      {pool("link/deep"), false, dir.ErrNotDirectory},
-		"elsewhere":               {&poolconfig.Pool{Path: p.path + "/inside", SnapshotPath: p.path + "/elsewhere"}, true, nil},
-		"elsewhere, by a link":    {&poolconfig.Pool{Path: p.path + "/inside", SnapshotPath: p.path + "/link"}, true, nil},
-		"elsewhere and not there": {&poolconfig.Pool{Path: p.path + "/inside", SnapshotPath: p.path + "/missing"}, false, volume.ErrUnavailable},
+		"elsewhere":               {&poolconfig.Config{Path: p.path + "/inside", SnapshotPath: p.path + "/elsewhere"}, true, nil},
+		"elsewhere, by a link":    {&poolconfig.Config{Path: p.path + "/inside", SnapshotPath: p.path + "/link"}, true, nil},
+		"elsewhere and not there": {&poolconfig.Config{Path: p.path + "/inside", SnapshotPath: p.path + "/missing"}, false, volume.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in, err := upstream.In(p.dir, c.config)

@@ -52,13 +52,16 @@ type way struct {
 	install, remove []string
 	// change, also in lines, is what may be done while pods use volumes.
 	change []string
-	// definitions says that a removal leaves them: Helm removes none.
-	definitions bool
+	// refused says that what removes it refuses while pods use volumes, and leaves everything as it is.
+	refused bool
+	// resume, in lines, is what has to be done after that, to change it again: Helm takes the release for one that is being uninstalled.
+	resume []string
+	// stays has what is left by one who removes what others installed, as kubectl names it: what the user had made before.
+	stays []string
 }
 
 const (
 	helmInstall = "helm install %[1]s %[1]s-%[2]s.tgz --namespace hostpath-provisioner"
-	group       = "hostpathprovisioner.kubevirt.io"
 	helmRemove  = "helm uninstall %s --namespace hostpath-provisioner --wait"
 )
 
@@ -89,10 +92,8 @@ func ways(version string) []way {
 				"kubectl apply -f namespace.yaml -f hostpath-provisioner-operator.yaml",
 				"kubectl apply -f hostpathprovisioner-snapshots.yaml",
 			},
-			remove: []string{
-				"kubectl delete -f hostpathprovisioner-snapshots.yaml",
-				"kubectl delete -f hostpath-provisioner-operator.yaml -f namespace.yaml",
-			},
+			remove:  []string{"kubectl hostpath uninstall --yes -f hostpath-provisioner-operator.yaml -f hostpathprovisioner-snapshots.yaml -f namespace.yaml"},
+			refused: true,
 		},
 		{
 			name: "chart of the operator",
@@ -109,11 +110,13 @@ func ways(version string) []way {
 				"kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o jsonpath='{.items[*].webhooks[*].clientConfig.caBundle}' | grep -c '^[^ ]* [^ ]*$'",
 				"kubectl wait hostpathprovisioner --all --for=condition=RolledOut --timeout=3m",
 			},
-			remove: []string{
-				"kubectl delete -f hostpathprovisioner-snapshots.yaml",
-				fmt.Sprintf(helmRemove, "hostpath-provisioner-operator"), "kubectl delete -f namespace.yaml",
+			remove:  []string{fmt.Sprintf(helmRemove, "hostpath-provisioner-operator")},
+			refused: true,
+			resume:  []string{"helm rollback hostpath-provisioner-operator 3 --namespace hostpath-provisioner --wait --timeout 3m"},
+			stays: []string{
+				"namespace/hostpath-provisioner", "configmap/kube-root-ca.crt", "serviceaccount/default",
+				"storageclass.storage.k8s.io/hostpath-csi", "volumesnapshotclass.snapshot.storage.k8s.io/hostpath-csi",
 			},
-			definitions: true,
 		},
 	}
 }
@@ -312,20 +315,47 @@ func (l *trial) try(t *testing.T, w way) {
 		t.Errorf("the pod reads %q, want %q", got, starts)
 	}
 
+	if w.refused {
+		l.wantRefused(t, w, example, pods)
+	}
 	l.shell(t, "kubectl delete pod/restored pvc/restored volumesnapshot/trial --timeout=2m")
 	l.shell(t, "kubectl delete -f example.yaml --timeout=2m")
 	must.Succeed(t, l.Log.Until(t.Context(), 2*time.Minute, "the volumes to be removed", l.volumes))
 	for _, command := range w.remove {
 		l.typeIn(t, command)
 	}
-	l.wantNothingLeft(t, before, w.definitions)
-	if w.definitions {
-		// Those that are left are no obstacle to the next installation.
+	l.wantNothingLeft(t, before, w.stays)
+	if len(w.stays) > 0 {
+		// What is left is no obstacle to the next installation.
 		for _, command := range slices.Concat(w.install, w.remove) {
 			l.typeIn(t, command)
 		}
-		l.wantNothingLeft(t, before, true)
-		l.shell(t, "kubectl get crd --output=name | grep "+group+" | xargs kubectl delete")
+		l.wantNothingLeft(t, before, w.stays)
+		l.shell(t, "kubectl delete storageclass/hostpath-csi volumesnapshotclass/hostpath-csi namespace/hostpath-provisioner")
+		l.wantNothingLeft(t, before, nil)
+	}
+}
+
+// wantRefused removes while pods use volumes: that names them, and changes nothing.
+func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]string) {
+	t.Helper()
+	was := l.objects(t)
+	for _, command := range w.remove {
+		if said := l.shell(t, command+" 2>&1 && echo removed"+" || true"); strings.HasSuffix(said, "removed\n") || !strings.Contains(said, "nothing was removed, because this is in use: pod default/"+pod) {
+			t.Fatalf("%s: %s", command, said)
+		}
+	}
+	for _, name := range was {
+		if !slices.Contains(l.objects(t), name) {
+			t.Errorf("%s is not there any more", name)
+		}
+	}
+	l.shell(t, "kubectl wait hostpathprovisioner --all --for=condition=Available --timeout=1m")
+	if got := l.uids(t); !maps.Equal(got, pods) {
+		t.Errorf("the pods were %v and are %v", pods, got)
+	}
+	for _, command := range slices.Concat(w.resume, w.change) {
+		l.typeIn(t, command)
 	}
 }
 
@@ -358,13 +388,12 @@ func (l *trial) objects(t *testing.T) []string {
 }
 
 // wantNothingLeft waits for what Kubernetes removes in the background.
-func (l *trial) wantNothingLeft(t *testing.T, before []string, definitions bool) {
+func (l *trial) wantNothingLeft(t *testing.T, before, stays []string) {
 	t.Helper()
 	must.Succeed(t, l.Log.Until(t.Context(), 2*time.Minute, "nothing to be left", func(context.Context) (string, error) {
 		var left []string
 		for _, name := range l.objects(t) {
-			stays := definitions && strings.HasSuffix(name, "."+group)
-			if !stays && !slices.Contains(before, name) {
+			if !slices.Contains(before, name) && !slices.Contains(stays, name) {
 				left = append(left, name)
 			}
 		}

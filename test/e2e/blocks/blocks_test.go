@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // A check has a driver of its own, on an empty pool.
 type check struct {
 	name string
-	run  func(b *bench)
+	run  func(b *harness)
 	// allocation is the pool option of that name.
 	allocation string
 	// device: it is about the device, whatever filesystem the file of that is on.
@@ -52,10 +52,10 @@ func TestBlocks(t *testing.T) {
 					continue
 				}
 				t.Run(c.name, func(t *testing.T) {
-					b := newBench(t, driver, fs, mounted, c.allocation)
-					c.run(b)
+					h := newHarness(t, driver, fs, mounted, c.allocation)
+					c.run(h)
 					if !t.Failed() {
-						b.removeAll()
+						h.removeAll()
 					}
 				})
 			}

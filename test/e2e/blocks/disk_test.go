@@ -109,46 +109,46 @@ func number(t testing.TB, path string) uint64 {
 }
 
 // image is the file of a volume.
-func (b *bench) image(name string) string { return filepath.Join(b.pool, name, "disk.img") }
+func (h *harness) image(name string) string { return filepath.Join(h.pool, name, "disk.img") }
 
 // takesImages has a volume made as docs/layout.md says, as of an image of rawfile-localpv (docs/migration.md).
-func takesImages(b *bench) {
+func takesImages(h *harness) {
 	const size = 4 * mib
-	b.Must(b.Process.Stop())
-	brought := filepath.Join(b.mounted, "brought.img")
-	b.Must(os.WriteFile(brought, nil, 0o600))
-	image := open(b, brought, os.O_RDWR)
+	h.Must(h.Process.Stop())
+	brought := filepath.Join(h.mounted, "brought.img")
+	h.Must(os.WriteFile(brought, nil, 0o600))
+	image := open(h, brought, os.O_RDWR)
 	image.write(0, size, 1)
 	image.close()
 	record := fmt.Sprintf(`{"version":1,"id":"disk","uid":"handmade","mode":"block","bytes":%d,"blockBytes":512,"created":"2026-11-20T18:56:54Z"}`, size)
-	b.Must(errors.Join(
-		os.Mkdir(filepath.Dir(b.image("disk")), 0o700),
-		os.Rename(brought, b.image("disk")),
-		os.WriteFile(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "disk.json"), []byte(record), 0o600),
+	h.Must(errors.Join(
+		os.Mkdir(filepath.Dir(h.image("disk")), 0o700),
+		os.Rename(brought, h.image("disk")),
+		os.WriteFile(filepath.Join(h.pool, ".hostpath-provisioner", "volumes", "disk.json"), []byte(record), 0o600),
 	))
-	b.Must(b.Process.Restart(b.Context()))
-	b.AwaitServing()
-	b.volumes = append(b.volumes, "disk")
-	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
+	h.Must(h.Process.Restart(h.Context()))
+	h.AwaitServing()
+	h.volumes = append(h.volumes, "disk")
+	d := open(h, h.publish("disk", "pod"), os.O_RDWR)
 	if got := d.size(); got != size {
-		b.Errorf("the device has %d bytes, want %d", got, size)
+		h.Errorf("the device has %d bytes, want %d", got, size)
 	}
 	d.want(0, size, 1)
 	d.write(0, size, 2)
 	d.close()
-	b.wantInOrder("disk", "pod", size)
-	b.Must(b.expand("disk", "pod", 2*size))
-	b.unpublish("disk", "pod")
-	open(b, b.image("disk"), os.O_RDONLY).want(0, size, 2)
+	h.wantInOrder("disk", "pod", size)
+	h.Must(h.expand("disk", "pod", 2*size))
+	h.unpublish("disk", "pod")
+	open(h, h.image("disk"), os.O_RDONLY).want(0, size, 2)
 }
 
 // allocated is the space that a volume's file takes, in bytes.
-func (b *bench) allocated(name string) int64 {
-	b.Helper()
+func (h *harness) allocated(name string) int64 {
+	h.Helper()
 	// What was written is allocated when it is written back at the latest.
-	file, err := os.Open(b.image(name))
-	b.Must(err)
+	file, err := os.Open(h.image(name))
+	h.Must(err)
 	var st syscall.Stat_t
-	b.Must(errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
+	h.Must(errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
 	return st.Blocks * 512
 }

@@ -19,88 +19,88 @@ import (
 const changeFile = 0x4C06
 
 // ask has a process that has the device open make a request of the loop driver.
-func (b *bench) ask(device string, flags int, request func(fd int) error) {
-	b.Helper()
+func (h *harness) ask(device string, flags int, request func(fd int) error) {
+	h.Helper()
 	f, err := os.OpenFile(device, flags, 0)
-	b.Must(err)
+	h.Must(err)
 	defer f.Close()
-	b.Must(request(int(f.Fd())))
+	h.Must(request(int(f.Fd())))
 }
 
-func survivesAlteration(b *bench) {
+func survivesAlteration(h *harness) {
 	const size = 4 * mib
-	b.create("disk", size)
-	path := b.publish("disk", "pod")
-	written := open(b, path, os.O_RDWR)
+	h.create("disk", size)
+	path := h.publish("disk", "pod")
+	written := open(h, path, os.O_RDWR)
 	written.write(0, size, 1)
 	written.close()
 	alter := func(change func(*unix.LoopInfo64)) {
-		b.Helper()
-		b.ask(path, os.O_RDWR, func(fd int) error {
+		h.Helper()
+		h.ask(path, os.O_RDWR, func(fd int) error {
 			info, err := unix.IoctlLoopGetStatus64(fd)
-			b.Must(err)
+			h.Must(err)
 			change(info)
 			return unix.IoctlLoopSetStatus64(fd, info)
 		})
 	}
 	unmarked := func(info *unix.LoopInfo64) { info.File_name = [unix.LO_NAME_SIZE]uint8{} }
 	alter(unmarked)
-	b.publish("disk", "pod")
+	h.publish("disk", "pod")
 	alter(func(info *unix.LoopInfo64) { info.Offset = blockBytes })
-	second := open(b, b.publish("disk", "second"), os.O_RDONLY)
+	second := open(h, h.publish("disk", "second"), os.O_RDONLY)
 	second.want(0, size, 1)
 	second.close()
-	b.unpublish("disk", "second")
+	h.unpublish("disk", "second")
 	alter(unmarked)
-	b.Crash()
-	b.unpublish("disk", "pod")
-	b.wantDevices(0)
+	h.Crash()
+	h.unpublish("disk", "pod")
+	h.wantDevices(0)
 }
 
 // Kubelet has a loop device of its own on the one that is published, and takes it off before it unpublishes.
-func keepsNumbersApart(b *bench) {
+func keepsNumbersApart(h *harness) {
 	const size = 4 * mib
-	b.create("disk", size)
-	b.create("other", size)
-	path := b.publish("disk", "pod")
+	h.create("disk", size)
+	h.create("other", size)
+	path := h.publish("disk", "pod")
 	kubelets, err := loopfs.Attach(path)
-	b.Must(err)
+	h.Must(err)
 	defer kubelets.Close() // ends it
-	b.ask(path, os.O_RDWR, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0) })
-	b.wantDevices(1)
-	b.Must(kubelets.Close())
-	b.wantDevices(0)
+	h.ask(path, os.O_RDWR, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0) })
+	h.wantDevices(1)
+	h.Must(kubelets.Close())
+	h.wantDevices(0)
 	for range 2 {
-		if was, is := number(b, path), number(b, b.publish("other", "another")); is == was {
-			b.Fatalf("another volume got the device %d:%d, which is still published", unix.Major(was), unix.Minor(was))
+		if was, is := number(h, path), number(h, h.publish("other", "another")); is == was {
+			h.Fatalf("another volume got the device %d:%d, which is still published", unix.Major(was), unix.Minor(was))
 		}
-		b.unpublish("other", "another")
-		b.Crash()
+		h.unpublish("other", "another")
+		h.Crash()
 	}
-	foreign := b.takeNumber(path)
-	b.publish("other", "another")
-	b.unpublish("disk", "pod")
-	b.unpublish("other", "another")
-	b.wantDevices(0)
+	foreign := h.takeNumber(path)
+	h.publish("other", "another")
+	h.unpublish("disk", "pod")
+	h.unpublish("other", "another")
+	h.wantDevices(0)
 	if foreign != "" {
-		b.run("losetup", foreign)
+		h.run("losetup", foreign)
 	}
 }
 
 // takeNumber has a file of another driver of the node, whose devices have the same mark, get the number of a device that has ended. It is
 // empty if another program was faster, which may detach its device at any time.
-func (b *bench) takeNumber(path string) (device string) {
-	b.Helper()
-	device = fmt.Sprintf("/dev/loop%d", unix.Minor(number(b, path)))
-	file := filepath.Join(b.TempDir(), "file")
-	b.Must(os.WriteFile(file, make([]byte, 4*mib), 0o600))
-	if err := exec.CommandContext(b.Context(), "losetup", device, file).Run(); err != nil {
+func (h *harness) takeNumber(path string) (device string) {
+	h.Helper()
+	device = fmt.Sprintf("/dev/loop%d", unix.Minor(number(h, path)))
+	file := filepath.Join(h.TempDir(), "file")
+	h.Must(os.WriteFile(file, make([]byte, 4*mib), 0o600))
+	if err := exec.CommandContext(h.Context(), "losetup", device, file).Run(); err != nil {
 		return ""
 	}
-	b.Cleanup(func() { must.Succeed(b, exec.Command("losetup", "--detach", device).Run()) })
-	b.ask(device, os.O_RDWR, func(fd int) error {
+	h.Cleanup(func() { must.Succeed(h, exec.Command("losetup", "--detach", device).Run()) })
+	h.ask(device, os.O_RDWR, func(fd int) error {
 		info, err := unix.IoctlLoopGetStatus64(fd)
-		b.Must(err)
+		h.Must(err)
 		info.File_name = [unix.LO_NAME_SIZE]uint8{}
 		copy(info.File_name[:], "hostpath-provisioner.kubevirt.io")
 		return unix.IoctlLoopSetStatus64(fd, info)
@@ -108,32 +108,32 @@ func (b *bench) takeNumber(path string) (device string) {
 	return device
 }
 
-func readersAreApart(b *bench) {
+func readersAreApart(h *harness) {
 	const size = 4 * mib
-	b.create("disk", size)
-	written := open(b, b.publish("disk", "writer"), os.O_RDWR)
+	h.create("disk", size)
+	written := open(h, h.publish("disk", "writer"), os.O_RDWR)
 	written.write(0, size, 1)
 	written.close()
 	for range 2 { // kubelet asks again
-		b.Must(b.tryPublishReadOnly("disk", "one"))
-		b.Must(b.tryPublishReadOnly("disk", "other"))
-		b.wantDevices(3)
+		h.Must(h.tryPublishReadOnly("disk", "one"))
+		h.Must(h.tryPublishReadOnly("disk", "other"))
+		h.wantDevices(3)
 	}
-	pods := b.TempDir()
+	pods := h.TempDir()
 	forged, err := os.Create(filepath.Join(pods, "forged"))
-	b.Must(err)
+	h.Must(err)
 	defer forged.Close()
-	b.Must(forged.Truncate(size))
-	b.ask(b.Target("one"), os.O_RDONLY, func(fd int) error {
+	h.Must(forged.Truncate(size))
+	h.ask(h.Target("one"), os.O_RDONLY, func(fd int) error {
 		return unix.IoctlSetInt(fd, changeFile, int(forged.Fd()))
 	})
-	reader := open(b, b.Target("other"), os.O_RDONLY)
+	reader := open(h, h.Target("other"), os.O_RDONLY)
 	reader.want(0, size, 1)
 	reader.close()
-	b.unpublish("disk", "one")
-	b.unpublish("disk", "other")
-	b.unpublish("disk", "writer")
+	h.unpublish("disk", "one")
+	h.unpublish("disk", "other")
+	h.unpublish("disk", "writer")
 	if left, err := loopfs.Devices(pods); err != nil || len(left) > 0 {
-		b.Errorf("the devices %v stay, %v", left, err)
+		h.Errorf("the devices %v stay, %v", left, err)
 	}
 }

@@ -15,108 +15,108 @@ import (
 
 // fillUp has others use all that is free outside the pool, and returns what gives it
 // back.
-func (b *bench) fillUp() (giveBack func()) {
-	b.Helper()
-	giveBack = func() { _ = os.Remove(filepath.Join(b.mounted, "large")) } // once more at the end
-	b.Cleanup(giveBack)
-	fulldisk.Large(b, b.mounted, 0)
+func (h *harness) fillUp() (giveBack func()) {
+	h.Helper()
+	giveBack = func() { _ = os.Remove(filepath.Join(h.mounted, "large")) } // once more at the end
+	h.Cleanup(giveBack)
+	fulldisk.Large(h, h.mounted, 0)
 	var fs unix.Statfs_t
-	b.Must(unix.Statfs(b.mounted, &fs))
-	b.Logf("%d KiB left for anybody", int64(fs.Bavail)*fs.Bsize>>10)
+	h.Must(unix.Statfs(h.mounted, &fs))
+	h.Logf("%d KiB left for anybody", int64(fs.Bavail)*fs.Bsize>>10)
 	return giveBack
 }
 
-func keepsItsSpace(b *bench) {
+func keepsItsSpace(h *harness) {
 	const size = 64 * mib
-	b.create("disk", size)
-	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
-	if got := b.allocated("disk"); got < size {
-		b.Errorf("%d bytes of %d are allocated", got, int64(size))
+	h.create("disk", size)
+	d := open(h, h.publish("disk", "pod"), os.O_RDWR)
+	if got := h.allocated("disk"); got < size {
+		h.Errorf("%d bytes of %d are allocated", got, int64(size))
 	}
 	// A part has been written, and nothing of it can be given back.
 	d.write(0, size/4, 1)
 	area := [2]uint64{0, size}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, d.file.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&area))); errno == 0 {
-		b.Error("a thick disk can be discarded")
+		h.Error("a thick disk can be discarded")
 	}
 	if err := unix.Fallocate(int(d.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err == nil {
-		b.Error("holes can be made in a thick disk")
+		h.Error("holes can be made in a thick disk")
 	}
-	if got := b.allocated("disk"); got < size {
-		b.Errorf("%d bytes of %d are allocated after discards", got, int64(size))
+	if got := h.allocated("disk"); got < size {
+		h.Errorf("%d bytes of %d are allocated after discards", got, int64(size))
 	}
 
-	giveBack := b.fillUp()
+	giveBack := h.fillUp()
 	for _, index := range rand.New(rand.NewPCG(1, 1)).Perm(size / mib) {
 		d.write(int64(index)*mib, mib, 2)
 	}
 	d.want(0, size, 2)
-	b.wantInOrder("disk", "pod", size)
+	h.wantInOrder("disk", "pod", size)
 	d.close()
-	b.Crash()
-	again := open(b, b.publish("disk", "pod"), os.O_RDWR)
+	h.Crash()
+	again := open(h, h.publish("disk", "pod"), os.O_RDWR)
 	again.write(0, size, 3)
 	again.want(0, size, 3)
 	again.close()
-	b.unpublish("disk", "pod")
+	h.unpublish("disk", "pod")
 	giveBack()
 }
 
-func takesWhatIsWritten(b *bench) {
+func takesWhatIsWritten(h *harness) {
 	const size = 256 * mib
 	const slack = 2 * mib // in what units the filesystem allocates
-	b.create("disk", size)
-	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
-	if got := b.allocated("disk"); got > slack {
-		b.Errorf("%d bytes are allocated for a new thin disk", got)
+	h.create("disk", size)
+	d := open(h, h.publish("disk", "pod"), os.O_RDWR)
+	if got := h.allocated("disk"); got > slack {
+		h.Errorf("%d bytes are allocated for a new thin disk", got)
 	}
 	d.write(size-16*mib, 16*mib, 1)
-	if got := b.allocated("disk"); got < 16*mib || got > 16*mib+slack {
-		b.Errorf("%d bytes are allocated for 16 MiB", got)
+	if got := h.allocated("disk"); got < 16*mib || got > 16*mib+slack {
+		h.Errorf("%d bytes are allocated for 16 MiB", got)
 	}
-	b.Must(b.expand("disk", "pod", 2*size))
-	if got := b.allocated("disk"); got > 16*mib+slack {
-		b.Errorf("%d bytes are allocated for 16 MiB, after the disk has grown", got)
+	h.Must(h.expand("disk", "pod", 2*size))
+	if got := h.allocated("disk"); got > 16*mib+slack {
+		h.Errorf("%d bytes are allocated for 16 MiB, after the disk has grown", got)
 	}
 	d.want(size-16*mib, 16*mib, 1)
 	area := [2]uint64{size - 16*mib, 8 * mib}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, d.file.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&area))); errno != 0 {
-		b.Errorf("a thin disk cannot be discarded: %v", errno)
+		h.Errorf("a thin disk cannot be discarded: %v", errno)
 	}
-	if got := b.allocated("disk"); got > 8*mib+slack {
-		b.Errorf("%d bytes are allocated for the 8 MiB that were not discarded", got)
+	if got := h.allocated("disk"); got > 8*mib+slack {
+		h.Errorf("%d bytes are allocated for the 8 MiB that were not discarded", got)
 	}
 	d.want(size-8*mib, 8*mib, 1)
-	b.wantInOrder("disk", "pod", 2*size)
+	h.wantInOrder("disk", "pod", 2*size)
 	d.close()
-	b.unpublish("disk", "pod")
+	h.unpublish("disk", "pod")
 }
 
 // takesWritesInAnyOrder splits what was allocated at once into as many pieces as can
 // be. The filesystem keeps track of them within the volume's limit.
-func takesWritesInAnyOrder(b *bench) {
+func takesWritesInAnyOrder(h *harness) {
 	size := int64(64 * mib)
 	if testing.Short() && testenv.Guest() {
 		size = 16 * mib
 	}
-	b.create("disk", size)
-	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
+	h.create("disk", size)
+	d := open(h, h.publish("disk", "pod"), os.O_RDWR)
 	for i, index := range rand.New(rand.NewPCG(2, 2)).Perm(int(size / blockBytes)) {
 		at := int64(index) * blockBytes
 		fill(d.buffer[:blockBytes], at, 1)
 		if _, err := d.file.WriteAt(d.buffer[:blockBytes], at); err != nil {
-			b.Fatalf("the write number %d, at %d: %v", i, at, err)
+			h.Fatalf("the write number %d, at %d: %v", i, at, err)
 		}
 		if i%(1<<10) == 0 {
-			b.Must(d.file.Sync())
+			h.Must(d.file.Sync())
 		}
 	}
-	b.Must(d.file.Sync())
-	b.wantInOrder("disk", "pod", size)
+	h.Must(d.file.Sync())
+	h.wantInOrder("disk", "pod", size)
 	d.want(0, size, 1)
 	d.write(0, size, 2)
-	b.wantInOrder("disk", "pod", size)
+	h.wantInOrder("disk", "pod", size)
 	d.close()
-	b.unpublish("disk", "pod")
-	open(b, b.image("disk"), os.O_RDONLY).want(0, size, 2)
+	h.unpublish("disk", "pod")
+	open(h, h.image("disk"), os.O_RDONLY).want(0, size, 2)
 }

@@ -184,3 +184,71 @@ func (w *world) there(id string) bool {
 	}
 	return err == nil
 }
+
+// What succeeded is durable, also where a repeated call finds it done: as long as no fsync(2) succeeds, no call does.
+func TestNothingSucceedsUnlessDurable(t *testing.T) {
+	driver := drivertest.Built(t)
+	p := place{name: "ext4", mount: onLoop("ext4"), modes: []bool{mountMode, blockMode}}
+	p.mounted = p.mount(t)
+	w := newWorld(t, p, driver)
+	for _, s := range p.scenarios() {
+		if s.to.bytes <= s.from.bytes || s.to.inline {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			w.TB = t
+			w.failEachSync(s)
+		})
+	}
+	for name, leave := range map[string]func() error{
+		"delete without record": func() error { return os.Remove(w.pool.Own("volumes", victim+".json")) },
+		"delete lost":           func() error { return os.RemoveAll(filepath.Join(w.pool.Path, victim)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.TB = t
+			w.reach(state{bytes: small})
+			w.Must(leave())
+			w.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(_ int, s trap.Step) bool { return s.Verb() == "fsync" }})
+			for range 2 {
+				if w.delete().err == nil {
+					t.Error("the call succeeded, and each fsync of it failed")
+				}
+			}
+			w.trap.Disarm()
+			w.Must(w.delete().err)
+			w.Must(errors.Join(w.Process.Stop(), w.start())) // or the trash waits for the check of each minute
+			w.awaitNoTrash()
+			w.now = state{}
+		})
+	}
+	w.TB = t
+	if !t.Failed() {
+		w.end()
+	}
+}
+
+// failEachSync has each fsync(2) of a call fail, with all after it, also those of the repeated call.
+func (w *world) failEachSync(s scenario) {
+	w.Helper()
+	w.reach(s.from)
+	w.arm(0)
+	w.Must(s.call(w).err)
+	steps, _ := w.trap.Disarm()
+	w.now = s.to
+	for n, at := range steps {
+		if at.Verb() != "fsync" {
+			continue
+		}
+		w.reach(s.from)
+		w.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }})
+		for range 2 {
+			if s.call(w).err == nil {
+				w.Errorf("the call succeeded, and %s and each fsync after it failed", w.words([]trap.Step{at}))
+			}
+		}
+		w.trap.Disarm()
+		w.Must(s.call(w).err)
+		w.awaitNoTrash() // of the creations that were undone
+		w.now = s.to
+	}
+}

@@ -159,3 +159,33 @@ func TestMultipathDeviceWithPathInUseIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// A partition that kpartx has made is known by its number, which another one has when the table was sorted.
+func TestPartitionOfKpartxThatBeginsElsewhereIsKept(t *testing.T) {
+	w := newWorld(t)
+	whole := w.Blank("other", 64*mib)
+	part := func(at int64) {
+		t.Helper()
+		table := fmt.Sprintf("0 %d linear %s %d", 8*mib/sector, whole.Node, at/sector)
+		shell(t, `printf %s "$1" | dmsetup create --noudevsync --verifyudev --uuid part2-mpath-3600a part2`, table)
+	}
+	remove := func() { devicestest.Run(t, "dmsetup", "remove", "--noudevsync", "--retry", "part2") }
+	part(8 * mib)
+	t.Cleanup(func() { remove() })
+	d := w.Link("disk", "/dev/mapper/part2")
+	v := d.Volume("pv")
+	v.Unidentified = v.Identity == ""
+	w.PVs = []devices.Volume{devicestest.Bound(v)}
+	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+		t.Fatalf("found %+v, want the volume", r)
+	}
+	remove()
+	part(16 * mib)
+	d.Fill()
+	sum := d.Sum()
+	w.PVs = []devices.Volume{w.Released(v)}
+	w.Refused(devices.NotIdentified)
+	if d.Sum() != sum {
+		t.Error("another partition was written to")
+	}
+}

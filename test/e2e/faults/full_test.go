@@ -22,8 +22,8 @@ func TestFullPool(t *testing.T) {
 				// that was full has no space: the kernel's reserve takes most of them.
 				fs.mkfs = append(slices.Clone(fs.mkfs), "-m", "dup")
 			}
-			w := newWorld(t, driver, newMount(t, fs))
-			giveBack := w.fillUp(0)
+			h := newHarness(t, driver, newMount(t, fs))
+			giveBack := h.fillUp(0)
 			full := answers{
 				"create":           codes.ResourceExhausted,
 				"create disk":      codes.ResourceExhausted,
@@ -31,25 +31,25 @@ func TestFullPool(t *testing.T) {
 				"expand disk":      codes.FailedPrecondition,
 				"delete published": codes.FailedPrecondition,
 			}
-			if got := w.capacity(); got != 0 {
+			if got := h.capacity(); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
 			// A disk has its space; of a directory none is left.
-			w.wantListed("full", func(v drivertest.Volume) bool { return !v.Block })
-			w.wantAnswers("full", full)
-			w.wantAlive("full")
-			w.wantKept("full")
+			h.wantListed("full", func(v drivertest.Volume) bool { return !v.Block })
+			h.wantAnswers("full", full)
+			h.wantAlive("full")
+			h.wantKept("full")
 
 			// The start does what it has to do without any space.
-			refill := w.fillUp(0)
-			w.Crash()
-			w.wantKept("full, started again")
-			w.Must(w.create(idle)) // is there
-			w.Must(w.publish(idle))
-			w.Must(w.unpublish(idle))
+			refill := h.fillUp(0)
+			h.Crash()
+			h.wantKept("full, started again")
+			h.Must(h.create(idle)) // is there
+			h.Must(h.publish(idle))
+			h.Must(h.unpublish(idle))
 			refill()
 			giveBack()
-			w.end()
+			h.end()
 		})
 	}
 }
@@ -63,7 +63,7 @@ func TestNearlyFullPool(t *testing.T) {
 			continue
 		}
 		t.Run(fs.kind, func(t *testing.T) {
-			w := newWorld(t, driver, newMount(t, fs))
+			h := newHarness(t, driver, newMount(t, fs))
 			made, refused := 0, 0
 			count := func(err error) {
 				if err == nil {
@@ -73,27 +73,27 @@ func TestNearlyFullPool(t *testing.T) {
 				}
 			}
 			for _, left := range leftOver() {
-				giveBack := w.fillUp(left)
+				giveBack := h.fillUp(left)
 				for _, block := range []bool{false, true} {
 					v := volume("pvc-late", block)
 					v.Bytes = 64 * kib
-					err := w.create(v)
+					err := h.create(v)
 					count(err)
-					w.wantFits(fmt.Sprintf("create of block %v with %d KiB left", block, left/kib), err, codes.ResourceExhausted)
+					h.wantFits(fmt.Sprintf("create of block %v with %d KiB left", block, left/kib), err, codes.ResourceExhausted)
 					if err == nil {
-						w.Must(w.publish(v))
+						h.Must(h.publish(v))
 						v.Bytes += 64 * kib
-						_, err := w.Expand(w.Context(), v, v.ID)
+						_, err := h.Expand(h.Context(), v, v.ID)
 						count(err)
-						w.wantFits(fmt.Sprintf("expand of block %v with %d KiB left", block, left/kib), err, codes.FailedPrecondition)
+						h.wantFits(fmt.Sprintf("expand of block %v with %d KiB left", block, left/kib), err, codes.FailedPrecondition)
 						if err == nil {
-							w.find(v.ID).Bytes = v.Bytes
+							h.find(v.ID).Bytes = v.Bytes
 						}
-						w.wantKept(fmt.Sprintf("with %d KiB left, made", left/kib))
-						w.Must(w.unpublish(v))
-						w.Must(w.delete(v))
+						h.wantKept(fmt.Sprintf("with %d KiB left, made", left/kib))
+						h.Must(h.unpublish(v))
+						h.Must(h.delete(v))
 					}
-					w.wantKept(fmt.Sprintf("with %d KiB left", left/kib))
+					h.wantKept(fmt.Sprintf("with %d KiB left", left/kib))
 				}
 				giveBack()
 			}
@@ -101,7 +101,7 @@ func TestNearlyFullPool(t *testing.T) {
 			if made == 0 || refused == 0 {
 				t.Error("what was left was never at the edge")
 			}
-			w.end()
+			h.end()
 		})
 	}
 }
@@ -118,8 +118,8 @@ func leftOver() (all []int64) {
 	return append(all, 2*mib, 16*mib)
 }
 
-func (w *world) wantFits(what string, err error, refused ...codes.Code) {
-	w.Helper()
+func (h *harness) wantFits(what string, err error, refused ...codes.Code) {
+	h.Helper()
 	if err == nil {
 		return
 	}
@@ -128,24 +128,24 @@ func (w *world) wantFits(what string, err error, refused ...codes.Code) {
 			return
 		}
 	}
-	w.Errorf("%s: %v, want success or one of %v", what, err, refused)
+	h.Errorf("%s: %v, want success or one of %v", what, err, refused)
 }
 
 // fillUp has others use all that is free except the driver's volumes, but for so many
 // bytes, and returns what gives it back.
-func (w *world) fillUp(left int64) (giveBack func()) {
-	w.Helper()
-	fulldisk.Large(w, w.mount.foreign(), left)
-	w.Must(w.pool.Settle())
+func (h *harness) fillUp(left int64) (giveBack func()) {
+	h.Helper()
+	fulldisk.Large(h, h.mount.foreign(), left)
+	h.Must(h.pool.Settle())
 	if left == 0 {
-		fulldisk.Small(w, w.mount.foreign(), fulldisk.Inlined)
+		fulldisk.Small(h, h.mount.foreign(), fulldisk.Inlined)
 	}
-	return w.giveBack
+	return h.giveBack
 }
 
 // giveBack removes what others have.
-func (w *world) giveBack() {
-	w.Helper()
-	fulldisk.Empty(w, w.mount.foreign())
-	w.Must(w.pool.Settle())
+func (h *harness) giveBack() {
+	h.Helper()
+	fulldisk.Empty(h, h.mount.foreign())
+	h.Must(h.pool.Settle())
 }

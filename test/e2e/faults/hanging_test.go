@@ -37,28 +37,28 @@ func TestHangingDisk(t *testing.T) {
 
 func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
 	m, d := newFaultyMount(t, fs)
-	w := newWorld(t, driver, m)
-	others := w.others()
-	w.Process.Hanging()
+	h := newHarness(t, driver, m)
+	others := h.others()
+	h.Process.Hanging()
 	d.Hang()
-	hanging := w.begin(late)
+	hanging := h.begin(late)
 	d.AwaitHanging()
 	// At once, before the driver can have noticed.
 	for _, v := range others {
-		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
+		h.inTime("unpublish in another pool", func() error { return h.Unpublish(h.Context(), v.ID, v.ID) })
 	}
-	w.wantAlive("hanging")
-	w.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	h.wantAlive("hanging")
+	h.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
 	// The call goes on, and so does its lock.
-	w.WantCode("the same call again", w.create(late), codes.Aborted)
-	w.wantNoticed()
+	h.WantCode("the same call again", h.create(late), codes.Aborted)
+	h.wantNoticed()
 	d.Heal()
-	w.awaitServing(true)
-	w.Must(drivertest.Repeat(w.Context(), func() error { return w.create(late) })) // once the call that hung has ended
+	h.awaitServing(true)
+	h.Must(drivertest.Repeat(h.Context(), func() error { return h.create(late) })) // once the call that hung has ended
 	for _, v := range others {
-		w.Must(w.Delete(w.Context(), v.ID))
+		h.Must(h.Delete(h.Context(), v.ID))
 	}
-	w.end()
+	h.end()
 }
 
 // A call that is past the opening of its pool keeps its volume until the disk answers. What
@@ -68,55 +68,55 @@ func TestRetriesOnHangingDisk(t *testing.T) {
 	unlessShort(t)
 	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
-	w := newWorld(t, driver, m)
-	w.Process.Hanging()
+	h := newHarness(t, driver, m)
+	h.Process.Hanging()
 	d.Hang()
-	hanging := w.inBackground(func(ctx context.Context) error {
+	hanging := h.inBackground(func(ctx context.Context) error {
 		v := tree
 		v.Bytes = grown
-		_, err := w.Expand(ctx, v, v.ID)
+		_, err := h.Expand(ctx, v, v.ID)
 		return err
 	})
 	d.AwaitHanging()
-	w.wantBusy("hanging", tree)
-	w.WantCode("expand in a pool that hangs", <-hanging, codes.DeadlineExceeded)
-	w.wantBusy("given up by its caller", tree)
-	w.awaitServing(false)
-	w.wantBusy("noticed", tree)
+	h.wantBusy("hanging", tree)
+	h.WantCode("expand in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	h.wantBusy("given up by its caller", tree)
+	h.awaitServing(false)
+	h.wantBusy("noticed", tree)
 	d.Heal()
-	w.awaitServing(true)
-	w.Must(drivertest.Repeat(w.Context(), func() error { return w.expand(tree) })) // once the call that hung has ended
-	w.end()
+	h.awaitServing(true)
+	h.Must(drivertest.Repeat(h.Context(), func() error { return h.expand(tree) })) // once the call that hung has ended
+	h.end()
 }
 
 // wantBusy expects all calls on a volume to fail at once because another is at work on it.
-func (w *world) wantBusy(when string, v drivertest.Volume) {
-	w.Helper()
+func (h *harness) wantBusy(when string, v drivertest.Volume) {
+	h.Helper()
 	for name, call := range map[string]func(drivertest.Volume) error{
-		"create": w.create, "publish": w.publish, "expand": w.expand, "unpublish": w.unpublish, "delete": w.delete,
+		"create": h.create, "publish": h.publish, "expand": h.expand, "unpublish": h.unpublish, "delete": h.delete,
 	} {
 		began := time.Now()
 		err := call(v)
-		w.WantCode(when+": "+name, err, codes.Aborted)
+		h.WantCode(when+": "+name, err, codes.Aborted)
 		if took := time.Since(began); took > patient || !strings.Contains(status.Convert(err).Message(), "another call is in progress") {
-			w.Errorf("%s: %s: %v after %v, want the error for the other call within %v", when, name, err, took, patient)
+			h.Errorf("%s: %s: %v after %v, want the error for the other call within %v", when, name, err, took, patient)
 		}
 	}
 }
 
 // wantNoticed expects the driver to notice by itself that the pool hangs, and to answer
 // calls on it at once from then on.
-func (w *world) wantNoticed() {
-	w.Helper()
-	w.awaitServing(false)
-	w.wantAlive("noticed")
-	w.wantListed("noticed", all)
+func (h *harness) wantNoticed() {
+	h.Helper()
+	h.awaitServing(false)
+	h.wantAlive("noticed")
+	h.wantListed("noticed", all)
 	for _, c := range calls {
 		want, ok := away[c.name]
 		if !ok || c.name == "create" {
 			continue // that of the volume which hangs
 		}
-		w.wantAnswer("noticed", c, want)
+		h.wantAnswer("noticed", c, want)
 	}
 }
 
@@ -126,31 +126,31 @@ func TestStopWithHangingDisk(t *testing.T) {
 	unlessShort(t)
 	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
-	w := newWorld(t, driver, m)
-	w.Process.Hanging()
+	h := newHarness(t, driver, m)
+	h.Process.Hanging()
 	d.Hang()
-	hanging := w.begin(late)
+	hanging := h.begin(late)
 	d.AwaitHanging()
-	w.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	h.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
 	ended := make(chan error, 1)
-	go func() { ended <- w.Process.Stop() }()
-	w.Eventually("the socket to be closed", func() bool {
-		conn, err := net.Dial("unix", strings.TrimPrefix(w.Process.Endpoint(), "unix://"))
+	go func() { ended <- h.Process.Stop() }()
+	h.Eventually("the socket to be closed", func() bool {
+		conn, err := net.Dial("unix", strings.TrimPrefix(h.Process.Endpoint(), "unix://"))
 		if err == nil {
 			err = conn.Close()
-			w.Must(err)
+			h.Must(err)
 			return false
 		}
 		return true
 	})
-	w.Eventually("the driver has given up what hangs", func() bool { return strings.Contains(w.Process.Log(), "are abandoned") })
+	h.Eventually("the driver has given up what hangs", func() bool { return strings.Contains(h.Process.Log(), "are abandoned") })
 	// A process that waits for a disk cannot be ended by anybody, and by nothing but that.
 	d.Heal()
-	w.Must(<-ended)
-	w.Must(w.Process.Restart(w.Context()))
-	w.AwaitServing()
-	w.Must(w.create(late))
-	w.end()
+	h.Must(<-ended)
+	h.Must(h.Process.Restart(h.Context()))
+	h.AwaitServing()
+	h.Must(h.create(late))
+	h.end()
 }
 
 // A filesystem that answers nothing at all, not even what is read from memory elsewhere,
@@ -161,47 +161,47 @@ func TestHangingFilesystem(t *testing.T) {
 	}
 	driver := drivertest.Built(t)
 	m := newMount(t, filesystems()[0])
-	w := newWorld(t, driver, m)
+	h := newHarness(t, driver, m)
 	hanging := filepath.Join(t.TempDir(), "hanging")
 	testenv.Hang(t, hanging)
-	others := w.others()
-	w.Process.Hanging()
-	w.Must(unix.Mount(hanging, m.at, "", unix.MS_BIND, ""))
+	others := h.others()
+	h.Process.Hanging()
+	h.Must(unix.Mount(hanging, m.at, "", unix.MS_BIND, ""))
 	for _, v := range others {
-		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
+		h.inTime("unpublish in another pool", func() error { return h.Unpublish(h.Context(), v.ID, v.ID) })
 	}
-	w.wantAlive("hanging")
+	h.wantAlive("hanging")
 	for _, c := range calls {
-		w.wantAnswer("hanging", c, away[c.name])
+		h.wantAnswer("hanging", c, away[c.name])
 	}
-	w.awaitServing(false)
-	w.wantListed("noticed", all)
-	w.wantAlive("noticed")
+	h.awaitServing(false)
+	h.wantListed("noticed", all)
+	h.wantAlive("noticed")
 	for _, v := range others {
-		w.Must(w.Delete(w.Context(), v.ID))
+		h.Must(h.Delete(h.Context(), v.ID))
 	}
 
 	began := time.Now()
-	w.Must(w.Process.Stop()) // within what Kubernetes allows
+	h.Must(h.Process.Stop()) // within what Kubernetes allows
 	t.Logf("it ended within %v", time.Since(began).Round(time.Millisecond))
-	w.Must(loopfs.Unmount(m.at))
-	w.Must(w.Process.Restart(w.Context()))
-	w.end()
+	h.Must(loopfs.Unmount(m.at))
+	h.Must(h.Process.Restart(h.Context()))
+	h.end()
 }
 
 // begin begins to make a volume, and returns the answer that a caller gets who waits.
-func (w *world) begin(v drivertest.Volume) <-chan error {
-	return w.inBackground(func(ctx context.Context) error {
-		_, err := w.Create(ctx, v)
+func (h *harness) begin(v drivertest.Volume) <-chan error {
+	return h.inBackground(func(ctx context.Context) error {
+		_, err := h.Create(ctx, v)
 		return err
 	})
 }
 
 // inBackground makes a call, and returns the answer that a caller gets who waits.
-func (w *world) inBackground(call func(context.Context) error) <-chan error {
+func (h *harness) inBackground(call func(context.Context) error) <-chan error {
 	reported := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(w.Context(), patient)
+		ctx, cancel := context.WithTimeout(h.Context(), patient)
 		defer cancel()
 		reported <- call(ctx)
 	}()
@@ -209,30 +209,30 @@ func (w *world) inBackground(call func(context.Context) error) <-chan error {
 }
 
 // others are published volumes of the other pool.
-func (w *world) others() []drivertest.Volume {
-	w.Helper()
+func (h *harness) others() []drivertest.Volume {
+	h.Helper()
 	volumes := []drivertest.Volume{
 		{ID: "pvc-beside", Pool: "other", Bytes: small},
 		{ID: "pvc-beside-disk", Pool: "other", Bytes: small, Block: true},
 	}
 	for _, v := range volumes {
-		_, err := w.Create(w.Context(), v)
-		w.Must(err)
-		w.Must(w.Publish(w.Context(), v, v.ID))
+		_, err := h.Create(h.Context(), v)
+		h.Must(err)
+		h.Must(h.Publish(h.Context(), v, v.ID))
 	}
 	return volumes
 }
 
 // inTime expects a call to succeed within the bound.
-func (w *world) inTime(what string, call func() error) {
-	w.Helper()
+func (h *harness) inTime(what string, call func() error) {
+	h.Helper()
 	began := time.Now()
 	err := call()
 	took := time.Since(began)
 	if err != nil || took > bound() {
-		w.Errorf("%s: %v after %v, want success within %v", what, err, took, bound())
+		h.Errorf("%s: %v after %v, want success within %v", what, err, took, bound())
 	}
-	w.Logf("%s took %v", what, took.Round(time.Millisecond))
+	h.Logf("%s took %v", what, took.Round(time.Millisecond))
 }
 
 // Comparing snapshots ends although what it reads does not come. All but the content of the file

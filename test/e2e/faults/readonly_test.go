@@ -14,17 +14,17 @@ func TestPoolTurnsReadOnly(t *testing.T) {
 	driver := drivertest.Built(t)
 	for _, fs := range someFilesystems(2, 2) {
 		t.Run(fs.kind, func(t *testing.T) {
-			w := newWorld(t, driver, newMount(t, fs))
+			h := newHarness(t, driver, newMount(t, fs))
 			// The kernel does not let a filesystem be read-only that has a file open for
 			// writing, such as that of a device. See TestFailingDisk for those.
-			w.Must(w.unpublish(raw))
-			w.wantWhole("before")
-			w.mount.remount(unix.MS_RDONLY)
-			if got := w.capacity(); got != 0 {
+			h.Must(h.unpublish(raw))
+			h.wantWhole("before")
+			h.mount.remount(unix.MS_RDONLY)
+			if got := h.capacity(); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
-			w.wantListed("read-only", all)
-			w.wantAnswers("read-only", answers{
+			h.wantListed("read-only", all)
+			h.wantAnswers("read-only", answers{
 				"create":             codes.ResourceExhausted,
 				"create disk":        codes.ResourceExhausted,
 				"publish disk":       codes.Unavailable,
@@ -36,23 +36,23 @@ func TestPoolTurnsReadOnly(t *testing.T) {
 				"delete":             codes.Unavailable,
 				"delete disk":        codes.Unavailable,
 			})
-			w.Must(w.PublishReadOnly(w.Context(), spare, spare.ID))
-			w.Must(w.stats(spare))
-			w.Must(w.unpublish(spare))
-			w.Must(w.unpublish(tree))
-			w.Must(w.publish(tree))
-			w.Must(w.holds(tree))
-			w.wantAlive("read-only")
-			w.awaitServing(true)
+			h.Must(h.PublishReadOnly(h.Context(), spare, spare.ID))
+			h.Must(h.stats(spare))
+			h.Must(h.unpublish(spare))
+			h.Must(h.unpublish(tree))
+			h.Must(h.publish(tree))
+			h.Must(h.holds(tree))
+			h.wantAlive("read-only")
+			h.awaitServing(true)
 
-			w.Crash()
-			w.Must(w.publish(idle))
-			w.Must(w.unpublish(idle))
-			w.mount.remount(0)
+			h.Crash()
+			h.Must(h.publish(idle))
+			h.Must(h.unpublish(idle))
+			h.mount.remount(0)
 			// An ext4 has its quotas off while it is read-only, and the next check sees them again.
-			w.Eventually("a volume can be made", func() bool { return w.create(late) == nil })
-			w.wantListed("read-write again", none)
-			w.end()
+			h.Eventually("a volume can be made", func() bool { return h.create(late) == nil })
+			h.wantListed("read-write again", none)
+			h.end()
 		})
 	}
 }

@@ -23,20 +23,20 @@ func snapshotID(name string) string { return name + "@" + drivertest.NodeName }
 
 // copyCalls are those for snapshots, restores and clones, in an order in which each can succeed.
 var copyCalls = []call{
-	{"snapshot", func(w *world) error { return w.snapshot(tried) }},
-	{"snapshot again", func(w *world) error { return w.snapshot(kept) }},
-	{"get snapshot", func(w *world) error {
-		_, err := w.Controller().GetSnapshot(w.Context(), &csi.GetSnapshotRequest{SnapshotId: snapshotID(kept)})
+	{"snapshot", func(h *harness) error { return h.snapshot(tried) }},
+	{"snapshot again", func(h *harness) error { return h.snapshot(kept) }},
+	{"get snapshot", func(h *harness) error {
+		_, err := h.Controller().GetSnapshot(h.Context(), &csi.GetSnapshotRequest{SnapshotId: snapshotID(kept)})
 		return err
 	}},
-	{"list snapshots", func(w *world) error { _, err := w.Snapshots(w.Context(), idle.ID); return err }},
-	{"restore", func(w *world) error { _, err := w.Restore(w.Context(), late, snapshotID(kept)); return err }},
-	{"clone", func(w *world) error { _, err := w.Clone(w.Context(), lateDisk, spare.ID); return err }},
-	{"delete snapshot", func(w *world) error { return w.DeleteSnapshot(w.Context(), snapshotID(unwanted)) }},
+	{"list snapshots", func(h *harness) error { _, err := h.Snapshots(h.Context(), idle.ID); return err }},
+	{"restore", func(h *harness) error { _, err := h.Restore(h.Context(), late, snapshotID(kept)); return err }},
+	{"clone", func(h *harness) error { _, err := h.Clone(h.Context(), lateDisk, spare.ID); return err }},
+	{"delete snapshot", func(h *harness) error { return h.DeleteSnapshot(h.Context(), snapshotID(unwanted)) }},
 }
 
-func (w *world) snapshot(name string) error {
-	_, err := w.Snapshot(w.Context(), name, idle.ID, "")
+func (h *harness) snapshot(name string) error {
+	_, err := h.Snapshot(h.Context(), name, idle.ID, "")
 	return err
 }
 
@@ -44,26 +44,26 @@ func (w *world) snapshot(name string) error {
 func TestSnapshotsDuringFaults(t *testing.T) {
 	driver := drivertest.Built(t)
 	for name, fault := range map[string]struct {
-		begin func(w *world) (end func())
+		begin func(w *harness) (end func())
 		want  answers
 	}{
 		"full": {
-			begin: func(w *world) func() { return w.fillUp(0) },
+			begin: func(h *harness) func() { return h.fillUp(0) },
 			want:  answers{"snapshot": codes.FailedPrecondition, "restore": codes.ResourceExhausted, "clone": codes.ResourceExhausted},
 		},
 		"read-only": {
-			begin: func(w *world) func() {
-				w.mount.remount(unix.MS_RDONLY)
-				return func() { w.mount.remount(0) }
+			begin: func(h *harness) func() {
+				h.mount.remount(unix.MS_RDONLY)
+				return func() { h.mount.remount(0) }
 			},
 			want: answers{
 				"snapshot": codes.Unavailable, "restore": codes.ResourceExhausted, "clone": codes.ResourceExhausted, "delete snapshot": codes.Unavailable,
 			},
 		},
 		"unmounted": {
-			begin: func(w *world) func() {
-				w.mount.unmount()
-				return w.mount.mount
+			begin: func(h *harness) func() {
+				h.mount.unmount()
+				return h.mount.mount
 			},
 			want: answers{
 				"snapshot": codes.Unavailable, "snapshot again": codes.Unavailable, "get snapshot": codes.Unavailable,
@@ -73,40 +73,40 @@ func TestSnapshotsDuringFaults(t *testing.T) {
 	} {
 		for _, fs := range someFilesystems(1, 1) {
 			t.Run(name+", "+fs.kind, func(t *testing.T) {
-				w := newWorld(t, driver, newMount(t, fs))
-				w.Must(w.unpublish(raw)) // the kernel lets no filesystem be read-only with a file open for writing
-				w.Must(w.snapshot(kept))
-				w.Must(w.snapshot(unwanted))
-				end := fault.begin(w)
+				h := newHarness(t, driver, newMount(t, fs))
+				h.Must(h.unpublish(raw)) // the kernel lets no filesystem be read-only with a file open for writing
+				h.Must(h.snapshot(kept))
+				h.Must(h.snapshot(unwanted))
+				end := fault.begin(h)
 				for _, c := range copyCalls {
-					w.wantAnswer(name, c, fault.want[c.name])
+					h.wantAnswer(name, c, fault.want[c.name])
 				}
 				end()
-				w.awaitServing(true)
+				h.awaitServing(true)
 				for _, c := range copyCalls {
-					w.Eventually(c.name+" succeeds after the fault", func() bool { return c.make(w) == nil })
+					h.Eventually(c.name+" succeeds after the fault", func() bool { return c.make(h) == nil })
 				}
-				if got, err := os.ReadFile(filepath.Join(w.mount.at, late.ID, "file")); err != nil || string(got) != content {
+				if got, err := os.ReadFile(filepath.Join(h.mount.at, late.ID, "file")); err != nil || string(got) != content {
 					t.Errorf("what was restored has %q, %v", got, err)
 				}
 				for _, name := range []string{kept, tried} {
-					w.Must(w.DeleteSnapshot(w.Context(), snapshotID(name)))
+					h.Must(h.DeleteSnapshot(h.Context(), snapshotID(name)))
 				}
-				w.Must(w.Delete(w.Context(), late.ID))
-				w.Must(w.Delete(w.Context(), lateDisk.ID))
-				w.end()
+				h.Must(h.Delete(h.Context(), late.ID))
+				h.Must(h.Delete(h.Context(), lateDisk.ID))
+				h.end()
 			})
 		}
 	}
 }
 
 // clone makes another volume of one's content, and notes what the answer promises.
-func (w *world) clone(of drivertest.Volume) error {
+func (h *harness) clone(of drivertest.Volume) error {
 	v := of
 	v.ID += "-clone"
-	_, err := w.Clone(w.Context(), v, of.ID)
+	_, err := h.Clone(h.Context(), v, of.ID)
 	if err == nil {
-		w.acknowledged = append(w.acknowledged, drivertest.Kept{Volume: v})
+		h.acknowledged = append(h.acknowledged, drivertest.Kept{Volume: v})
 	}
 	return err
 }

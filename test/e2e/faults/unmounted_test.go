@@ -45,53 +45,53 @@ func TestUnmountedPool(t *testing.T) {
 	for _, fs := range someFilesystems(1, 1) {
 		t.Run(fs.kind, func(t *testing.T) {
 			m := newMount(t, fs)
-			w := newWorld(t, driver, m)
+			h := newHarness(t, driver, m)
 			m.unmount()
 			bare := snapshot(t, m.at)
 			// At once, and once the driver has noticed.
 			for _, during := range []string{"unmounted", "unmounted and noticed"} {
-				w.wantAnswers(during, away)
-				w.wantListed(during, all)
-				if got := w.capacity(); got != 0 {
+				h.wantAnswers(during, away)
+				h.wantListed(during, all)
+				if got := h.capacity(); got != 0 {
 					t.Errorf("%s: the capacity is %d bytes", during, got)
 				}
 				wantSame(t, during, m.at, bare)
-				w.awaitServing(false)
+				h.awaitServing(false)
 			}
-			w.wantAlive("unmounted")
+			h.wantAlive("unmounted")
 			// Pods can end meanwhile, and their content is there until then.
-			if content, err := os.ReadFile(filepath.Join(w.Target(tree.ID), "file")); err != nil || len(content) == 0 {
+			if content, err := os.ReadFile(filepath.Join(h.Target(tree.ID), "file")); err != nil || len(content) == 0 {
 				t.Errorf("a pod reads %q, %v", content, err)
 			}
-			w.Must(w.unpublish(tree))
-			w.Must(w.unpublish(raw))
-			if w.attached() {
-				t.Errorf("%s is still attached", w.device.Name)
+			h.Must(h.unpublish(tree))
+			h.Must(h.unpublish(raw))
+			if h.attached() {
+				t.Errorf("%s is still attached", h.device.Name)
 			}
 			wantSame(t, "after pods have ended", m.at, bare)
 
-			w.anotherFilesystem(bare)
+			h.anotherFilesystem(bare)
 			m.mount()
-			w.awaitServing(true)
-			w.end()
+			h.awaitServing(true)
+			h.end()
 		})
 	}
 }
 
 // anotherFilesystem is mounted in the pool's place for a while.
-func (w *world) anotherFilesystem(bare map[string]entry) {
-	w.Helper()
-	w.Must(unix.Mount("tmpfs", w.mount.at, "tmpfs", 0, "size=64m"))
+func (h *harness) anotherFilesystem(bare map[string]entry) {
+	h.Helper()
+	h.Must(unix.Mount("tmpfs", h.mount.at, "tmpfs", 0, "size=64m"))
 	for path, content := range map[string]string{"file": "of others\n", "pvc-tree/file": "another volume of that name\n"} {
-		path = filepath.Join(w.mount.at, path)
-		w.Must(os.MkdirAll(filepath.Dir(path), 0o755))
-		w.Must(os.WriteFile(path, []byte(content), 0o600))
+		path = filepath.Join(h.mount.at, path)
+		h.Must(os.MkdirAll(filepath.Dir(path), 0o755))
+		h.Must(os.WriteFile(path, []byte(content), 0o600))
 	}
-	theirs := snapshot(w, w.mount.at)
-	w.wantAnswers("another filesystem mounted", away)
-	wantSame(w, "another filesystem mounted", w.mount.at, theirs)
-	w.Must(loopfs.Unmount(w.mount.at))
-	wantSame(w, "unmounted again", w.mount.at, bare)
+	theirs := snapshot(h, h.mount.at)
+	h.wantAnswers("another filesystem mounted", away)
+	wantSame(h, "another filesystem mounted", h.mount.at, theirs)
+	h.Must(loopfs.Unmount(h.mount.at))
+	wantSame(h, "unmounted again", h.mount.at, bare)
 }
 
 // A mount that comes and goes while calls are at work never has them write below it.
@@ -99,8 +99,8 @@ func TestPoolUnmountedRepeatedly(t *testing.T) {
 	driver := drivertest.Built(t)
 	fs := filesystems()[1]
 	m := newMount(t, fs)
-	w := newWorld(t, driver, m)
-	w.Must(w.unpublish(raw)) // the kernel names files by a path that changes
+	h := newHarness(t, driver, m)
+	h.Must(h.unpublish(raw)) // the kernel names files by a path that changes
 	m.unmount()
 	bare := snapshot(t, m.at)
 	m.mount()
@@ -119,12 +119,12 @@ func TestPoolUnmountedRepeatedly(t *testing.T) {
 				}
 				v := volume(fmt.Sprintf("pvc-%d-%d", caller, i), i%4 >= 2)
 				v.Bytes = 64 * kib
-				h := w.live(v, i%2 == 0)
-				results[caller] = append(results[caller], h)
+				past := h.live(v, i%2 == 0)
+				results[caller] = append(results[caller], past)
 				switch {
-				case h.deleted:
+				case past.deleted:
 					notify(deleting)
-				case h.kept():
+				case past.kept():
 					notify(keeping)
 				}
 			}
@@ -147,22 +147,22 @@ func TestPoolUnmountedRepeatedly(t *testing.T) {
 		}
 	}
 	stopAll()
-	w.AwaitServing()
+	h.AwaitServing()
 	kept, deleted := 0, 0
-	for _, h := range slices.Concat(results...) {
-		if h.kept() {
+	for _, past := range slices.Concat(results...) {
+		if past.kept() {
 			kept++
 		}
-		if h.deleted {
+		if past.deleted {
 			deleted++
 		}
-		w.resolve(h)
+		h.resolve(past)
 	}
 	t.Logf("%d times unmounted while %d volumes were filled and kept, and %d deleted", rounds, kept, deleted)
 	if kept == 0 || deleted == 0 || rounds == 0 {
 		t.Error("nothing met")
 	}
-	w.end()
+	h.end()
 }
 
 // A history is what was asked of a volume, and what the answers promise.
@@ -195,37 +195,37 @@ func await(t *testing.T, reported <-chan struct{}) {
 }
 
 // live makes a volume and fills it, and may have it deleted.
-func (w *world) live(v drivertest.Volume, remove bool) history {
-	h := history{Volume: v}
-	_, err := w.Create(w.Context(), v)
-	h.created = err == nil
-	if h.created {
-		h.filled = w.fill(v) == nil
+func (h *harness) live(v drivertest.Volume, remove bool) history {
+	past := history{Volume: v}
+	_, err := h.Create(h.Context(), v)
+	past.created = err == nil
+	if past.created {
+		past.filled = h.fill(v) == nil
 	}
-	if h.created && remove {
-		h.asked = true
-		h.deleted = w.Delete(w.Context(), v.ID) == nil
+	if past.created && remove {
+		past.asked = true
+		past.deleted = h.Delete(h.Context(), v.ID) == nil
 	}
-	return h
+	return past
 }
 
 // resolve expects what was promised, and repeats what was not answered well, as
 // external-provisioner does.
-func (w *world) resolve(h history) {
-	w.Helper()
-	got := w.get(h.Volume)
+func (h *harness) resolve(past history) {
+	h.Helper()
+	got := h.get(past.Volume)
 	switch {
-	case h.deleted:
-		w.WantCode(h.ID+" was deleted, get", got, codes.NotFound)
-	case h.created && !h.asked:
-		w.WantCode(h.ID+" was made, get", got, codes.OK)
-		if h.filled {
-			w.Must(w.holds(h.Volume))
+	case past.deleted:
+		h.WantCode(past.ID+" was deleted, get", got, codes.NotFound)
+	case past.created && !past.asked:
+		h.WantCode(past.ID+" was made, get", got, codes.OK)
+		if past.filled {
+			h.Must(h.holds(past.Volume))
 		}
-		w.acknowledged = append(w.acknowledged, drivertest.Kept{Volume: h.Volume})
-		w.Must(w.create(h.Volume)) // is there
+		h.acknowledged = append(h.acknowledged, drivertest.Kept{Volume: past.Volume})
+		h.Must(h.create(past.Volume)) // is there
 	default: // what an attempt has left may be in its way
-		w.Must(drivertest.Repeat(w.Context(), func() error { return w.delete(h.Volume) }))
+		h.Must(drivertest.Repeat(h.Context(), func() error { return h.delete(past.Volume) }))
 	}
 }
 

@@ -41,20 +41,20 @@ const (
 	inTime = 60 * time.Second
 )
 
-// A bench is a driver with the pool "local" on a btrfs that enforces sizes.
-type bench struct {
+// A harness is a driver with the pool "local" on a btrfs that enforces sizes.
+type harness struct {
 	*drivertest.Driver
 	program, pool string
 	pools         []drivertest.PoolConfig
 	upTwoHours    bool // for inspect, the node was booted that long ago
 }
 
-func newBench(t *testing.T, program string, more ...drivertest.PoolConfig) *bench {
+func newHarness(t *testing.T, program string, more ...drivertest.PoolConfig) *harness {
 	t.Helper()
-	b := &bench{program: program, pool: filepath.Join(testenv.CountingBtrfs(t, gib), "pool")}
-	b.pools = append([]drivertest.PoolConfig{{Name: "local", Path: b.pool, Enforcement: "required"}}, more...)
-	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
-	return b
+	h := &harness{program: program, pool: filepath.Join(testenv.CountingBtrfs(t, gib), "pool")}
+	h.pools = append([]drivertest.PoolConfig{{Name: "local", Path: h.pool, Enforcement: "required"}}, more...)
+	h.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: h.pools})
+	return h
 }
 
 func directory(id string, bytes int64) drivertest.Volume {
@@ -65,55 +65,55 @@ func device(id string, bytes int64) drivertest.Volume {
 	return drivertest.Volume{ID: id, Pool: "local", Bytes: bytes, Block: true}
 }
 
-func (b *bench) create(v drivertest.Volume) {
-	b.Helper()
-	_, err := b.Create(b.Context(), v)
-	b.Must(err)
+func (h *harness) create(v drivertest.Volume) {
+	h.Helper()
+	_, err := h.Create(h.Context(), v)
+	h.Must(err)
 }
 
 // run runs inspect as the manifests have it run: the environment says what to check. It is
 // killed if it syncs.
-func (b *bench) run(args ...string) (output string, status int) {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), inTime)
+func (h *harness) run(args ...string) (output string, status int) {
+	h.Helper()
+	ctx, cancel := context.WithTimeout(h.Context(), inTime)
 	defer cancel()
 	launcher, err := os.Executable()
-	b.Must(err)
+	h.Must(err)
 	cmd := exec.CommandContext(ctx, launcher, append([]string{"inspect"}, args...)...)
-	if b.upTwoHours {
+	if h.upTwoHours {
 		cmd = upTwoHours(ctx, launcher, cmd.Args[1:])
 	}
-	cmd.Env = append(b.environment(), programVariable+"="+b.program)
+	cmd.Env = append(h.environment(), programVariable+"="+h.program)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
-		b.Fatal(err)
+		h.Fatal(err)
 	}
 	if stderr.Len() > 0 {
-		b.Errorf("inspect %q complains: %s", args, stderr.String())
+		h.Errorf("inspect %q complains: %s", args, stderr.String())
 	}
 	return stdout.String(), cmd.ProcessState.ExitCode()
 }
 
 // environment has the variables that the manifests set.
-func (b *bench) environment() []string {
-	b.Helper()
-	pools, err := json.Marshal(b.pools)
-	b.Must(err)
+func (h *harness) environment() []string {
+	h.Helper()
+	pools, err := json.Marshal(h.pools)
+	h.Must(err)
 	return append(os.Environ(), "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
 }
 
 // report is inspect's output for programs.
-func (b *bench) report(wantStatus int, args ...string) inspect.Report {
-	b.Helper()
-	output, status := b.run(append([]string{"--output=json"}, args...)...)
+func (h *harness) report(wantStatus int, args ...string) inspect.Report {
+	h.Helper()
+	output, status := h.run(append([]string{"--output=json"}, args...)...)
 	if status != wantStatus {
-		b.Errorf("inspect %q ends with %d, want %d:\n%s", args, status, wantStatus, output)
+		h.Errorf("inspect %q ends with %d, want %d:\n%s", args, status, wantStatus, output)
 	}
 	var report inspect.Report
 	decoder := json.NewDecoder(strings.NewReader(output))
 	decoder.DisallowUnknownFields()
-	b.Must(decoder.Decode(&report))
+	h.Must(decoder.Decode(&report))
 	return report
 }
 
@@ -143,42 +143,42 @@ func TestInspect(t *testing.T) {
 }
 
 func testTellsAndChangesNothing(t *testing.T, program string) {
-	b := newBench(t, program, drivertest.PoolConfig{Name: "second", Path: filepath.Join(t.TempDir(), "second")})
+	h := newHarness(t, program, drivertest.PoolConfig{Name: "second", Path: filepath.Join(t.TempDir(), "second")})
 	ctx := t.Context()
 	files, disk := directory("pvc-1", 16*mib), device("disk-1", 32*mib)
-	b.create(files)
-	b.create(disk)
-	b.Must(errors.Join(b.Publish(ctx, files, "a"), b.Publish(ctx, disk, "b")))
-	b.Must(os.WriteFile(b.Target("a")+"/data", bytes.Repeat([]byte("x"), mib), 0o600))
-	b.Must((&drivertest.Pool{Driver: b.Driver, PoolConfig: b.pools[0]}).Settle()) // else what is free changes when it is written back
-	available, err := b.Capacity(ctx, "local")
-	b.Must(err)
+	h.create(files)
+	h.create(disk)
+	h.Must(errors.Join(h.Publish(ctx, files, "a"), h.Publish(ctx, disk, "b")))
+	h.Must(os.WriteFile(h.Target("a")+"/data", bytes.Repeat([]byte("x"), mib), 0o600))
+	h.Must((&drivertest.Pool{Driver: h.Driver, PoolConfig: h.pools[0]}).Settle()) // else what is free changes when it is written back
+	available, err := h.Capacity(ctx, "local")
+	h.Must(err)
 
-	before := b.tree()
-	report := b.report(0)
+	before := h.tree()
+	report := h.report(0)
 	if report.Abnormal != 0 || report.Node != drivertest.NodeName || len(report.Pools) != 2 {
 		t.Errorf("the report is %+v, want two pools in order", report)
 	}
 	if p := report.Pools[0]; p.Quota != "btrfs" || *p.PromisedBytes != 48*mib || *p.AvailableBytes != available {
 		t.Errorf("the pool is %+v, want 48 MiB promised and %d available", p, available)
 	}
-	if v := volume(t, report, "pvc-1"); len(v.Published) != 1 || v.Published[0].Path != b.Target("a") || *v.LimitBytes != 16*mib || v.QuotaID == 0 {
+	if v := volume(t, report, "pvc-1"); len(v.Published) != 1 || v.Published[0].Path != h.Target("a") || *v.LimitBytes != 16*mib || v.QuotaID == 0 {
 		t.Errorf("the directory volume is %+v", v)
 	}
 	if v := volume(t, report, "disk-1"); len(v.Devices) != 1 || v.Devices[0].SizeBytes != 32*mib || v.Devices[0].Foreign ||
-		len(v.Published) != 1 || v.Published[0].Path != b.Target("b") || *v.FileBytes != 32*mib || *v.AllocatedBytes < 32*mib || *v.Extents < 1 {
+		len(v.Published) != 1 || v.Published[0].Path != h.Target("b") || *v.FileBytes != 32*mib || *v.AllocatedBytes < 32*mib || *v.Extents < 1 {
 		t.Errorf("the block volume is %+v", v)
 	}
-	b.wantSame(before)
+	h.wantSame(before)
 
 	// And without the driver, of what is wrong as well.
-	b.create(directory("pvc-2", 16*mib))
-	b.create(directory("pvc-3", 16*mib))
-	b.Must(b.Process.Stop())
-	b.Must(os.Rename(filepath.Join(b.pool, "pvc-2"), filepath.Join(filepath.Dir(b.pool), "aside")))
-	b.Must(os.WriteFile(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "pvc-3.json"), []byte(`{"version":1,`), 0o600))
-	before = b.tree()
-	report = b.report(2)
+	h.create(directory("pvc-2", 16*mib))
+	h.create(directory("pvc-3", 16*mib))
+	h.Must(h.Process.Stop())
+	h.Must(os.Rename(filepath.Join(h.pool, "pvc-2"), filepath.Join(filepath.Dir(h.pool), "aside")))
+	h.Must(os.WriteFile(filepath.Join(h.pool, ".hostpath-provisioner", "volumes", "pvc-3.json"), []byte(`{"version":1,`), 0o600))
+	before = h.tree()
+	report = h.report(2)
 	if report.Abnormal != 2 {
 		t.Errorf("%d things are not in order, want 2", report.Abnormal)
 	}
@@ -188,54 +188,54 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 	if v := volume(t, report, "pvc-3"); !v.Abnormal || !strings.Contains(v.Condition, "record") || !strings.Contains(v.Condition, "pvc-3") {
 		t.Errorf("the volume with a torn record is %+v", v)
 	}
-	if one := b.report(0, "--pool=local", "--volume=pvc-1"); len(one.Pools) != 1 || len(one.Pools[0].Volumes) != 1 {
+	if one := h.report(0, "--pool=local", "--volume=pvc-1"); len(one.Pools) != 1 || len(one.Pools[0].Volumes) != 1 {
 		t.Errorf("the report of one volume is %+v", one)
 	}
-	table, status := b.run()
+	table, status := h.run()
 	if status != 2 || strings.Count(table, "ABNORMAL: ") != 2 || !strings.HasSuffix(table, "2 problems: see the lines with ABNORMAL\n") {
 		t.Errorf("the table ends with %d, and is\n%s", status, table)
 	}
-	b.wantSame(before)
+	h.wantSame(before)
 }
 
 func testSnapshots(t *testing.T, program string) {
-	b := newBench(t, program)
+	h := newHarness(t, program)
 	ctx := t.Context()
-	b.create(directory("pvc-1", 64*mib))
-	b.create(device("disk-1", 32*mib))
+	h.create(directory("pvc-1", 64*mib))
+	h.create(device("disk-1", 32*mib))
 	snapshot := func(name, of string) {
 		t.Helper()
-		_, err := b.Snapshot(ctx, name, of, "")
-		b.Must(err)
+		_, err := h.Snapshot(ctx, name, of, "")
+		h.Must(err)
 	}
 	write := func(path string, at int64) {
 		t.Helper()
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-		b.Must(err)
+		h.Must(err)
 		_, err = f.WriteAt([]byte("changed"), at)
-		b.Must(errors.Join(err, f.Sync(), f.Close()))
+		h.Must(errors.Join(err, f.Sync(), f.Close()))
 	}
-	in := func(name string) string { return filepath.Join(b.pool, "pvc-1", name) }
-	image := filepath.Join(b.pool, "disk-1", "disk.img")
+	in := func(name string) string { return filepath.Join(h.pool, "pvc-1", name) }
+	image := filepath.Join(h.pool, "disk-1", "disk.img")
 	write(in("kept"), 0)
 	write(in("removed"), 0)
 	snapshot("monday", "pvc-1")
 	snapshot("image-monday", "disk-1")
 	write(in("kept"), 5)
 	write(in("added\nhere"), 0)
-	b.Must(os.Remove(in("removed")))
+	h.Must(os.Remove(in("removed")))
 	write(image, 5*mib)
 	snapshot("tuesday", "pvc-1")
 	snapshot("image-tuesday", "disk-1")
 	write(in("later"), 0)
 
-	before := b.tree()
-	snapshots := b.report(0, "--snapshots").Pools[0].Snapshots
+	before := h.tree()
+	snapshots := h.report(0, "--snapshots").Pools[0].Snapshots
 	if len(snapshots) != 4 || snapshots[2].Name != "monday" || snapshots[2].Source != "pvc-1" || *snapshots[2].SizeBytes != 64*mib ||
 		snapshots[2].Method != "subvolume" || *snapshots[2].HeldBytes >= 64*mib {
 		t.Errorf("the snapshots are %+v", snapshots)
 	}
-	table, status := b.run("--snapshots", "--volume=disk-1")
+	table, status := h.run("--snapshots", "--volume=disk-1")
 	if status != 0 || !strings.Contains(table, "image-monday") || strings.Contains(table, "tuesday  pvc-1") || strings.Contains(table, "VOLUME") {
 		t.Errorf("the table of one volume's snapshots ends with %d, and is\n%s", status, table)
 	}
@@ -247,15 +247,15 @@ func testSnapshots(t *testing.T, program string) {
 		"--diff=image-monday image-tuesday --output json": `{"change":"changed","offset":5242880,"bytes":4096}` + "\n",
 		"--output=json --diff tuesday monday":             `{"change":"removed","path":"added\nhere"}` + "\n" + `{"change":"changed","path":"kept","what":["size","mtime"]}` + "\n" + `{"change":"added","path":"removed"}` + "\n",
 	} {
-		if got, status := b.run(strings.Fields(args)...); got != want || status != 0 {
+		if got, status := h.run(strings.Fields(args)...); got != want || status != 0 {
 			t.Errorf("inspect %s ends with %d, and prints\n%swant\n%s", args, status, got, want)
 		}
 	}
-	b.wantSame(before)
+	h.wantSame(before)
 
-	b.Must(b.Process.Stop())
-	b.Must(os.Rename(filepath.Join(b.pool, ".hostpath-provisioner", "snapshots", "~monday"), filepath.Join(filepath.Dir(b.pool), "aside")))
-	if lost := b.report(2, "--snapshots").Pools[0].Snapshots[2]; !lost.Lost || lost.Reason != "DirectoryMissing" {
+	h.Must(h.Process.Stop())
+	h.Must(os.Rename(filepath.Join(h.pool, ".hostpath-provisioner", "snapshots", "~monday"), filepath.Join(filepath.Dir(h.pool), "aside")))
+	if lost := h.report(2, "--snapshots").Pools[0].Snapshots[2]; !lost.Lost || lost.Reason != "DirectoryMissing" {
 		t.Errorf("the lost snapshot is %+v", lost)
 	}
 }
@@ -263,10 +263,10 @@ func testSnapshots(t *testing.T, program string) {
 func testHang(t *testing.T, program string) {
 	hung := filepath.Join(t.TempDir(), "hung")
 	release := testenv.Hang(t, hung)
-	b := newBench(t, program)
-	b.create(directory("pvc-1", 16*mib))
-	b.pools = append(b.pools, drivertest.PoolConfig{Name: "hung", Path: hung})
-	report := b.report(2)
+	h := newHarness(t, program)
+	h.create(directory("pvc-1", 16*mib))
+	h.pools = append(h.pools, drivertest.PoolConfig{Name: "hung", Path: hung})
+	report := h.report(2)
 	if p := report.Pools[0]; p.Abnormal || len(p.Volumes) != 1 {
 		t.Errorf("the pool that answers is %+v", p)
 	}
@@ -274,25 +274,25 @@ func testHang(t *testing.T, program string) {
 		t.Errorf("the pool that hangs is %+v", p)
 	}
 	// One volume, of a pool that may have it.
-	if report := b.report(2, "--volume=pvc-9"); report.Pools[1].Condition == "" {
+	if report := h.report(2, "--volume=pvc-9"); report.Pools[1].Condition == "" {
 		t.Errorf("the report is %+v", report)
 	}
-	_, err := b.Snapshot(t.Context(), "monday", "pvc-1", "")
-	b.Must(err)
-	b.Must(os.WriteFile(filepath.Join(b.pool, "pvc-1", "new"), nil, 0o644))
-	slices.Reverse(b.pools) // that which hangs is asked first
-	if output, status := b.run("--diff", "monday"); status != 0 || !strings.Contains(output, "new") {
+	_, err := h.Snapshot(t.Context(), "monday", "pvc-1", "")
+	h.Must(err)
+	h.Must(os.WriteFile(filepath.Join(h.pool, "pvc-1", "new"), nil, 0o644))
+	slices.Reverse(h.pools) // that which hangs is asked first
+	if output, status := h.run("--diff", "monday"); status != 0 || !strings.Contains(output, "new") {
 		t.Errorf("comparing ends with %d, and prints %q", status, output)
 	}
 	release()
 }
 
 // tree is all that can be seen of the files of the node.
-func (b *bench) tree() map[string]string {
-	b.Helper()
+func (h *harness) tree() map[string]string {
+	h.Helper()
 	all := make(map[string]string)
-	for _, p := range b.pools {
-		b.Must(filepath.WalkDir(p.Path, func(path string, d fs.DirEntry, err error) error {
+	for _, p := range h.pools {
+		h.Must(filepath.WalkDir(p.Path, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
@@ -321,9 +321,9 @@ func (b *bench) tree() map[string]string {
 	return all
 }
 
-func (b *bench) wantSame(before map[string]string) {
-	b.Helper()
-	if diff := cmp.Diff(before, b.tree()); diff != "" {
-		b.Errorf("inspecting changed (-before +after):\n%s", diff)
+func (h *harness) wantSame(before map[string]string) {
+	h.Helper()
+	if diff := cmp.Diff(before, h.tree()); diff != "" {
+		h.Errorf("inspecting changed (-before +after):\n%s", diff)
 	}
 }

@@ -115,8 +115,7 @@ func (c *client) act(ctx context.Context) error {
 	return nil
 }
 
-// ask makes a call until it is not in the way of another one. A list that another client
-// asks for may use a volume just then, and the reaper's check once a minute.
+// ask makes a call until it is not in the way of another one.
 func ask[T any](ctx context.Context, call func() (T, error)) (answer T, err error) {
 	err = drivertest.Repeat(ctx, func() (err error) { answer, err = call(); return err })
 	return answer, err

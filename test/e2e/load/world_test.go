@@ -34,6 +34,7 @@ type world struct {
 	places  []*place
 	clients []*client
 	common  []drivertest.Volume // that all clients use
+	calls   calls
 	// scraper keeps its connection, which would come and go in what is measured else.
 	scraper *http.Transport
 }

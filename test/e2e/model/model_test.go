@@ -41,9 +41,9 @@ func TestRandomCallsMatchModel(t *testing.T) {
 		var failure any
 		synctest.Test(t, func(*testing.T) {
 			defer func() { failure = recover() }()
-			w := newWorld(rt, disks)
-			defer w.end()
-			rt.Repeat(w.actions())
+			h := newHarness(rt, disks)
+			defer h.end()
+			rt.Repeat(h.actions())
 		})
 		// Again, in the goroutine where rapid waits for it. It identifies failures by where
 		// they come from, and this one only says that a shorter walk has no more steps.
@@ -148,8 +148,8 @@ func round(r volume.Range) (int64, error) {
 }
 
 // promises are those of a pool.
-func (w *world) promises(in string) (sum int64) {
-	for _, v := range w.volumes {
+func (h *harness) promises(in string) (sum int64) {
+	for _, v := range h.volumes {
 		if v.pool == in && v.promised() {
 			sum += v.record.bytes
 		}
@@ -158,36 +158,36 @@ func (w *world) promises(in string) (sum int64) {
 }
 
 // available is what a pool can promise: the formula of docs/capacity.md, without trash.
-func (w *world) available(in string) int64 {
-	size, free := w.space(in)
-	promised, taken, sellable, reserve := w.promises(in), size-free, size, int64(0)
+func (h *harness) available(in string) int64 {
+	size, free := h.space(in)
+	promised, taken, sellable, reserve := h.promises(in), size-free, size, int64(0)
 	switch in {
 	case thin:
 		sellable = 2 * size
 	case kept:
 		reserve = size / 10
 	}
-	foreign := min(taken, max(w.foreign[in], taken-promised))
+	foreign := min(taken, max(h.foreign[in], taken-promised))
 	return max(0, min(free, sellable-promised-foreign)-reserve)
 }
 
 // learn is what a pool notices of what others hold, as time passes.
-func (w *world) learn() {
+func (h *harness) learn() {
 	for _, in := range pools {
-		size, free := w.space(in)
+		size, free := h.space(in)
 		taken := size - free
 		switch {
-		case in == kept, in == thin && w.promises(in) == 0: // counted, or nothing can be ours
-			w.foreign[in] = taken
+		case in == kept, in == thin && h.promises(in) == 0: // counted, or nothing can be ours
+			h.foreign[in] = taken
 		case in == thin:
-			w.foreign[in] = min(w.foreign[in], taken)
+			h.foreign[in] = min(h.foreign[in], taken)
 		}
 	}
 }
 
 // owner is the volume whose directory it is.
-func (w *world) owner(d *directory) (id string, v *modelVolume) {
-	for id, v := range w.volumes {
+func (h *harness) owner(d *directory) (id string, v *modelVolume) {
+	for id, v := range h.volumes {
 		if v.dir == d {
 			return id, v
 		}
@@ -196,8 +196,8 @@ func (w *world) owner(d *directory) (id string, v *modelVolume) {
 }
 
 // published are the targets of a volume but one.
-func (w *world) published(v *modelVolume, but string) (at []string) {
-	for name, p := range w.targets {
+func (h *harness) published(v *modelVolume, but string) (at []string) {
+	for name, p := range h.targets {
 		if v.dir != nil && p.dir == v.dir && name != but {
 			at = append(at, name)
 		}
@@ -205,7 +205,7 @@ func (w *world) published(v *modelVolume, but string) (at []string) {
 	return at
 }
 
-func (w *world) publishedAt(v *modelVolume, target string) bool {
-	at := w.targets[target]
+func (h *harness) publishedAt(v *modelVolume, target string) bool {
+	at := h.targets[target]
 	return at != nil && v.dir != nil && at.dir == v.dir
 }

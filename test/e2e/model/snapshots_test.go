@@ -19,47 +19,47 @@ import (
 const inodeShare = 544
 
 // mostly picks an id that is there, or that is not, and sometimes any.
-func (w *world) mostly(what string, from []string, there bool) string {
-	wanted := slices.DeleteFunc(slices.Clone(from), func(name string) bool { return (w.volumes[name] != nil) != there })
+func (h *harness) mostly(what string, from []string, there bool) string {
+	wanted := slices.DeleteFunc(slices.Clone(from), func(name string) bool { return (h.volumes[name] != nil) != there })
 	switch {
-	case pick(w, "any", false, false, false, true):
+	case pick(h, "any", false, false, false, true):
 		wanted = from
 	case len(wanted) == 0:
-		w.Skip()
+		h.Skip()
 	}
-	return pick(w, what, wanted...)
+	return pick(h, what, wanted...)
 }
 
 // copy makes a volume from a snapshot or from another volume. Mostly it asks for what can be: the
 // pool and the mode of the source.
-func (w *world) copy() {
-	c := creation{name: w.mostly("id", ids, false), source: w.mostly("source", entryIDs, true), elsewhere: w.flip("elsewhere")}
+func (h *harness) copy() {
+	c := creation{name: h.mostly("id", ids, false), source: h.mostly("source", entryIDs, true), elsewhere: h.flip("elsewhere")}
 	in, modes := pools, []volume.Mode{volume.ModeMount, volume.ModeBlock}
-	if s := w.volumes[c.source]; s != nil && !w.flip("any") {
+	if s := h.volumes[c.source]; s != nil && !h.flip("any") {
 		in, modes = []string{s.pool}, []volume.Mode{s.promise().mode}
 	}
-	if w.flip("of a size") {
-		c.sizes = w.sizes()
+	if h.flip("of a size") {
+		c.sizes = h.sizes()
 	}
-	c.pool, c.mode = pick(w, "pool", in...), pick(w, "mode", modes...)
-	w.make(c)
+	c.pool, c.mode = pick(h, "pool", in...), pick(h, "mode", modes...)
+	h.make(c)
 }
 
 // mayCopyTo is the answer of the source of a new volume.
-func (w *world) mayCopyTo(c creation) error {
-	err := w.mayCopy(c.source, volume.Verify)
+func (h *harness) mayCopyTo(c creation) error {
+	err := h.mayCopy(c.source, volume.Verify)
 	switch {
 	case c.elsewhere && errors.Is(err, volume.ErrNotFound):
 		return volume.ErrOtherNode
-	case err == nil && w.volumes[c.source].record.mode != c.mode:
+	case err == nil && h.volumes[c.source].record.mode != c.mode:
 		return volume.ErrInvalid
 	}
 	return err
 }
 
 // mayCopy says whether a volume or a snapshot can be copied. Files of these pools share no blocks.
-func (w *world) mayCopy(name string, when volume.WhenWritten) error {
-	v := w.volumes[name]
+func (h *harness) mayCopy(name string, when volume.WhenWritten) error {
+	v := h.volumes[name]
 	switch {
 	case v == nil:
 		return volume.ErrNotFound
@@ -73,16 +73,16 @@ func (w *world) mayCopy(name string, when volume.WhenWritten) error {
 		return nil
 	case v.record.mode == volume.ModeMount && when == volume.Freeze: // the pools are on a tmpfs
 		return volume.ErrPrecondition
-	case w.writable(v):
+	case h.writable(v):
 		return volume.ErrPrecondition
 	}
 	return nil
 }
 
 // writable reports whether a pod may write to a volume. A device that is published read-only counts too.
-func (w *world) writable(v *modelVolume) bool {
-	return slices.ContainsFunc(w.published(v, ""), func(target string) bool {
-		return v.record.mode == volume.ModeBlock || !w.targets[target].readOnly
+func (h *harness) writable(v *modelVolume) bool {
+	return slices.ContainsFunc(h.published(v, ""), func(target string) bool {
+		return v.record.mode == volume.ModeBlock || !h.targets[target].readOnly
 	})
 }
 
@@ -95,30 +95,30 @@ func least(name string, v *modelVolume) int64 {
 	return v.record.bytes
 }
 
-func (w *world) snapshot() {
-	name, of := w.mostly("snapshot", snapshots, false), w.mostly("id", ids, true)
-	when := pick(w, "when written", volume.Verify, volume.Freeze, volume.Accept)
-	made := w.volumes[name] == nil
-	want := w.maySnapshot(name, of, when)
-	w.awaitTick(of)
-	unlock := w.lock(name)
-	got, err := w.set.Snapshots().Create(background, pool.SnapshotRequest{ID: id(name), Source: id(of), Way: pool.CopyWay{WhenWritten: when}})
+func (h *harness) snapshot() {
+	name, of := h.mostly("snapshot", snapshots, false), h.mostly("id", ids, true)
+	when := pick(h, "when written", volume.Verify, volume.Freeze, volume.Accept)
+	made := h.volumes[name] == nil
+	want := h.maySnapshot(name, of, when)
+	h.awaitTick(of)
+	unlock := h.lock(name)
+	got, err := h.set.Snapshots().Create(background, pool.SnapshotRequest{ID: id(name), Source: id(of), Way: pool.CopyWay{WhenWritten: when}})
 	unlock()
-	w.answer(err, want, "snapshot %s of %s, %s", name, of, when)
+	h.answer(err, want, "snapshot %s of %s, %s", name, of, when)
 	if err != nil {
 		return
 	}
-	v := w.volumes[name]
+	v := h.volumes[name]
 	if made {
-		v.record.bytes = min(v.record.bytes, w.held(name, v))
+		v.record.bytes = min(v.record.bytes, h.held(name, v))
 	}
-	w.sameSnapshot(name, v, got)
+	h.sameSnapshot(name, v, got)
 }
 
 // maySnapshot is the answer to the creation of a snapshot. If it is nil the model has the
 // snapshot, with the promise that is reserved for it.
-func (w *world) maySnapshot(name, of string, when volume.WhenWritten) error {
-	v, source := w.volumes[name], w.volumes[of]
+func (h *harness) maySnapshot(name, of string, when volume.WhenWritten) error {
+	v, source := h.volumes[name], h.volumes[of]
 	switch {
 	case v != nil && !v.promised():
 		return volume.ErrDamagedRecord
@@ -129,7 +129,7 @@ func (w *world) maySnapshot(name, of string, when volume.WhenWritten) error {
 	case v != nil:
 		return nil
 	}
-	if err := w.mayCopy(of, when); err != nil {
+	if err := h.mayCopy(of, when); err != nil {
 		return err
 	}
 	rec := *source.record
@@ -137,10 +137,10 @@ func (w *world) maySnapshot(name, of string, when volume.WhenWritten) error {
 	if rec.kept && rec.mode == volume.ModeMount { // what it holds is counted: one inode, and then 1 MiB more
 		rec.bytes = mib + block
 	}
-	if rec.bytes > w.available(source.pool) {
+	if rec.bytes > h.available(source.pool) {
 		return volume.ErrPrecondition
 	}
-	w.volumes[name] = &modelVolume{
+	h.volumes[name] = &modelVolume{
 		pool:   source.pool,
 		dir:    &directory{stamp: source.dir.stamp, disk: source.dir.disk},
 		record: &rec,
@@ -149,11 +149,11 @@ func (w *world) maySnapshot(name, of string, when volume.WhenWritten) error {
 }
 
 // held is what a new snapshot is promised at most: what it holds, where that is known.
-func (w *world) held(name string, v *modelVolume) int64 {
+func (h *harness) held(name string, v *modelVolume) int64 {
 	switch {
 	case v.record.mode == volume.ModeBlock:
 		var st syscall.Stat_t
-		must.Succeed(w, syscall.Stat(filepath.Join(w.entry(name, v), v.dir.file()), &st))
+		must.Succeed(h, syscall.Stat(filepath.Join(h.entry(name, v), v.dir.file()), &st))
 		return st.Blocks * 512
 	case v.record.kept:
 		return inodeShare
@@ -161,24 +161,24 @@ func (w *world) held(name string, v *modelVolume) int64 {
 	return v.record.bytes
 }
 
-func (w *world) deleteSnapshot() {
-	name, want := w.mostly("snapshot", snapshots, true), error(nil)
-	if w.volumes[name] == nil {
+func (h *harness) deleteSnapshot() {
+	name, want := h.mostly("snapshot", snapshots, true), error(nil)
+	if h.volumes[name] == nil {
 		want = volume.ErrNotFound
 	}
-	delete(w.volumes, name)
-	unlock := w.lock(name)
-	err := w.set.Snapshots().Delete(background, id(name))
+	delete(h.volumes, name)
+	unlock := h.lock(name)
+	err := h.set.Snapshots().Delete(background, id(name))
 	unlock()
-	w.answer(err, want, "delete snapshot %s", name)
+	h.answer(err, want, "delete snapshot %s", name)
 }
 
 // listSnapshots expects those that have a readable record: of others it is not known of what they are.
-func (w *world) listSnapshots() {
-	after, most := pick(w, "after", append([]string{""}, snapshots...)...), pick(w, "most", 1, 2, 10)
-	of := pick(w, "of", append([]string{""}, ids...)...)
-	want := slices.DeleteFunc(w.sorted(), func(name string) bool {
-		v := w.volumes[name]
+func (h *harness) listSnapshots() {
+	after, most := pick(h, "after", append([]string{""}, snapshots...)...), pick(h, "most", 1, 2, 10)
+	of := pick(h, "of", append([]string{""}, ids...)...)
+	want := slices.DeleteFunc(h.sorted(), func(name string) bool {
+		v := h.volumes[name]
 		return !isSnapshot(name) || !v.promised() || name <= after || of != "" && v.record.origin.id != of
 	})
 	var from, source volume.ID
@@ -190,44 +190,44 @@ func (w *world) listSnapshots() {
 	}
 	for more := true; more; more = from != (volume.ID{}) {
 		var page []pool.Snapshot
-		page, from = w.set.Snapshots().List(background, from, source, most)
+		page, from = h.set.Snapshots().List(background, from, source, most)
 		for _, s := range page {
 			if len(want) == 0 || s.ID.String() != want[0] {
-				w.Fatalf("after %q, of %q, comes %+v, want %v", after, of, s, want)
+				h.Fatalf("after %q, of %q, comes %+v, want %v", after, of, s, want)
 			}
-			w.sameSnapshot(want[0], w.volumes[want[0]], s)
+			h.sameSnapshot(want[0], h.volumes[want[0]], s)
 			want = want[1:]
 		}
 	}
 	if len(want) > 0 {
-		w.Fatalf("the list of snapshots ends before %v", want)
+		h.Fatalf("the list of snapshots ends before %v", want)
 	}
 }
 
 // write changes what is in a volume. What was copied from it, and what it was copied from, has still
 // what was there.
-func (w *world) write() {
-	name := pick(w, "id", ids...)
-	v := w.volumes[name]
+func (h *harness) write() {
+	name := pick(h, "id", ids...)
+	v := h.volumes[name]
 	if v == nil || v.dir == nil {
-		w.Skip()
+		h.Skip()
 	}
 	v.dir.stamp = ""
-	w.stamp(name, v)
+	h.stamp(name, v)
 }
 
 // checkSnapshot compares what is reported of one snapshot.
-func (w *world) checkSnapshot(name string, v *modelVolume) {
-	got, err := w.set.Snapshots().Find(background, id(name))
+func (h *harness) checkSnapshot(name string, v *modelVolume) {
+	got, err := h.set.Snapshots().Find(background, id(name))
 	if !v.promised() {
-		w.answer(err, volume.ErrDamagedRecord, "find snapshot %s", name)
+		h.answer(err, volume.ErrDamagedRecord, "find snapshot %s", name)
 		return
 	}
-	must.Succeed(w, err)
-	w.sameSnapshot(name, v, got)
+	must.Succeed(h, err)
+	h.sameSnapshot(name, v, got)
 }
 
-func (w *world) sameSnapshot(name string, v *modelVolume, got pool.Snapshot) {
+func (h *harness) sameSnapshot(name string, v *modelVolume, got pool.Snapshot) {
 	type facts struct {
 		ID, Pool    string
 		Mode        volume.Mode
@@ -240,24 +240,24 @@ func (w *world) sameSnapshot(name string, v *modelVolume, got pool.Snapshot) {
 	want := facts{name, v.pool, v.record.mode, v.record.origin.id, v.record.origin.bytes, volume.PointInTime, v.record.bytes, v.dir == nil}
 	has := facts{got.ID.String(), got.Pool.String(), got.Mode, got.Origin.ID, got.Origin.Bytes, got.Origin.Consistency, got.Promised, got.Lost}
 	if diff := cmp.Diff(want, has); diff != "" {
-		w.Fatalf("snapshot (-want +got):\n%s", diff)
+		h.Fatalf("snapshot (-want +got):\n%s", diff)
 	}
 }
 
 // awaitTick waits until what changes gets another ctime than what has changed so far on the pool
 // of a source, which a copy would take for a change under its eyes.
-func (w *world) awaitTick(source string) {
-	v := w.volumes[source]
+func (h *harness) awaitTick(source string) {
+	v := h.volumes[source]
 	if v == nil {
 		return
 	}
-	name := w.out(v.pool, ".hostpath-tick")
+	name := h.out(v.pool, ".hostpath-tick")
 	var first, now syscall.Stat_t
 	for first.Ctim == now.Ctim {
-		must.Succeed(w, os.WriteFile(name, nil, 0o600))
-		if must.Succeed(w, syscall.Stat(name, &now)); first.Ino == 0 {
+		must.Succeed(h, os.WriteFile(name, nil, 0o600))
+		if must.Succeed(h, syscall.Stat(name, &now)); first.Ino == 0 {
 			first = now
 		}
 	}
-	must.Succeed(w, os.Remove(name))
+	must.Succeed(h, os.Remove(name))
 }

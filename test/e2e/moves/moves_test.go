@@ -4,8 +4,10 @@
 package moves
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -222,6 +224,26 @@ func TestTargetWithoutRoom(t *testing.T) {
 	w.unpublish(w.from, "another")
 	w.to.Must(w.to.Delete(t.Context(), "other"))
 	w.to.pool.AwaitErased()
+	w.move()
+	w.end()
+}
+
+// A volume without a limit may hold more than it is promised. Where sizes are enforced that is refused, before the fence, in words that say
+// what to do.
+func TestVolumeAboveItsSize(t *testing.T) {
+	w := newWorld(t, ways()[0].reverse(), none)
+	w.begin()
+	w.from.Must(os.WriteFile(filepath.Join(w.from.Target("pod"), "large"), bytes.Repeat([]byte("x"), int(w.volume.Bytes)), 0o600))
+	in := w.start("move-in", "copy")
+	last := w.once("move-out", "copy")
+	if last.Event != "failed" || !strings.Contains(last.Error, "holds more than it is promised") {
+		t.Errorf("it ends with %+v", last)
+	}
+	in.kill()
+	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
+	w.unpublish(w.from, "another")
+	w.run("move-in", "abort")
+	w.from.Must(os.Remove(filepath.Join(w.from.Target("pod"), "large")))
 	w.move()
 	w.end()
 }

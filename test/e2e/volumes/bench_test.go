@@ -56,7 +56,7 @@ func newBench(t *testing.T, program string, fs filesystem, mounted string) *benc
 func (b *bench) config(relabel string) drivertest.Config {
 	return drivertest.Config{
 		Binary: b.program,
-		Pools:  []drivertest.PoolConfig{{Name: "local", Path: b.pool, Enforcement: "required", Relabel: relabel}},
+		Pools:  []drivertest.PoolConfig{{Name: "local", Path: b.pool, Enforcement: "required", Relabel: relabel, Reserve: b.fs.reserve}},
 	}
 }
 

@@ -20,6 +20,8 @@ type filesystem struct {
 	statfsTellsLimit bool
 	// block is what the filesystem keeps track of content in, in bytes.
 	block int64
+	// reserve is the pool option of that name; empty for none.
+	reserve string
 }
 
 // slack is what the filesystem may take of a volume to keep track of its content, in

@@ -26,6 +26,7 @@ var fillers = map[string]int{"tiny files": 2000, "small files": 4 << 10, "large 
 // shortOrder is in what order make test fills a filesystem; others are left to make test-hard.
 var shortOrder = map[string]string{
 	"btrfs":                 "large files last",
+	"btrfs with a reserve":  "large files first",
 	"btrfs with trees once": "large files first",
 	"mixed btrfs":           "large files first",
 }
@@ -34,7 +35,7 @@ var shortOrder = map[string]string{
 // order and the other. Each is refused by its limit, and none by the end of the disk.
 func TestFilledPool(t *testing.T) {
 	if testenv.Guest() && testing.Short() {
-		t.Skip("an emulated processor takes a quarter of an hour: the host has btrfs, make test-hard has XFS and ext4")
+		t.Skip("an emulated processor takes a quarter of an hour: the host has btrfs, make test-hard has all three")
 	}
 	driver := drivertest.Built(t)
 	orders := map[string][]string{
@@ -57,27 +58,33 @@ func TestFilledPool(t *testing.T) {
 
 func filledFilesystems() map[string]filesystem {
 	size := int64(5 << 29)
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		size = 512 * mib
+	case testenv.Guest(): // whose memory has the disk
+		size = 1 << 30
 	}
 	// What was overwritten since the last commit takes space too, and most of it in a small one.
 	mixed := max(size, 1<<30)
 	on := func(mount func(t testing.TB, bytes int64, arguments ...string) string, arguments ...string) filesystem {
 		return filesystem{kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return mount(t, size, arguments...) }}
 	}
-	if testenv.Guest() {
-		all := make(map[string]filesystem)
-		for _, fs := range filesystems() {
-			all[string(fs.kind)] = fs
+	reserving := on(testenv.CountingBtrfs, "-m", "dup")
+	reserving.reserve = "4%"
+	if !testenv.Guest() {
+		return map[string]filesystem{
+			"btrfs":                    on(testenv.CountingBtrfs, "-m", "dup"),
+			"btrfs with a reserve":     reserving,
+			"btrfs with simple quotas": on(testenv.SimpleBtrfs, "-m", "dup"),
+			"btrfs with trees once":    on(testenv.SimpleBtrfs),
+			"mixed btrfs":              {kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return testenv.SimpleBtrfs(t, mixed, "--mixed") }},
 		}
-		return all
 	}
-	return map[string]filesystem{
-		"btrfs":                    on(testenv.CountingBtrfs, "-m", "dup"),
-		"btrfs with simple quotas": on(testenv.SimpleBtrfs, "-m", "dup"),
-		"btrfs with trees once":    on(testenv.SimpleBtrfs),
-		"mixed btrfs":              {kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return testenv.SimpleBtrfs(t, mixed, "--mixed") }},
+	all := map[string]filesystem{"btrfs": on(testenv.CountingBtrfs, "-m", "dup"), "btrfs with a reserve": reserving}
+	for _, fs := range filesystems() {
+		all[string(fs.kind)] = fs
 	}
+	return all
 }
 
 // fillPool makes volumes of all that the pool has to offer, and fills them in this order.

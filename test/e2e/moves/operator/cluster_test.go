@@ -173,7 +173,7 @@ func (c *cluster) begin(policy corev1.PersistentVolumeReclaimPolicy) {
 	must.Succeed(c, err)
 	objects := []client.Object{c.claim(), c.persistentVolume(), driverSet(), appPod()}
 	for _, name := range []string{nodeA, nodeB} {
-		objects = append(objects, nodeObject(name), driverPod(name))
+		objects = append(objects, nodeObject(c, name), driverPod(name))
 	}
 	c.api = interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build(),
 		interceptor.Funcs{Create: c.admit})
@@ -331,11 +331,14 @@ func driverPod(on string) *corev1.Pod {
 	return pod
 }
 
-func nodeObject(name string) *corev1.Node {
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
-	}
+func nodeObject(t testing.TB, name string) *corev1.Node {
+	t.Helper()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // as kubelet does
+	must.Succeed(t, err)
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		NodeInfo:   corev1.NodeSystemInfo{BootID: strings.TrimSpace(string(boot))},
+	}}
 }
 
 // has reads an object.

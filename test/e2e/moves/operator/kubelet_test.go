@@ -250,7 +250,7 @@ func (c *cluster) Lines(ctx context.Context, namespace, name string) (string, er
 		return "", err
 	}
 	if m := c.movers[pod.UID]; m != nil {
-		return m.said(), nil
+		return m.said() + m.failed(), nil // of a container both are one
 	}
 	return "", nil
 }

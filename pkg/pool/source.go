@@ -1,4 +1,4 @@
-package snapshot
+package pool
 
 import (
 	"cmp"
@@ -13,18 +13,20 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
-type Source struct {
-	pool   *Pool
+// A source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
+type source struct {
+	in     *serve.Visit
 	id     volume.ID
 	entry  store.Entry
 	dir    *dir.Dir
 	method volume.CopyMethod
-	way    Way
+	way    CopyWay
 	// inUse: pods or devices may write to it.
 	inUse bool
 	// fixed: it is a snapshot of this driver, which does not change.
@@ -34,29 +36,29 @@ type Source struct {
 	release func()
 }
 
-// Open finds a source in the pool and decides how to copy it. It takes over the source's lock,
-// and has that until Begin, or Close.
-func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error) {
-	src := &Source{pool: p, id: id, way: way, fixed: id.IsSnapshot(), release: unlock}
+// openSource finds a source in the pool and decides how to copy it. It takes over the source's lock,
+// and has that until begin, or close.
+func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *source, err error) {
+	src := &source{in: in, id: id, way: way, fixed: id.IsSnapshot(), release: unlock}
 	defer func() {
 		if err != nil {
-			src.Close()
+			src.close()
 		}
 	}()
-	if src.entry, src.dir, err = p.Lookup(id); err != nil {
+	if src.entry, src.dir, err = in.View().Lookup(id); err != nil {
 		return nil, err
 	}
 	if err := cmp.Or(src.entry.Usable(), src.entry.Unmoved()); err != nil {
 		return nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	p.Ledger.Note(id, reconcile.CardOf(src.entry)) // a record whose writing failed may be there all the same
+	in.Pool.Note(id, src.entry) // a record whose writing failed may be there all the same
 	if err := src.copyable(); err != nil {
 		return nil, err
 	}
 	if src.inUse, err = src.written(); err != nil {
 		return nil, err
 	}
-	if src.method, err = p.methodFor(src); err != nil {
+	if src.method, err = src.chooseMethod(); err != nil {
 		return nil, err
 	}
 	if way.Shared && src.method == volume.ByCopy {
@@ -75,22 +77,22 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 // that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again.
-func (s *Source) measure() error {
-	enforcer, c := s.pool.Enforcer, reconcile.CardOf(s.entry)
+func (s *source) measure() error {
+	enforcer, c := s.in.Enforcer, reconcile.InfoOf(s.entry)
 	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
 		return nil
 	}
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
-	usage, err := enforcer.Accounting.Usage(s.dir, c)
+	usage, err := enforcer.Usage(s.dir, c)
 	if err != nil {
 		return err
 	}
 	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := enforcer.Sizes.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
+	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
@@ -98,43 +100,54 @@ func (s *Source) measure() error {
 	return nil
 }
 
-// methodFor is how a source is copied: without sharing where the kernel would count shared blocks
-// for a volume that has let go of them.
-func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
-	if !p.Enforcer.MayShare() {
+// chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it. It
+// shares nothing where the kernel would count shared blocks for a volume that has let go of them.
+func (s *source) chooseMethod() (volume.CopyMethod, error) {
+	if !s.in.Enforcer.MayShare() {
 		return volume.ByCopy, nil
 	}
+	if !s.entry.Block() && !s.standsStill() {
+		// Subvolumes inside would be empty in the snapshot.
+		inside, err := clone.Nested(s.dir)
+		if err == nil && inside == 0 {
+			return volume.BySubvolume, nil
+		}
+		if err != nil && !errors.Is(err, clone.ErrNotSupported) {
+			return "", err
+		}
+	}
 	// In the pool's directory: the source may be at its limit.
-	try := func() (bool, error) { return clone.Supported(p.Store.Root()) }
-	shares := func() (bool, error) { return p.Enforcer.Shares(try) }
-	return content.MethodFor(src.dir, shares, src.entry.Block() || src.standsStill())
+	can, err := s.in.Enforcer.Shares(func() (bool, error) { return clone.Supported(s.in.Store.Root()) })
+	if err == nil && can {
+		return volume.ByReference, nil
+	}
+	return volume.ByCopy, err
 }
 
 // standsStill reports whether pods are frozen while the source is copied. A snapshot of a subvolume would have them wait: it commits
 // the filesystem, behind all that others have queued for its disk.
-func (s *Source) standsStill() bool {
+func (s *source) standsStill() bool {
 	return !s.entry.Block() && s.inUse && s.way.WhenWritten == volume.Freeze
 }
 
 // limitedAfter reports whether a copy gets its limit when it is made: near that btrfs commits the filesystem for each few files.
-func (s *Source) limitedAfter() bool {
-	return s.method == volume.ByReference && s.standsStill() && s.pool.Enforcer.Kind() == quota.Btrfs
+func (s *source) limitedAfter() bool {
+	return s.method == volume.ByReference && s.standsStill() && s.in.Enforcer.Kind() == quota.Btrfs
 }
 
 // mayExceed reports whether a copy may hold more than its limit: btrfs lets a subvolume share blocks beyond that.
-func (s *Source) mayExceed() bool {
-	return s.method != volume.ByCopy && !s.entry.Block() && s.pool.Enforcer.Kind() == quota.Btrfs
+func (s *source) mayExceed() bool {
+	return s.method != volume.ByCopy && !s.entry.Block() && s.in.Enforcer.Kind() == quota.Btrfs
 }
 
-// Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
-// and written anew: so it shares nothing with what the ledger does not know. Foreign takes over
-// its directory and its lock.
-func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()) (*Source, error) {
+// foreignSource is a source that is no entry of the pool, but has the origin of a snapshot. It is read
+// and written anew: so it shares nothing with what the ledger does not know. It takes over the directory and the lock.
+func foreignSource(in *serve.Visit, id volume.ID, of volume.Origin, d *dir.Dir, unlock func()) (*source, error) {
 	rec := store.NewRecord(id, volume.ModeMount, 0)
 	rec.UID, rec.Origin = of.UID, &of
-	src := &Source{pool: p, id: id, entry: store.Entry{Record: rec, Present: true}, dir: d, method: volume.ByCopy, release: unlock}
+	src := &source{in: in, id: id, entry: store.Entry{Record: rec, Present: true}, dir: d, method: volume.ByCopy, release: unlock}
 	if err := src.copyable(); err != nil {
-		src.Close()
+		src.close()
 		return nil, err
 	}
 	return src, nil
@@ -142,7 +155,7 @@ func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()
 
 // freezable returns ErrPrecondition for a directory that is to be copied while its pods are frozen, on a filesystem where it
 // could not be found out what they change before that.
-func (s *Source) freezable() error {
+func (s *source) freezable() error {
 	if s.fixed || s.entry.Block() || s.way.WhenWritten != volume.Freeze {
 		return nil
 	}
@@ -150,23 +163,23 @@ func (s *Source) freezable() error {
 		return err
 	}
 	return fmt.Errorf("%w: the filesystem of pool %q is a tmpfs, which does not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+
-		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.pool.Config.Name, s.id)
+		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.in.Pool.Config.Name, s.id)
 }
 
 // copyable returns ErrPrecondition for what no copy can be promised for.
-func (s *Source) copyable() error {
+func (s *source) copyable() error {
 	switch {
-	case s.pool.Config.Shared:
-		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.pool.Config.Name)
+	case s.in.Pool.Config.Shared:
+		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.in.Pool.Config.Name)
 	case s.entry.Record == nil:
 		return fmt.Errorf("%w: volume %s has no record of its size, so a copy of it would have none", volume.ErrPrecondition, s.id)
 	case s.entry.Inline():
 		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
 	if !s.entry.Block() {
-		return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
+		return s.in.View().Content(s.id, s.entry.Record).Check(s.dir)
 	}
-	disk := s.pool.Disk(s.id, s.entry.Record)
+	disk := s.in.View().Disk(s.id, s.entry.Record)
 	disk.Bytes = s.bytes() // a snapshot is promised what it holds, which may be less
 	if err := disk.Check(s.dir); err != nil {
 		return err
@@ -177,32 +190,32 @@ func (s *Source) copyable() error {
 }
 
 // written reports whether a pod or a device may write to the source. A snapshot is never published.
-func (s *Source) written() (bool, error) {
+func (s *source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
 	}
-	return s.pool.Entries.Written(s.id, s.entry, s.dir)
+	return s.in.Use(s.id, s.entry, s.dir).Written()
 }
 
 // wasWritten reports whether a pod or a device may have written to the source at any time since it was opened.
-func (s *Source) wasWritten() (bool, error) {
-	if s.inUse || s.pool.Pins.Used(s.id) {
+func (s *source) wasWritten() (bool, error) {
+	if s.inUse || s.in.Pool.Node.Pins.Used(s.id) {
 		return true, nil
 	}
 	return s.written()
 }
 
 // exclusive reports whether no pod may write to the source while it is copied.
-func (s *Source) exclusive() bool {
+func (s *source) exclusive() bool {
 	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
 }
 
-// alone reports whether no pod may write to the source from now until Close: then it is locked again.
-func (s *Source) alone() (bool, error) {
+// alone reports whether no pod may write to the source from now until close: then it is locked again.
+func (s *source) alone() (bool, error) {
 	if s.id.IsSnapshot() || s.exclusive() {
 		return true, nil
 	}
-	unlock, err := s.pool.Entries.LockSource(s.id)
+	unlock, err := s.in.Pool.Node.Lock(s.id)
 	if errors.Is(err, volume.ErrBusy) {
 		return false, nil
 	}
@@ -220,14 +233,14 @@ func (s *Source) alone() (bool, error) {
 
 // pin gives the lock of the source back, so that it can be published, unpublished and measured meanwhile,
 // and keeps it from what Pins say until close. To what is read and written anew no pod may write.
-func (s *Source) pin() {
+func (s *source) pin() {
 	unlock := s.release
-	s.release = s.pool.Pins.Pin(s.id, s.exclusive())
+	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
 }
 
-// Close lets others use the source again.
-func (s *Source) Close() {
+// close lets others use the source again.
+func (s *source) close() {
 	s.release()
 	if s.dir != nil {
 		_ = s.dir.Close() // opened for reading
@@ -235,16 +248,16 @@ func (s *Source) Close() {
 }
 
 // bytes is the size that the source promises, or that its file has if that is more: its devices show all of that.
-func (s *Source) bytes() int64 {
+func (s *source) bytes() int64 {
 	if s.id.IsSnapshot() {
 		return max(s.entry.Record.Origin.Bytes, s.file)
 	}
 	return max(s.entry.Record.Bytes, s.file)
 }
 
-// Begin notes in the record of a copy where it comes from, and lets others use the source again
+// begin notes in the record of a copy where it comes from, and lets others use the source again
 // as far as that does no harm. The time of the cut and its consistency follow when it is made.
-func (s *Source) Begin(rec *store.Record) error {
+func (s *source) begin(rec *store.Record) error {
 	rec.BlockBytes = s.entry.Record.BlockBytes
 	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
 	if err := s.join(rec); err != nil {
@@ -259,7 +272,7 @@ func (s *Source) Begin(rec *store.Record) error {
 
 // join makes a record one of the family of the source, if they share blocks, and the source
 // one of it. The source then has room to overwrite what it shares.
-func (s *Source) join(rec *store.Record) error {
+func (s *source) join(rec *store.Record) error {
 	rec.Family = s.family()
 	if rec.Family == "" {
 		return nil
@@ -270,54 +283,54 @@ func (s *Source) join(rec *store.Record) error {
 		}
 	}
 	// The call that founded the family may have failed after its record was written.
-	return s.pool.Enforcer.Ensure(s.dir, reconcile.CardOf(s.entry))
+	return s.in.Enforcer.Ensure(s.dir, reconcile.InfoOf(s.entry))
 }
 
 // startFamily makes the source the first of a family.
-func (s *Source) startFamily(family string) error {
+func (s *source) startFamily(family string) error {
 	sharing := *s.entry.Record
 	sharing.Family = family
 	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
-	space, err := s.pool.Store.Space()
+	space, err := s.in.Store.Space()
 	if err != nil {
 		return err
 	}
-	l := s.pool.Ledger
-	held, err := l.Reserve(space, l.Owed(reconcile.CardOf(joined))-l.Owed(reconcile.CardOf(s.entry)))
+	l := s.in.Pool.Ledger
+	held, err := l.Reserve(space, l.Owed(reconcile.InfoOf(joined))-l.Owed(reconcile.InfoOf(s.entry)))
 	if err != nil {
 		return fmt.Errorf("room for %s to overwrite what it shares: %w", s.id.Named(), err)
 	}
 	defer held.Release()
-	if err := s.pool.Store.Records().Write(&sharing); err != nil {
+	if err := s.in.Store.Records().Write(&sharing); err != nil {
 		return err
 	}
 	s.entry = joined
-	held.Commit(s.id, reconcile.CardOf(joined))
+	held.Commit(s.id, reconcile.InfoOf(joined))
 	return nil
 }
 
 // family is the family of a copy; empty if it shares no blocks.
-func (s *Source) family() string {
+func (s *source) family() string {
 	if s.method == volume.ByCopy {
 		return ""
 	}
 	return cmp.Or(s.entry.Record.Family, s.entry.Record.UID)
 }
 
-// Make makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
+// makeDir makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
 // complete with that.
-func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
-	limited := s.pool.Entries.Limited(ctx, rec)
+func (s *source) makeDir(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+	makeLimited := limited(ctx, s.in, rec)
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		if s.method != volume.BySubvolume {
-			d, err := limited(creating)
+			d, err := makeLimited(creating)
 			if err != nil {
 				return nil, err
 			}
 			if s.limitedAfter() {
-				_, err = s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
+				_, err = s.in.Enforcer.Lift(creating, rec.ID, rec.UID)
 			} else {
-				err = s.pool.Enforcer.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
+				err = s.in.Enforcer.ApplyWhileCopied(d, reconcile.InfoOf(store.Entry{Record: rec}), clone.Inodes)
 			}
 			if err != nil {
 				return nil, errors.Join(err, d.Close())
@@ -326,14 +339,14 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 		}
 		began := time.Now()
 		d, err := s.subvolume(ctx, creating, rec.ID, func() error {
-			_, err := s.pool.Enforcer.Lift(creating, rec.ID, rec.UID)
+			_, err := s.in.Enforcer.Lift(creating, rec.ID, rec.UID)
 			return err
 		})
 		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
 		}
-		applied, err := s.pool.Enforcer.Adopt(s.pool.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+		applied, err := s.in.Enforcer.Adopt(s.in.Store.Root(), d, rec.UID, reconcile.InfoOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -343,17 +356,27 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 }
 
 // subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
-// make one.
-func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
-	d, err := content.CopySubvolume(ctx, s.dir, creating, name, lift)
+// make one. A pod may also have made the root of its volume immutable: the snapshot could not be moved into its place, nor away again.
+// Taking that off is charged to the snapshot, which is as full as its source: so lift takes its limit off before.
+func (s *source) subvolume(ctx context.Context, creating *dir.Dir, name string, lift func() error) (*dir.Dir, error) {
+	err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Whole(s.dir, creating, name) })
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
 	}
-	return d, err
+	if err != nil {
+		return nil, err
+	}
+	if err := lift(); err != nil {
+		return nil, err
+	}
+	if _, err := dir.Unprotect(creating, name); err != nil {
+		return nil, err
+	}
+	return creating.Open(name)
 }
 
-// fill copies the content into a directory that Make has made, and notes what can be said of it.
-func (s *Source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
+// fill copies the content into a directory that makeDir has made, and notes what can be said of it.
+func (s *source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
 	began := time.Now()
 	stall, err := s.copy(ctx, d, o)
 	if s.method != volume.BySubvolume {
@@ -363,7 +386,7 @@ func (s *Source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
 	return err
 }
 
-func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall time.Duration, err error) {
+func (s *source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall time.Duration, err error) {
 	o.Consistency = volume.PointInTime
 	switch {
 	case s.method == volume.BySubvolume: // which was made before it is asked for
@@ -373,7 +396,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		}
 		return 0, err
 	case s.entry.Block():
-		stall, err = s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
+		stall, err = s.in.View().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
 		if err != nil {
 			return stall, err
 		}
@@ -385,10 +408,14 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		return stall, err
 	}
 	var result clone.Result
+	step := trace.Begin(ctx, "copy the tree")
 	err = privilege.With(privilege.ForCopies, func() (err error) {
-		result, err = content.CopyTree(ctx, s.dir, d, s.method, s.options())
-		return err
+		if result, err = clone.Tree(ctx, s.dir, d, s.options()); err != nil {
+			return err
+		}
+		return clone.Sync(d)
 	})
+	err = step.EndWith(err)
 	if !result.PointInTime && !s.fixed {
 		o.Consistency = volume.Unverified
 	}
@@ -401,11 +428,15 @@ const verifyRounds = 3
 
 // options are how a tree is copied. A snapshot is not compared with its copy: no pod writes to it, and a ctime
 // there may be of the same tick of the clock, or in the future since the clock was set.
-func (s *Source) options() clone.Options {
-	if s.fixed {
-		return clone.Options{}
+func (s *source) options() clone.Options {
+	o := clone.Options{Method: clone.Share}
+	if s.method == volume.ByCopy {
+		o.Method = clone.Copy
 	}
-	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall), Alone: s.alone}
+	if s.fixed {
+		return o
+	}
+	o.Rounds, o.MaxStall, o.Alone = verifyRounds, clone.Limit(s.way.MaxStall), s.alone
 	switch s.way.WhenWritten {
 	case volume.Accept:
 		o.Rounds, o.Alone = 1, nil

@@ -7,10 +7,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Card is what the ledger keeps of one volume: what is reported, counted and compared
+// An Info is what the ledger knows of one volume: what is reported, counted and compared
 // for many of them, or for one whose pool does not serve. A call reads everything else
 // from the record.
-type Card struct {
+type Info struct {
 	// Promised is the size set aside, in bytes.
 	Promised int64
 	uid      uint64 // hash of the uid in the record
@@ -20,7 +20,7 @@ type Card struct {
 	inodes uint16
 }
 
-// Flags are the yes-or-no facts of a card.
+// Flags are the yes-or-no facts of a volume.
 type Flags uint16
 
 // The flags.
@@ -39,25 +39,25 @@ const (
 	IsUnverified
 )
 
-// NewCard makes the card of a volume. The uid and the project id are those of its record.
-func NewCard(promised int64, uid string, project quota.ID, flags Flags) Card {
-	c := Card{Promised: promised, project: uint32(project), flags: flags} // records have no larger ones
+// NewInfo makes the Info of a volume. The uid and the project id are those of its record.
+func NewInfo(promised int64, uid string, project quota.ID, flags Flags) Info {
+	c := Info{Promised: promised, project: uint32(project), flags: flags} // records have no larger ones
 	if c.Is(HasRecord) {
 		c.uid = hashUID(uid)
 	}
 	return c
 }
 
-// WithInodes is a card whose record gives the volume one inode for so many bytes of its size.
+// WithInodes is that of a volume whose record gives the volume one inode for so many bytes of its size.
 // It has to be a multiple of 1024 below 64 MiB; 0 is for no limit.
-func (c Card) WithInodes(bytesPerInode int64) Card {
+func (c Info) WithInodes(bytesPerInode int64) Info {
 	c.inodes = uint16(bytesPerInode >> 10)
 	return c
 }
 
 // Inodes is how many inodes the volume may have, its root included; 0 for no limit. The pool
 // option bytesPerInode comes before the record, unless it is volume.Unknown: not set.
-func (c Card) Inodes(option int64) int64 {
+func (c Info) Inodes(option int64) int64 {
 	if option == volume.Unknown {
 		option = int64(c.inodes) << 10
 	}
@@ -68,9 +68,9 @@ func (c Card) Inodes(option int64) int64 {
 }
 
 const (
-	// usualInode is what an inode of XFS takes beside the quota of its volume, in bytes, where
+	// UsualInode is what an inode of XFS takes beside the quota of its volume, in bytes, where
 	// mkfs.xfs(8) has no other size: chunks of 64 are allocated and not counted for a project.
-	usualInode = 512
+	UsualInode = 512
 	// perInode is for what finds an inode, with some room: with many small directories 13 were measured.
 	perInode = 32
 )
@@ -85,7 +85,7 @@ func OfInodes(kind quota.Kind, inodes, inodeBytes int64) int64 {
 
 // ofInodes is what the inodes of the volume may take that no quota counts, in bytes. Without a
 // limit of inodes that is not known.
-func (c Card) ofInodes(option, inodeBytes int64) int64 {
+func (c Info) ofInodes(option, inodeBytes int64) int64 {
 	if !c.Is(ByXFS) {
 		return 0
 	}
@@ -93,7 +93,7 @@ func (c Card) ofInodes(option, inodeBytes int64) int64 {
 }
 
 // overhead is what the volume may take of the pool besides its promise, in bytes.
-func (c Card) overhead(option, inodeBytes int64) int64 {
+func (c Info) overhead(option, inodeBytes int64) int64 {
 	return c.ofInodes(option, inodeBytes) + c.ToOverwrite()
 }
 
@@ -101,7 +101,7 @@ func (c Card) overhead(option, inodeBytes int64) int64 {
 // a shared block XFS needs a new one before it lets the old one go, and charges both meanwhile: a full volume could not
 // even write what it has. Each may be an extent of its own then, which takes 16 bytes in a tree whose blocks may be half
 // empty. Snapshots are not written to.
-func (c Card) ToOverwrite() int64 {
+func (c Info) ToOverwrite() int64 {
 	if !c.Is(ByXFS) || !c.Is(Shares) || c.Is(IsBlock|IsSnapshot) {
 		return 0
 	}
@@ -126,17 +126,17 @@ var uidSeed = maphash.MakeSeed()
 // hashUID stands for a uid that is only compared.
 func hashUID(uid string) uint64 { return maphash.String(uidSeed, uid) }
 
-// OfUID reports whether the card's record has that uid.
-func (c Card) OfUID(uid string) bool { return hashUID(uid) == c.uid }
+// OfUID reports whether the volume's record has that uid.
+func (c Info) OfUID(uid string) bool { return hashUID(uid) == c.uid }
 
-// Is reports whether a card has any of the flags.
-func (c Card) Is(f Flags) bool { return c.flags&f != 0 }
+// Is reports whether a volume has any of the flags.
+func (c Info) Is(f Flags) bool { return c.flags&f != 0 }
 
 // Exists reports whether there is anything of the volume.
-func (c Card) Exists() bool { return c.Is(HasDirectory | HasRecord | HasDamage) }
+func (c Info) Exists() bool { return c.Is(HasDirectory | HasRecord | HasDamage) }
 
 // Consistency is what a snapshot can promise of its content.
-func (c Card) Consistency() volume.Consistency {
+func (c Info) Consistency() volume.Consistency {
 	switch {
 	case c.Is(IsUnverified):
 		return volume.Unverified
@@ -147,10 +147,10 @@ func (c Card) Consistency() volume.Consistency {
 }
 
 // Lost reports that the directory is missing.
-func (c Card) Lost() bool { return !c.Is(HasDirectory) }
+func (c Info) Lost() bool { return !c.Is(HasDirectory) }
 
 // Mode is how the volume is used.
-func (c Card) Mode() volume.Mode {
+func (c Info) Mode() volume.Mode {
 	if c.Is(IsBlock) {
 		return volume.ModeBlock
 	}
@@ -159,20 +159,20 @@ func (c Card) Mode() volume.Mode {
 
 // MayBeBlock reports whether the volume is a block volume, or may have been made as one:
 // without a readable record it is not known.
-func (c Card) MayBeBlock() bool { return c.Is(IsBlock) || !c.Is(HasRecord) }
+func (c Info) MayBeBlock() bool { return c.Is(IsBlock) || !c.Is(HasRecord) }
 
 // MayHaveDevices reports whether devices may be attached to the volume's content.
 // Snapshots never have any.
-func (c Card) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock() && !c.Is(IsSnapshot) }
+func (c Info) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock() && !c.Is(IsSnapshot) }
 
 // Recorded reports whether the volume has a readable record.
-func (c Card) Recorded() bool { return c.Is(HasRecord) }
+func (c Info) Recorded() bool { return c.Is(HasRecord) }
 
-// Matches reports whether the card says that the disk has what was seen of it: HasDirectory and
+// Matches reports whether the ledger knows that the disk has what was seen of it: HasDirectory and
 // HasRecord. An unreadable record may have changed at any time.
-func (c Card) Matches(seen Flags) bool {
+func (c Info) Matches(seen Flags) bool {
 	return c.flags&(HasDirectory|HasRecord|HasDamage) == seen
 }
 
 // QuotaID is the project id that counts the volume; 0 where the kernel chose one.
-func (c Card) QuotaID() quota.ID { return quota.ID(c.project) }
+func (c Info) QuotaID() quota.ID { return quota.ID(c.project) }

@@ -1,4 +1,4 @@
-package snapshot
+package pool
 
 import (
 	"context"
@@ -17,8 +17,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 // unlimited is for copies that have no limit.
 func unlimited() error { return nil }
 
@@ -32,7 +30,7 @@ func TestSubvolumeMadeBeforeCutFailsSnapshot(t *testing.T) {
 		t.Cleanup(func() { must.Succeed(t, d.Close()) })
 		return d
 	}
-	s := &Source{id: idOf(t, "pvc-1"), dir: open("pvc-1")}
+	s := &source{id: idOf(t, "pvc-1"), dir: open("pvc-1")}
 	d, err := s.subvolume(t.Context(), open("creating"), "first", unlimited)
 	must.Succeed(t, err, d.Close())
 	must.Succeed(t, exec.Command("btrfs", "subvolume", "create", filepath.Join(root, "pvc-1", "inside")).Run())
@@ -51,9 +49,9 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 		t.Cleanup(func() { must.Succeed(t, d.Close()) })
 		return d
 	}
-	source, creating := open("pvc-1"), open("creating")
+	from, creating := open("pvc-1"), open("creating")
 	must.Succeed(t, exec.Command("btrfs", "quota", "enable", root).Run())
-	facility, err := quota.Detect(source)
+	facility, err := quota.Detect(from)
 	must.Succeed(t, err)
 	end := make(chan struct{})
 	var pod sync.WaitGroup
@@ -64,7 +62,7 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 				return
 			default:
 			}
-			inside, err := facility.Make(source, "inside")
+			inside, err := facility.Make(from, "inside")
 			if err == nil {
 				err = errors.Join(inside.Close(), os.Remove(filepath.Join(root, "pvc-1", "inside")))
 			}
@@ -75,7 +73,7 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 		}
 	})
 	defer func() { close(end); pod.Wait() }()
-	s, failed := &Source{id: idOf(t, "pvc-1"), dir: source}, 0
+	s, failed := &source{id: idOf(t, "pvc-1"), dir: from}, 0
 	for range 100 {
 		d, err := s.subvolume(t.Context(), creating, "copy", unlimited)
 		if err != nil {

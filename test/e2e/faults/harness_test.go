@@ -114,8 +114,8 @@ func (m *mount) remount(flags uintptr) {
 	must.Succeed(m, unix.Mount("", m.at, "", unix.MS_REMOUNT|flags, ""))
 }
 
-// A world is a driver with a pool that something happens to, and another pool.
-type world struct {
+// A harness is a driver with a pool that something happens to, and another pool.
+type harness struct {
 	*drivertest.Driver
 	mount *mount
 	pool  *drivertest.Pool
@@ -131,8 +131,8 @@ const (
 	grown = 8 * mib
 )
 
-// newWorld starts a driver with volumes that are published, and others that are not.
-func newWorld(t *testing.T, driver string, m *mount) *world {
+// newHarness starts a driver with volumes that are published, and others that are not.
+func newHarness(t *testing.T, driver string, m *mount) *harness {
 	t.Helper()
 	enforcement := ""
 	if m.enforced {
@@ -140,40 +140,40 @@ func newWorld(t *testing.T, driver string, m *mount) *world {
 	}
 	local := drivertest.PoolConfig{Name: "local", Path: m.at, Enforcement: enforcement}
 	other := drivertest.PoolConfig{Name: "other", Path: t.TempDir()}
-	w := &world{mount: m}
-	t.Cleanup(func() { must.Succeed(t, w.detach()) })
-	w.Driver = drivertest.Start(t, drivertest.Config{
+	h := &harness{mount: m}
+	t.Cleanup(func() { must.Succeed(t, h.detach()) })
+	h.Driver = drivertest.Start(t, drivertest.Config{
 		Binary: driver,
 		Pools:  []drivertest.PoolConfig{local, other},
 		Flags:  []string{"--metrics-address=127.0.0.1:0", "--v=4"},
 	})
-	w.pool = &drivertest.Pool{Driver: w.Driver, PoolConfig: local, Largest: 2 * grown}
-	w.other = &drivertest.Pool{Driver: w.Driver, PoolConfig: other}
-	w.before = w.capacity()
+	h.pool = &drivertest.Pool{Driver: h.Driver, PoolConfig: local, Largest: 2 * grown}
+	h.other = &drivertest.Pool{Driver: h.Driver, PoolConfig: other}
+	h.before = h.capacity()
 	for _, v := range []drivertest.Volume{tree, idle, doomed, raw, spare, doomedDisk} {
-		w.Must(w.create(v))
-		w.Must(w.fill(v))
+		h.Must(h.create(v))
+		h.Must(h.fill(v))
 	}
-	w.Must(w.publish(tree))
-	w.Must(w.publish(raw))
-	attached, err := w.pool.Attached()
-	w.Must(err)
-	w.device = attached[0]
-	return w
+	h.Must(h.publish(tree))
+	h.Must(h.publish(raw))
+	attached, err := h.pool.Attached()
+	h.Must(err)
+	h.device = attached[0]
+	return h
 }
 
 // detach takes down what a test that failed has left of the device: the kernel knows its
 // file by another path once the pool was unmounted.
-func (w *world) detach() error {
-	if !w.attached() {
+func (h *harness) detach() error {
+	if !h.attached() {
 		return nil
 	}
-	return loopfs.DetachDevice("/dev/" + w.device.Name)
+	return loopfs.DetachDevice("/dev/" + h.device.Name)
 }
 
 // attached reports whether the device of the volume raw has its file.
-func (w *world) attached() bool {
-	file, err := os.ReadFile("/sys/block/" + w.device.Name + "/loop/backing_file")
+func (h *harness) attached() bool {
+	file, err := os.ReadFile("/sys/block/" + h.device.Name + "/loop/backing_file")
 	return err == nil && strings.HasSuffix(string(file), "/"+raw.ID+"/disk.img\n")
 }
 
@@ -194,80 +194,80 @@ func volume(id string, block bool) drivertest.Volume {
 }
 
 // find answers nil for a volume that was not acknowledged.
-func (w *world) find(id string) *drivertest.Kept {
-	for i := range w.acknowledged {
-		if w.acknowledged[i].ID == id {
-			return &w.acknowledged[i]
+func (h *harness) find(id string) *drivertest.Kept {
+	for i := range h.acknowledged {
+		if h.acknowledged[i].ID == id {
+			return &h.acknowledged[i]
 		}
 	}
 	return nil
 }
 
 // create, and what follows, make a call and note what its answer promises.
-func (w *world) create(v drivertest.Volume) error { return w.createIn(w.Context(), v) }
+func (h *harness) create(v drivertest.Volume) error { return h.createIn(h.Context(), v) }
 
-func (w *world) createIn(ctx context.Context, v drivertest.Volume) error {
-	_, err := w.Create(ctx, v)
-	if err == nil && w.find(v.ID) == nil {
-		w.acknowledged = append(w.acknowledged, drivertest.Kept{Volume: v})
+func (h *harness) createIn(ctx context.Context, v drivertest.Volume) error {
+	_, err := h.Create(ctx, v)
+	if err == nil && h.find(v.ID) == nil {
+		h.acknowledged = append(h.acknowledged, drivertest.Kept{Volume: v})
 	}
 	return err
 }
 
-func (w *world) delete(v drivertest.Volume) error {
-	err := w.Delete(w.Context(), v.ID)
+func (h *harness) delete(v drivertest.Volume) error {
+	err := h.Delete(h.Context(), v.ID)
 	if err == nil {
-		w.acknowledged = slices.DeleteFunc(w.acknowledged, func(k drivertest.Kept) bool { return k.ID == v.ID })
+		h.acknowledged = slices.DeleteFunc(h.acknowledged, func(k drivertest.Kept) bool { return k.ID == v.ID })
 	}
 	return err
 }
 
 // publish publishes for a pod of the volume's name.
-func (w *world) publish(v drivertest.Volume) error {
-	err := w.Publish(w.Context(), v, v.ID)
-	if k := w.find(v.ID); err == nil && k != nil {
+func (h *harness) publish(v drivertest.Volume) error {
+	err := h.Publish(h.Context(), v, v.ID)
+	if k := h.find(v.ID); err == nil && k != nil {
 		k.Pods = []string{v.ID}
 	}
 	return err
 }
 
-func (w *world) unpublish(v drivertest.Volume) error {
-	err := w.Unpublish(w.Context(), v.ID, v.ID)
-	if k := w.find(v.ID); err == nil && k != nil {
+func (h *harness) unpublish(v drivertest.Volume) error {
+	err := h.Unpublish(h.Context(), v.ID, v.ID)
+	if k := h.find(v.ID); err == nil && k != nil {
 		k.Pods = nil
 	}
 	return err
 }
 
-func (w *world) expand(v drivertest.Volume) error {
+func (h *harness) expand(v drivertest.Volume) error {
 	v.Bytes = grown
-	_, err := w.Expand(w.Context(), v, v.ID)
-	if k := w.find(v.ID); err == nil && k != nil {
+	_, err := h.Expand(h.Context(), v, v.ID)
+	if k := h.find(v.ID); err == nil && k != nil {
 		k.Bytes = grown
 	}
 	return err
 }
 
-func (w *world) capacity() int64 {
-	w.Helper()
-	got, err := w.Capacity(w.Context(), "local")
-	w.Must(err)
+func (h *harness) capacity() int64 {
+	h.Helper()
+	got, err := h.Capacity(h.Context(), "local")
+	h.Must(err)
 	return got
 }
 
 // content is what users have written.
 const content = "written by a user, and not to be lost\n"
 
-func (w *world) file(v drivertest.Volume) string {
+func (h *harness) file(v drivertest.Volume) string {
 	if v.Block {
-		return w.pool.Image(v.ID)
+		return h.pool.Image(v.ID)
 	}
-	return filepath.Join(w.mount.at, v.ID, "file")
+	return filepath.Join(h.mount.at, v.ID, "file")
 }
 
 // fill writes to a volume that is not published.
-func (w *world) fill(v drivertest.Volume) error {
-	f, err := os.OpenFile(w.file(v), os.O_WRONLY|os.O_CREATE, 0o600)
+func (h *harness) fill(v drivertest.Volume) error {
+	f, err := os.OpenFile(h.file(v), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
@@ -276,8 +276,8 @@ func (w *world) fill(v drivertest.Volume) error {
 }
 
 // holds expects what users have written to be there.
-func (w *world) holds(v drivertest.Volume) error {
-	f, err := os.Open(w.file(v))
+func (h *harness) holds(v drivertest.Volume) error {
+	f, err := os.Open(h.file(v))
 	if err != nil {
 		return err
 	}
@@ -290,82 +290,82 @@ func (w *world) holds(v drivertest.Volume) error {
 }
 
 // wantWhole expects all that was acknowledged to be there and in order, and nothing else.
-func (w *world) wantWhole(when string) {
-	w.Helper()
-	w.wantKept(when)
-	if err := w.pool.Lists(w.acknowledged); err != nil {
-		w.Fatalf("%s:\n%v", when, err)
+func (h *harness) wantWhole(when string) {
+	h.Helper()
+	h.wantKept(when)
+	if err := h.pool.Lists(h.acknowledged); err != nil {
+		h.Fatalf("%s:\n%v", when, err)
 	}
 }
 
 // wantKept is wantWhole for volumes that cannot be in order.
-func (w *world) wantKept(when string) {
-	w.Helper()
-	w.AwaitNoTrash(w.mount.at)
-	problems := []error{w.pool.Holds(w.acknowledged), w.pool.MountedAndAttached(w.acknowledged), w.pool.Unleaked(), w.promisedIsSum()}
-	for _, v := range w.acknowledged {
-		problems = append(problems, w.pool.InOrder(v))
+func (h *harness) wantKept(when string) {
+	h.Helper()
+	h.AwaitNoTrash(h.mount.at)
+	problems := []error{h.pool.Holds(h.acknowledged), h.pool.MountedAndAttached(h.acknowledged), h.pool.Unleaked(), h.promisedIsSum()}
+	for _, v := range h.acknowledged {
+		problems = append(problems, h.pool.InOrder(v))
 	}
 	for _, v := range []drivertest.Volume{tree, idle, doomed, raw, spare, doomedDisk} {
-		if w.find(v.ID) != nil {
-			problems = append(problems, w.holds(v))
+		if h.find(v.ID) != nil {
+			problems = append(problems, h.holds(v))
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
-		w.Fatalf("%s:\n%v", when, err)
+		h.Fatalf("%s:\n%v", when, err)
 	}
 }
 
 // promisedIsSum expects the ledger to be the sum of the records.
-func (w *world) promisedIsSum() error {
+func (h *harness) promisedIsSum() error {
 	var sum int64
-	for _, v := range w.acknowledged {
+	for _, v := range h.acknowledged {
 		sum += v.Bytes
 	}
-	if got := w.Metric("hostpath_pool_promised_bytes", "local"); got != float64(sum) {
+	if got := h.Metric("hostpath_pool_promised_bytes", "local"); got != float64(sum) {
 		return fmt.Errorf("%v bytes are promised, and the volumes have %d", got, sum)
 	}
 	return nil
 }
 
 // wantWork expects the pool to serve: a volume can live its life there.
-func (w *world) wantWork(pool string) {
-	w.Helper()
+func (h *harness) wantWork(pool string) {
+	h.Helper()
 	for _, block := range []bool{false, true} {
 		v := drivertest.Volume{ID: fmt.Sprintf("pvc-life-%v", block), Pool: pool, Block: block, Bytes: small}
-		ctx := w.Context()
-		_, created := w.Create(ctx, v)
-		w.Must(created)
-		w.Must(w.Publish(ctx, v, v.ID))
-		_, measured := w.Stats(ctx, v.ID, v.ID)
-		w.Must(measured)
+		ctx := h.Context()
+		_, created := h.Create(ctx, v)
+		h.Must(created)
+		h.Must(h.Publish(ctx, v, v.ID))
+		_, measured := h.Stats(ctx, v.ID, v.ID)
+		h.Must(measured)
 		v.Bytes = grown
-		_, expanded := w.Expand(ctx, v, v.ID)
-		w.Must(expanded)
-		w.Must(w.Unpublish(ctx, v.ID, v.ID))
-		w.Must(w.Delete(ctx, v.ID))
+		_, expanded := h.Expand(ctx, v, v.ID)
+		h.Must(expanded)
+		h.Must(h.Unpublish(ctx, v.ID, v.ID))
+		h.Must(h.Delete(ctx, v.ID))
 	}
 }
 
 // end expects the pool to serve again, with no restart, and as it did at the beginning.
-func (w *world) end() {
-	w.Helper()
-	w.AwaitServing()
-	w.wantWhole("after the fault")
-	w.wantWork("local")
-	w.wantWork("other")
-	w.Restart()
-	w.wantWhole("started again")
-	for len(w.acknowledged) > 0 {
-		v := w.acknowledged[0]
-		w.Must(w.unpublish(v.Volume))
-		w.Must(w.delete(v.Volume))
+func (h *harness) end() {
+	h.Helper()
+	h.AwaitServing()
+	h.wantWhole("after the fault")
+	h.wantWork("local")
+	h.wantWork("other")
+	h.Restart()
+	h.wantWhole("started again")
+	for len(h.acknowledged) > 0 {
+		v := h.acknowledged[0]
+		h.Must(h.unpublish(v.Volume))
+		h.Must(h.delete(v.Volume))
 	}
-	w.wantWhole("after all was removed")
-	w.Eventually("the pool has what it had at first", func() bool {
-		w.Must(w.pool.Settle())
-		got := w.capacity()
-		return got > w.before-capacitySlack && got < w.before+capacitySlack
+	h.wantWhole("after all was removed")
+	h.Eventually("the pool has what it had at first", func() bool {
+		h.Must(h.pool.Settle())
+		got := h.capacity()
+		return got > h.before-capacitySlack && got < h.before+capacitySlack
 	})
 }
 

@@ -1,4 +1,4 @@
-package snapshot
+package pool
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 )
 
 // freeze stops the pods that have the source published, for no longer than is allowed.
-func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func() error, err error) {
+func (s *source) freeze(ctx context.Context) (still context.Context, thaw func() error, err error) {
 	pods, err := s.pods()
 	if err != nil {
 		return nil, nil, err
@@ -26,7 +26,7 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 	}
 	limit := s.way.frozenAtMost()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
-	still, thawed, err := s.pool.Freezer.Freeze(limited, pods)
+	still, thawed, err := s.in.Pool.Options.Freezer.Freeze(limited, pods)
 	if err != nil {
 		cancel()
 		return nil, nil, err
@@ -42,7 +42,7 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 }
 
 // frozenAtMost is for how long pods may be frozen.
-func (w Way) frozenAtMost() time.Duration {
+func (w CopyWay) frozenAtMost() time.Duration {
 	if w.MaxStall > 0 {
 		return min(freezer.Limit, w.MaxStall)
 	}
@@ -53,16 +53,16 @@ func (w Way) frozenAtMost() time.Duration {
 var errTooLong = errors.New("what changed could not be copied within the time for which pods may be frozen")
 
 // pods are those that have the source published, by the mount table.
-func (s *Source) pods() ([]freezer.Pod, error) {
-	paths, err := s.pool.Entries.PublishedAt(s.id, s.entry, s.dir)
+func (s *source) pods() ([]freezer.Pod, error) {
+	published, err := s.in.Use(s.id, s.entry, s.dir).Published()
 	if err != nil {
 		return nil, err
 	}
 	var pods []freezer.Pod
-	for _, path := range paths {
-		pod, ok := freezer.PodAt(path)
+	for _, at := range published {
+		pod, ok := freezer.PodAt(at.Path)
 		if !ok {
-			return nil, fmt.Errorf("%w: it is published at %s, which is not in the directory of a pod: the driver cannot determine which pod to freeze", volume.ErrPrecondition, path)
+			return nil, fmt.Errorf("%w: it is published at %s, which is not in the directory of a pod: the driver cannot determine which pod to freeze", volume.ErrPrecondition, at.Path)
 		}
 		pods = append(pods, pod)
 	}

@@ -1,4 +1,4 @@
-// Package reconcile finds what is on the disk of a pool, and puts right what differs from the records. Pool reads and describes
+// Package reconcile finds what is on the disk of a pool, and puts right what differs from the records. View reads and describes
 // volumes; inspect reads pools that others serve in this way too. Index brings the ledger in line with the disk, and Usage measures.
 // Leftovers undoes creations, finishes removals and erases trash. Repairs corrects limits, growths and devices. VolumeUse says
 // how this node uses a volume. The order of the steps on disk is that of pkg/pool/store.
@@ -22,9 +22,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A Pool is one pool, open for reading.
-type Pool struct {
-	Config   *poolconfig.Pool
+// A View is a pool that is open for reading.
+type View struct {
+	Config   *poolconfig.Config
 	Node     volume.NodeID
 	Host     content.Host
 	Store    *store.Store    // nil if the pool does not serve
@@ -53,7 +53,7 @@ type Pool struct {
 }
 
 // Unavailable is an error about a pool that does not serve.
-func Unavailable(c *poolconfig.Pool, err error) error {
+func Unavailable(c *poolconfig.Config, err error) error {
 	if errors.Is(err, volume.ErrUnavailable) {
 		return err
 	}
@@ -61,11 +61,11 @@ func Unavailable(c *poolconfig.Pool, err error) error {
 }
 
 // Lookup reads what the disk has of a volume. The directory, if it is not nil, must be closed.
-func (p *Pool) Lookup(id volume.ID) (store.Entry, *dir.Dir, error) {
+func (p *View) Lookup(id volume.ID) (store.Entry, *dir.Dir, error) {
 	return lookup(p.Store, p.Config, id)
 }
 
-func lookup(s *store.Store, c *poolconfig.Pool, id volume.ID) (store.Entry, *dir.Dir, error) {
+func lookup(s *store.Store, c *poolconfig.Config, id volume.ID) (store.Entry, *dir.Dir, error) {
 	e, d, err := s.Lookup(id)
 	if err != nil {
 		err = Unavailable(c, err)
@@ -75,7 +75,7 @@ func lookup(s *store.Store, c *poolconfig.Pool, id volume.ID) (store.Entry, *dir
 
 // LookupSettled is Lookup for callers that hold no lock: of a volume that a call makes or
 // removes at the moment, on whatever node, it returns that there is none.
-func (p *Pool) LookupSettled(id volume.ID) (store.Entry, *dir.Dir, error) {
+func (p *View) LookupSettled(id volume.ID) (store.Entry, *dir.Dir, error) {
 	e, d, err := p.Lookup(id)
 	if err != nil || !e.Lost() {
 		return e, d, err
@@ -91,8 +91,8 @@ func (p *Pool) LookupSettled(id volume.ID) (store.Entry, *dir.Dir, error) {
 	return p.Lookup(id)
 }
 
-// CardOf is what of an entry stays in memory.
-func CardOf(e store.Entry) ledger.Card {
+// InfoOf is what of an entry stays in memory.
+func InfoOf(e store.Entry) ledger.Info {
 	var flags ledger.Flags
 	set := func(flag ledger.Flags, is bool) {
 		if is {
@@ -103,7 +103,7 @@ func CardOf(e store.Entry) ledger.Card {
 	set(ledger.HasDamage, e.Damage != nil)
 	rec := e.Record
 	if rec == nil {
-		return ledger.NewCard(0, "", 0, flags)
+		return ledger.NewInfo(0, "", 0, flags)
 	}
 	set(ledger.HasRecord, true)
 	set(ledger.IsBlock, rec.Mode == volume.ModeBlock)
@@ -112,11 +112,11 @@ func CardOf(e store.Entry) ledger.Card {
 	set(ledger.IsSnapshot, rec.IsSnapshot())
 	set(ledger.IsCrashConsistent, rec.Origin != nil && rec.Origin.Consistency == volume.CrashConsistent)
 	set(ledger.IsUnverified, rec.Origin != nil && rec.Origin.Consistency == volume.Unverified)
-	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota))).WithInodes(rec.BytesPerInode)
+	return ledger.NewInfo(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota))).WithInodes(rec.BytesPerInode)
 }
 
 // Content is what a volume consists of, as its record says.
-func (p *Pool) Content(id volume.ID, rec *store.Record) content.Content {
+func (p *View) Content(id volume.ID, rec *store.Record) content.Content {
 	if rec == nil || rec.Mode != volume.ModeBlock {
 		return content.Directory{Host: p.Host, ID: id, Relabel: p.Config.Relabel}
 	}
@@ -124,7 +124,7 @@ func (p *Pool) Content(id volume.ID, rec *store.Record) content.Content {
 }
 
 // Disk is the content of a block volume.
-func (p *Pool) Disk(id volume.ID, rec *store.Record) *content.Disk {
+func (p *View) Disk(id volume.ID, rec *store.Record) *content.Disk {
 	return &content.Disk{Host: p.Host, ID: id, Bytes: rec.Bytes, BlockBytes: rec.BlockBytes, Thin: rec.Thin}
 }
 
@@ -132,7 +132,7 @@ func (p *Pool) Disk(id volume.ID, rec *store.Record) *content.Disk {
 // nothing that could be: the volume is no block volume, or its file is lost. Without a readable
 // record, the directory shows what a volume is.
 func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file dir.ID, ok bool, err error) {
-	if d == nil || !CardOf(e).MayBeBlock() {
+	if d == nil || !InfoOf(e).MayBeBlock() {
 		return dir.ID{}, false, nil
 	}
 	file, err = content.FileID(id, d)
@@ -143,7 +143,7 @@ func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file dir.ID, ok bool, err 
 }
 
 // File is FileOf for a volume whatever its record says.
-func (p *Pool) File(id volume.ID) (file dir.ID, ok bool, err error) {
+func (p *View) File(id volume.ID) (file dir.ID, ok bool, err error) {
 	d, err := p.Store.Root().Open(id.String())
 	if err != nil {
 		return dir.ID{}, false, err
@@ -154,4 +154,4 @@ func (p *Pool) File(id volume.ID) (file dir.ID, ok bool, err error) {
 
 // enforces reports whether the kernel enforces the size of a volume; not before the pool is
 // opened.
-func (p *Pool) enforces(c ledger.Card) bool { return p.Enforcer != nil && p.Enforcer.Enforces(c) }
+func (p *View) enforces(c ledger.Info) bool { return p.Enforcer != nil && p.Enforcer.Enforces(c) }

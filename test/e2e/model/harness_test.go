@@ -28,8 +28,8 @@ import (
 
 const nodeName = "node-1"
 
-// A world is a node, and the model of what is on it.
-type world struct {
+// A harness is a node, and the model of what is on it.
+type harness struct {
 	*rapid.T
 	disks  map[string]string // where those of the pools are mounted
 	root   string            // has the rest
@@ -49,8 +49,8 @@ type world struct {
 	foreign map[string]int64  // what a pool takes others to have, as in docs/capacity.md
 }
 
-func newWorld(t *rapid.T, disks map[string]string) *world {
-	w := &world{
+func newHarness(t *rapid.T, disks map[string]string) *harness {
+	h := &harness{
 		T: t, disks: disks,
 		mounts: &bindtest.Fake{}, quota: &quotatest.Fake{},
 		volumes: make(map[string]*modelVolume), outside: make(map[string]*modelVolume),
@@ -58,126 +58,126 @@ func newWorld(t *rapid.T, disks map[string]string) *world {
 		records: make(map[string][]byte), foreign: make(map[string]int64),
 	}
 	var err error
-	w.root, err = os.MkdirTemp("", "model-")
-	must.Succeed(w, err)
+	h.root, err = os.MkdirTemp("", "model-")
+	must.Succeed(h, err)
 	for _, name := range []string{"pods", "dev"} {
-		must.Succeed(w, os.Mkdir(filepath.Join(w.root, name), 0o755))
+		must.Succeed(h, os.Mkdir(filepath.Join(h.root, name), 0o755))
 	}
-	w.dev, err = dir.Open(filepath.Join(w.root, "dev"))
-	must.Succeed(w, err)
-	w.loops = looptest.NewFake(w.dev)
+	h.dev, err = dir.Open(filepath.Join(h.root, "dev"))
+	must.Succeed(h, err)
+	h.loops = looptest.NewFake(h.dev)
 	for _, in := range pools {
-		must.Succeed(w, os.Mkdir(filepath.Join(disks[in], "out"), 0o755))
+		must.Succeed(h, os.Mkdir(filepath.Join(disks[in], "out"), 0o755))
 	}
-	w.start()
-	return w
+	h.start()
+	return h
 }
 
 // end leaves nothing behind, also after a failure.
-func (w *world) end() {
-	errs := []error{w.set.Close(background), w.mounts.Close(), w.loops.Close(), w.dev.Close(), os.RemoveAll(w.root)}
+func (h *harness) end() {
+	errs := []error{h.set.Close(background), h.mounts.Close(), h.loops.Close(), h.dev.Close(), os.RemoveAll(h.root)}
 	for _, in := range pools {
 		for _, name := range []string{"pool", "out"} {
-			errs = append(errs, os.RemoveAll(filepath.Join(w.disks[in], name)))
+			errs = append(errs, os.RemoveAll(filepath.Join(h.disks[in], name)))
 		}
 	}
-	must.Succeed(w, errors.Join(errs...))
+	must.Succeed(h, errors.Join(errs...))
 }
 
-func (w *world) start() {
+func (h *harness) start() {
 	node, err := volume.ParseNodeID(nodeName)
-	must.Succeed(w, err)
+	must.Succeed(h, err)
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[
 		{"name":%q,"path":%q,"reserve":"10%%","bytesPerInode":0},
 		{"name":%q,"path":%q,"allocation":"thin","overprovision":2},
 		{"name":%q,"path":%q,"shared":true}]`,
-		kept, w.path(kept), thin, w.path(thin), shared, w.path(shared)), "/")
-	must.Succeed(w, err)
-	w.set = pool.Start(configs, pool.Options{
-		Node: node, Mounts: w.mounts, Labels: &labeltest.Fake{}, Devices: w.loops, Dev: w.dev,
-		DetectQuota: w.detect, CheckEvery: time.Minute, Log: logr.Discard(),
+		kept, h.path(kept), thin, h.path(thin), shared, h.path(shared)), "/")
+	must.Succeed(h, err)
+	h.set = pool.Start(configs, pool.Options{
+		Node: node, Mounts: h.mounts, Labels: &labeltest.Fake{}, Devices: h.loops, Dev: h.dev,
+		DetectQuota: h.detect, CheckEvery: time.Minute, Log: logr.Discard(),
 		// A walk takes hours of the bubble's time: by the machine's uptime, inline volumes would count as left behind.
 		SinceBoot: func() time.Duration { return 0 },
 	})
-	must.Succeed(w, w.set.Wait(background))
-	w.foreign[thin] = 0 // as the format file has it
-	w.wait()
+	must.Succeed(h, h.set.Wait(background))
+	h.foreign[thin] = 0 // as the format file has it
+	h.wait()
 }
 
-func (w *world) detect(d *dir.Dir) (quota.Facility, error) {
-	if d.String() == w.path(kept) {
-		return w.quota, nil
+func (h *harness) detect(d *dir.Dir) (quota.Facility, error) {
+	if d.String() == h.path(kept) {
+		return h.quota, nil
 	}
 	return nil, quota.ErrNone
 }
 
 // restart is a new process on the same disk.
-func (w *world) restart() {
-	w.Log("restart")
-	must.Succeed(w, w.set.Close(background))
-	w.start()
+func (h *harness) restart() {
+	h.Log("restart")
+	must.Succeed(h, h.set.Close(background))
+	h.start()
 }
 
 // wait lets all that is periodic happen, and counting after it.
-func (w *world) wait() {
+func (h *harness) wait() {
 	synctest.Wait()
 	time.Sleep(3 * time.Minute) // the bubble's
 	synctest.Wait()
-	w.learn()
+	h.learn()
 }
 
-func (w *world) lock(name string) (unlock func()) {
-	unlock, err := w.set.Lock(id(name))
-	must.Succeed(w, err)
+func (h *harness) lock(name string) (unlock func()) {
+	unlock, err := h.set.Lock(id(name))
+	must.Succeed(h, err)
 	return unlock
 }
 
-func (w *world) lockTarget(name, target string) (unlock func()) {
-	unlock, err := w.set.LockTarget(id(name), w.target(target))
-	must.Succeed(w, err)
+func (h *harness) lockTarget(name, target string) (unlock func()) {
+	unlock, err := h.set.Publications().Lock(pool.Publication{ID: id(name), Target: h.target(target), SingleTarget: true})
+	must.Succeed(h, err)
 	return unlock
 }
 
 // path is in a pool's directory, and own in what the driver has there.
-func (w *world) path(in string, elements ...string) string {
-	return filepath.Join(append([]string{w.disks[in], "pool"}, elements...)...)
+func (h *harness) path(in string, elements ...string) string {
+	return filepath.Join(append([]string{h.disks[in], "pool"}, elements...)...)
 }
 
-func (w *world) own(in string, elements ...string) string {
-	return w.path(in, append([]string{".hostpath-provisioner"}, elements...)...)
+func (h *harness) own(in string, elements ...string) string {
+	return h.path(in, append([]string{".hostpath-provisioner"}, elements...)...)
 }
 
 // entry is the directory of a volume or of a snapshot.
-func (w *world) entry(name string, v *modelVolume) string {
+func (h *harness) entry(name string, v *modelVolume) string {
 	if isSnapshot(name) {
-		return w.own(v.pool, "snapshots", name)
+		return h.own(v.pool, "snapshots", name)
 	}
-	return w.path(v.pool, name)
+	return h.path(v.pool, name)
 }
 
 func isSnapshot(name string) bool { return strings.HasPrefix(name, "~") }
 
-func (w *world) out(in, name string) string { return filepath.Join(w.disks[in], "out", name) }
+func (h *harness) out(in, name string) string { return filepath.Join(h.disks[in], "out", name) }
 
-func (w *world) pod(target string) string { return filepath.Join(w.root, "pods", target) }
+func (h *harness) pod(target string) string { return filepath.Join(h.root, "pods", target) }
 
-func (w *world) target(name string) bind.Target {
-	target, err := bind.ParseTarget(w.pod(name))
-	must.Succeed(w, err)
+func (h *harness) target(name string) bind.Target {
+	target, err := bind.ParseTarget(h.pod(name))
+	must.Succeed(h, err)
 	return target
 }
 
 // stamp marks a new volume, so that it is known again.
-func (w *world) stamp(name string, v *modelVolume) {
+func (h *harness) stamp(name string, v *modelVolume) {
 	if v.dir.stamp != "" {
 		return
 	}
-	w.stamps++
-	v.dir.stamp = fmt.Sprintf("stamp %04d", w.stamps)
-	file, err := os.OpenFile(filepath.Join(w.entry(name, v), v.dir.file()), os.O_WRONLY|os.O_CREATE, 0o600)
-	must.Succeed(w, err)
+	h.stamps++
+	v.dir.stamp = fmt.Sprintf("stamp %04d", h.stamps)
+	file, err := os.OpenFile(filepath.Join(h.entry(name, v), v.dir.file()), os.O_WRONLY|os.O_CREATE, 0o600)
+	must.Succeed(h, err)
 	_, err = file.WriteString(v.dir.stamp)
-	must.Succeed(w, errors.Join(err, file.Close()))
+	must.Succeed(h, errors.Join(err, file.Close()))
 }
 
 // file is where the stamp is.
@@ -189,21 +189,21 @@ func (d *directory) file() string {
 }
 
 // space is the size of a pool's disk, and what of it is free.
-func (w *world) space(in string) (size, free int64) {
+func (h *harness) space(in string) (size, free int64) {
 	var st unix.Statfs_t
-	must.Succeed(w, unix.Statfs(w.disks[in], &st))
+	must.Succeed(h, unix.Statfs(h.disks[in], &st))
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize
 }
 
-func (w *world) size(in string) int64 {
-	size, _ := w.space(in)
+func (h *harness) size(in string) int64 {
+	size, _ := h.space(in)
 	return size
 }
 
-func (w *world) names(path string) map[string]bool {
+func (h *harness) names(path string) map[string]bool {
 	entries, err := os.ReadDir(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		w.Fatal(err)
+		h.Fatal(err)
 	}
 	all := make(map[string]bool)
 	for _, e := range entries {

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/kubectl"
+)
+
+// checkUninstall refuses flags of uninstall that do not fit the command.
+func (r *request) checkUninstall() error {
+	switch given := len(r.files) > 0; {
+	case r.command == "uninstall" && !given:
+		return errors.New("uninstall needs the files that the operator was installed from: -f hostpath-provisioner-operator.yaml")
+	case r.command != "uninstall" && (given || r.yes):
+		return errors.New("--filename, --kustomize and --yes are for uninstall")
+	}
+	return nil
+}
+
+// uninstall removes the operator, if the user says so.
+func (r request) uninstall(ctx context.Context, in io.Reader, out, errs io.Writer) error {
+	u := kubectl.Uninstallation{Kubectl: r.kubectl, Files: r.files}
+	objects, err := u.Objects(ctx)
+	if err != nil {
+		return err
+	}
+	if !r.yes {
+		fmt.Fprintf(out, "This removes all HostPathProvisioners and VolumeMoves, what the operator in the namespace %s has deployed, and then\n\n  %s\n\nClaims elsewhere and data stay. Type yes to go on: ",
+			r.kubectl.Namespace, strings.Join(objects, "\n  "))
+		answer, err := bufio.NewReader(in).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if strings.TrimSpace(answer) != "yes" {
+			return errors.New("nothing was removed")
+		}
+	}
+	return u.Run(ctx, out, errs)
+}

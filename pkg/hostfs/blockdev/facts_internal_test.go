@@ -1,0 +1,48 @@
+package blockdev
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A vendor may give all its disks one name, and kpartx gives a partition its number. By such a thing a disk is not known again, and all that
+// have it are left alone together.
+func TestWhatOthersHaveTooIsNoIdentity(t *testing.T) {
+	const qemu = "t10.ATA     QEMU HARDDISK                           QM00001             "
+	page80 := func(serial string) string { return "\x00\x80\x00" + string(rune(len(serial))) + serial }
+	for name, c := range map[string]struct {
+		files map[string]string
+		dir   string
+		alike string
+		is    bool
+	}{
+		"a world wide name":                    {map[string]string{"device/wwid": "naa.600a"}, "", "wwid=naa.600a", true},
+		"nothing":                              {nil, "", "", false},
+		"a name with the serial number":        {map[string]string{"device/wwid": qemu, "device/vpd_pg80": page80("QM00001             ")}, "", "wwid=t10.ATA     QEMU HARDDISK                           QM00001", true},
+		"a name of the vendor":                 {map[string]string{"device/wwid": "t10.VENDOR  DISK"}, "", "wwid=t10.VENDOR  DISK", false},
+		"a name without the serial number":     {map[string]string{"device/wwid": "t10.VENDOR  DISK", "device/vpd_pg80": page80("4711")}, "", "wwid=t10.VENDOR  DISK", false},
+		"a serial number of zeroes":            {map[string]string{"device/wwid": "t10.VENDOR  0000", "device/vpd_pg80": page80("0000")}, "", "wwid=t10.VENDOR  0000", false},
+		"a partition of a disk with a number":  {map[string]string{"device/wwid": qemu, "device/vpd_pg80": page80("QM00001"), "sda2/partition": "2"}, "sda2", "wwid=t10.ATA     QEMU HARDDISK                           QM00001#2", true},
+		"a partition of one of a vendor":       {map[string]string{"device/wwid": "t10.VENDOR  DISK", "sda2/partition": "2"}, "sda2", "wwid=t10.VENDOR  DISK#2", false},
+		"multipath":                            {map[string]string{"dm/uuid": "mpath-3600a"}, "", "uuid=mpath-3600a", true},
+		"multipath with the serial number":     {map[string]string{"dm/uuid": "mpath-1ATA_QEMU_HARDDISK_QM00001", "slaves/sda/device/vpd_pg80": page80("QM00001  ")}, "", "uuid=mpath-1ATA_QEMU_HARDDISK_QM00001", true},
+		"multipath of disks with a name alike": {map[string]string{"dm/uuid": "mpath-1VENDOR_DISK", "slaves/sda/device/vpd_pg80": page80("4711")}, "", "uuid=mpath-1VENDOR_DISK", false},
+		"a partition of kpartx":                {map[string]string{"dm/uuid": "part2-mpath-3600a"}, "", "uuid=part2-mpath-3600a", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := t.TempDir()
+			for file, content := range c.files {
+				file = filepath.Join(disk, file)
+				must.Succeed(t, os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(content+"\n"), 0o600))
+			}
+			dir := filepath.Join(disk, c.dir)
+			alike := likeness(dir)
+			if is := isIdentity(dir, alike); alike != c.alike || is != c.is {
+				t.Errorf("it is known by %q, an identity: %v; want %q, %v", alike, is, c.alike, c.is)
+			}
+		})
+	}
+}

@@ -1,0 +1,147 @@
+package clone_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+// onDisk mounts a filesystem on a disk that can do wrong.
+func onDisk(t *testing.T, kind string) (root string, d *disk.Disk) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	image, err := loopfs.Format(t.Context(), t.TempDir(), kind, 512*mib)
+	must.Succeed(t, err)
+	d = disk.New(t, image, t.TempDir())
+	must.Succeed(t, os.Remove(image))
+	device, err := loopfs.Attach(d.Path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, device.Close()) })
+	root = filepath.Join(t.TempDir(), "root")
+	must.Succeed(t, os.Mkdir(root, 0o755), loopfs.MountDevice(t.Context(), device.Name(), root, kind))
+	t.Cleanup(func() {
+		d.Heal()
+		must.Succeed(t, loopfs.Unmount(root))
+	})
+	return root, d
+}
+
+// While pods stand still the disk gives no answer, as one that has much to write for others does for long. Nobody waits for it, also
+// not for a log that another has begun to write.
+func TestStandstillEndsWhileDiskHangs(t *testing.T) {
+	for how, write := range neighbours {
+		for _, f := range filesystems {
+			t.Run(f.kind+", "+how, func(t *testing.T) {
+				root, d := onDisk(t, f.kind)
+				src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+				must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+				must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), make([]byte, 8*mib), 0o600), os.Symlink("target", filepath.Join(src, "link")))
+				change := func() {
+					for n := range changing {
+						at := filepath.Join(src, fmt.Sprint(n%2), fmt.Sprint("changing-", n))
+						must.Succeed(t, os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(fmt.Sprint(time.Now())), 0o600))
+					}
+					large, err := os.OpenFile(filepath.Join(src, "large"), os.O_WRONLY, 0)
+					must.Succeed(t, err)
+					_, err = large.WriteAt([]byte(fmt.Sprint(time.Now())), 3*mib)
+					must.Succeed(t, err, large.Close())
+				}
+				change()
+				during := sync.OnceFunc(change)
+				var neighbour sync.WaitGroup
+				result := tree(t, src, dst, clone.Options{
+					Method: f.method, Rounds: 1,
+					Pause: func(context.Context) error { during(); return nil },
+					Hold: func(ctx context.Context) (context.Context, func() error, error) {
+						change()
+						rebuild(t, src)
+						d.Hang()
+						neighbour.Go(func() {
+							if err := write(root); err != nil {
+								t.Error(err)
+							}
+						})
+						d.AwaitHanging()
+						late := time.AfterFunc(5*time.Second, func() {
+							t.Errorf("pods wait for the disk:\n%s", waiting(t))
+							d.Heal()
+						})
+						return ctx, func() error {
+							late.Stop()
+							d.Heal()
+							return nil
+						}, nil
+					},
+				})
+				neighbour.Wait()
+				if !result.PointInTime {
+					t.Errorf("it is %+v", result)
+				}
+				clonetest.Same(t, src, dst)
+			})
+		}
+	}
+}
+
+// rebuild has entries come, go and move.
+func rebuild(t *testing.T, src string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(src, name) }
+	must.Succeed(t, os.MkdirAll(in("new/below"), 0o711), os.Rename(in("0/changing-0"), in("new/below/moved")), os.Remove(in("1/changing-1")),
+		os.Link(in("1/changing-3"), in("new/below/linked")), unix.Mkfifo(in("0/changing-0"), 0o640),
+		unix.Setxattr(in("1"), "user.of", []byte("a directory"), 0), os.Remove(in("1/changing-5")), os.Mkdir(in("1/changing-5"), 0o700))
+	must.Succeed(t, os.WriteFile(in("1/changing-5/privileged"), []byte("program"), 0o700), unix.Chmod(in("1/changing-5/privileged"), 0o4755))
+}
+
+// neighbours wait for the disk themselves.
+var neighbours = map[string]func(root string) error{
+	"data": func(root string) error {
+		f, err := os.Create(filepath.Join(root, "neighbour"))
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(make([]byte, mib))
+		return errors.Join(err, f.Sync(), f.Close())
+	},
+	"names": func(root string) error {
+		if err := os.Mkdir(filepath.Join(root, "neighbour"), 0o755); err != nil {
+			return err
+		}
+		f, err := os.Open(root)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f.Sync(), f.Close())
+	},
+}
+
+// waiting is where in the kernel the threads of this process are that wait for something that is no signal.
+func waiting(t *testing.T) string {
+	t.Helper()
+	threads, err := filepath.Glob("/proc/self/task/*")
+	must.Succeed(t, err)
+	var all []string
+	for _, thread := range threads {
+		stat, _ := os.ReadFile(filepath.Join(thread, "stat")) // it may have ended
+		stack, _ := os.ReadFile(filepath.Join(thread, "stack"))
+		if strings.Contains(string(stat), ") D ") {
+			all = append(all, string(stack))
+		}
+	}
+	return strings.Join(all, "\n")
+}

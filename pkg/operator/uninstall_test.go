@@ -1,0 +1,174 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// uninstallation is one of the operator of a stage. What it waits for calls do.
+func (s *stage) uninstallation(do func()) *Uninstallation {
+	return &Uninstallation{Client: s.Client, Namespace: "storage", Poll: time.Millisecond, Say: func(format string, args ...any) {
+		if said := fmt.Sprintf(format, args...); strings.HasPrefix(said, "Waiting for ") {
+			do()
+		}
+	}}
+}
+
+// Without the driver no pod that has a volume of it could end, and without the operator no move.
+func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
+	inline := corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: render.DriverName}}
+	ephemeral := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+	ended := podWith("user", "here", claimed("data"))
+	ended.Status.Phase = corev1.PodFailed
+	mounter := podWith("user", "here", claimed("data"))
+	mounter.Namespace, mounter.Labels = "storage", render.PoolLabels("local")
+	claim := volumeOn("of-mounter", "here", func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.Namespace = "storage" })
+	mounter.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = claim.Spec.ClaimRef.Name
+	const pod = "pod space/user on here"
+	cases := map[string]struct {
+		user client.Object
+		want string
+	}{
+		"a pod with a claim":                        {podWith("user", "here", claimed("data")), pod},
+		"a pod with an inline volume":               {podWith("user", "here", inline), pod},
+		"a pod with an ephemeral claim":             {podWith("claim-of-an", "here", ephemeral), "pod space/claim-of-an on here"},
+		"a pod that waits for a node":               {podWith("user", "", claimed("data")), ""},
+		"a pod that has ended":                      {ended, ""},
+		"a pod with a volume of another driver":     {podWith("user", "here", claimed("foreign")), ""},
+		"a pod with one of the pre-CSI provisioner": {podWith("user", "here", claimed("legacy")), ""},
+		"a pod that keeps a pool mounted":           {mounter, ""},
+	}
+	for _, phase := range movev1.Phases {
+		want := "VolumeMove space/move-of-data, which is " + string(phase)
+		if slices.Contains([]movev1.Phase{movev1.Pending, movev1.Succeeded, movev1.Failed}, phase) {
+			want = ""
+		}
+		move := underway("data", "there", "here", phase)
+		cases["a move that is "+string(phase)] = struct {
+			user client.Object
+			want string
+		}{move, want}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), c.user, claim,
+				volumeOn("data", "here"), volumeOn("an-data", "here"), volumeOn("legacy", "", ofProvisioner("here")),
+				volumeOn("foreign", "here", func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }))
+			s.reconcile("hpp")
+			err := s.uninstallation(func() { s.reconcile("hpp") }).Run(t.Context())
+			inUse, refused := errors.AsType[*InUseError](err)
+			if refused != (c.want != "") || !refused && err != nil {
+				t.Fatalf("it ends with %v", err)
+			}
+			if s.has(stored("hpp", 1, false)) != refused {
+				t.Errorf("the object is there: %t", !refused)
+			}
+			if refused && (len(inUse.Users) != 1 || !strings.HasPrefix(inUse.Users[0], c.want)) {
+				t.Errorf("in use by %q, want %q", inUse.Users, c.want)
+			}
+			if _, of := c.user.(*movev1.VolumeMove); of && s.has(c.user) != refused {
+				t.Errorf("the move is there: %t", !refused)
+			}
+		})
+	}
+}
+
+// Where there is no HostPathProvisioner, the driver was installed in another way, and serves pods as before.
+func TestUninstallationBesideAnotherDriver(t *testing.T) {
+	s := newStage(t, podWith("user", "here", claimed("data")), volumeOn("data", "here"))
+	must.Succeed(t, s.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
+}
+
+func TestUninstallationRemovesWhatTheOperatorDeployed(t *testing.T) {
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
+	s.reconcile("hpp")
+	if !s.has(set) {
+		t.Fatal("the driver is not deployed")
+	}
+	must.Succeed(t, s.uninstallation(func() { s.reconcile("hpp") }).Run(t.Context()))
+	if s.has(set) || s.has(stored("hpp", 1, false)) || !s.has(volumeOn("data", "here")) {
+		t.Error("the driver or its object is there, or the volume is not")
+	}
+	// Again there is nothing to do.
+	must.Succeed(t, s.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
+}
+
+// What is not removed in time is named with what it waits for.
+func TestUninstallationInVain(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	s.reconcile("hpp")
+	ctx, stop := context.WithCancel(t.Context())
+	looks := 0
+	err := s.uninstallation(func() {
+		if looks++; looks > 1 { // the operator has written what it waits for
+			stop()
+		}
+		s.reconcile("hpp")
+	}).Run(ctx)
+	left, ok := errors.AsType[*LeftError](err)
+	if !ok || len(left.Waiting) != 1 || !strings.Contains(left.Waiting[0], "HostPathProvisioner hpp (Waiting for pod driver-here on here") {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// Of two operators one can be removed by hand alone: what both have in common would go.
+func TestUninstallationOfTheSecondOperator(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))
+	err := s.uninstallation(func() { t.Error("it waits") }).Run(t.Context())
+	if elsewhere, ok := errors.AsType[*ElsewhereError](err); !ok || elsewhere.Namespace != "other" || !s.has(stored("hpp", 1, false)) {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// A move that begins after it was looked at is not deleted, and neither is the driver, which it needs.
+func TestUninstallationWhileMoveBegins(t *testing.T) {
+	move := underway("data", "there", "here", movev1.Pending)
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), move)
+	s.reconcile("hpp")
+	u := s.uninstallation(func() { t.Error("it waits") })
+	u.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Delete: func(ctx context.Context, api client.WithWatch, object client.Object, options ...client.DeleteOption) error {
+			s.has(move)
+			move.Status.Phase = movev1.Copying
+			must.Succeed(t, api.Update(ctx, move))
+			return api.Delete(ctx, object, options...)
+		},
+	})
+	if err := u.Run(t.Context()); !apierrors.IsConflict(err) || !s.has(move) || !s.has(stored("hpp", 1, false)) {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// Definitions that were removed have no objects.
+func TestUninstallationWithoutDefinitions(t *testing.T) {
+	s := newStage(t)
+	u := s.uninstallation(func() { t.Error("it waits") })
+	u.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			switch list.(type) {
+			case *movev1.VolumeMoveList, *hppv1.HostPathProvisionerList:
+				return apierrors.NewNotFound(movev1.GroupVersion.WithResource("volumemoves").GroupResource(), "")
+			}
+			return api.List(ctx, list, options...)
+		},
+	})
+	must.Succeed(t, u.Run(t.Context()))
+}

@@ -1,0 +1,79 @@
+package provisioner
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// Where a backup is applied object by object, Kubernetes takes the claim of a PersistentVolume for deleted until it is there.
+func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
+	now := time.Now()
+	recorded := func(r *rig) {
+		_, _, err := r.Provision(r.Context(), request())
+		must.Succeed(r.T, err)
+	}
+	bound := func(r *rig) {
+		pv := own(r.T, r.config.Path)
+		pv.Status.Phase = corev1.VolumeBound
+		r.bound.see(pv)
+	}
+	without := func(*rig) {}
+	for title, c := range map[string]struct {
+		before func(r *rig)
+		made   time.Time
+		had    time.Duration
+		kept   bool
+	}{
+		"made anew, and released at once":                               {without, now.Add(time.Hour), time.Second, true},
+		"made anew, and released by its claim":                          {without, now.Add(time.Hour), time.Hour, false},
+		"made anew, right after its directory was copied from a backup": {without, now, time.Second, true},
+		"made anew for a directory that has its record":                 {recorded, now.Add(time.Hour), time.Second, true},
+		"made with its directory, for a short one":                      {recorded, now, time.Second, false},
+		"seen with its claim, on a node whose clock is wrong":           {bound, now.Add(time.Hour), time.Second, false},
+	} {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			c.before(r)
+			pv := own(t, r.config.Path)
+			pv.CreationTimestamp = metav1.NewTime(c.made)
+			pv.Status.LastPhaseTransitionTime = new(metav1.NewTime(c.made.Add(c.had)))
+			if err := r.Delete(t.Context(), pv); (err != nil) != c.kept || (len(r.directories()) == 1) != c.kept {
+				t.Errorf("%v, and left are %v; want it kept: %t", err, r.directories(), c.kept)
+			}
+		})
+	}
+}
+
+func TestPersistentVolumesOfClaims_areKnownUntilTheyAreGone(t *testing.T) {
+	pv := own(t, t.TempDir())
+	pv.UID, pv.Status.Phase = "bound", corev1.VolumeBound
+	free := pv.DeepCopy()
+	free.Name, free.UID, free.Status.Phase = "pvc-99999999-2222-3333-4444-555555555555", "free", corev1.VolumeAvailable
+	r := newRig(t, Config{Mode: PerNode}, pv, free)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	var run sync.WaitGroup
+	run.Go(func() { r.instance.volumes.RunWithContext(ctx) })
+	defer run.Wait()
+	defer cancel()
+	until := func(had bool) {
+		t.Helper()
+		if !cache.WaitForCacheSync(ctx.Done(), func() bool { return r.bound.had(pv) == had }) {
+			t.Fatalf("that a claim has %s is known: %t", pv.Name, !had)
+		}
+	}
+	until(true)
+	if r.bound.had(free) {
+		t.Errorf("%s has no claim", origin.Path(free))
+	}
+	must.Succeed(t, r.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, metav1.DeleteOptions{}))
+	until(false)
+}
