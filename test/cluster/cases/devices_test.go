@@ -264,7 +264,8 @@ func (s *scene) wantNothingOn(disk string) {
 	}
 }
 
-// upstreamVolume is what the upstream program makes of a disk, version 0.5.3.
+// upstreamVolume is what the upstream program makes of a disk: createPV of controllers/device_detector.go in local-pv-provisioner 0.5.3 of
+// cybozu/neco-containers.
 func (s *scene) upstreamVolume(node, disk string, bytes int64) *corev1.PersistentVolume {
 	s.Helper()
 	owner, err := c.Client.CoreV1().Nodes().Get(s.Context(), node, metav1.GetOptions{})
