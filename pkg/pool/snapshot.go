@@ -90,7 +90,7 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 
 // made answers a repeated call. The source may be gone by then.
 func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
-	found, err := s.set.findIn(s.set.holders(r.ID), r.ID)
+	found, err := findIn(s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -214,8 +214,8 @@ func notPossible(p *serve.Pool, err error) error {
 // millis is a number of milliseconds of a record.
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// countUse has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes
-// before the lock of the source. What is written after it is as what is written while the source is copied.
+// countUse has btrfs count what a directory holds, which it does when it commits. That waits for all that others have written: so it comes before
+// the lock of the source. What is written after it is as what is written while the source is copied.
 func countUse(in *serve.Visit, source volume.ID) error {
 	if in.Enforcer.Kind() != quota.Btrfs || in.Pool.Ledger.Known(source).Is(ledger.IsBlock) {
 		return nil

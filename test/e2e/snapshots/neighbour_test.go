@@ -137,16 +137,21 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 				}
 				p := startPod(b, hierarchy, 20, 4*mib)
 				startFreezer(b, driver, p)
-				alone := p.standstill(rounds)
 				for how, write := range neighbours {
 					if testing.Short() && how == "directly" {
 						continue
 					}
-					stop := write(t, config.Path)
-					beside := p.standstill(rounds)
-					stop()
-					t.Logf("frozen for %s alone, for %s beside a neighbour that writes %s", alone, beside, how)
-					if beside > max(2*alone, noise) {
+					var alone, beside time.Duration
+					tooLong := func() bool { return beside > max(2*alone, noise) }
+					// What else the machine does makes some times longer, and none shorter.
+					for try := 0; try == 0 || try < 3 && tooLong(); try++ {
+						alone = p.standstill(rounds)
+						stop := write(t, config.Path)
+						beside = p.standstill(rounds)
+						stop()
+						t.Logf("frozen for %s alone, for %s beside a neighbour that writes %s", alone, beside, how)
+					}
+					if tooLong() {
 						t.Errorf("pods stand still for %s beside a neighbour that writes %s, %s without", beside, how, alone)
 					}
 				}
