@@ -131,7 +131,7 @@ const bufferBytes = 1 << 20
 
 // copyData gives a file the size of another, has what is no hole there copied, and calls pause before each chunk. It reads and writes: where the
 // filesystem can share blocks, copy_file_range(2) has the copy share them.
-func copyData(dst, src int, pause func() error, copy func(from, to int64) error) error {
+func copyData(dst, src int, pause func() error, transfer func(from, to int64) error) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return err
@@ -142,7 +142,7 @@ func copyData(dst, src int, pause func() error, copy func(from, to int64) error)
 	if err := unix.Ftruncate(dst, st.Size); err != nil {
 		return err
 	}
-	return eachData(src, 0, st.Size, pause, copy)
+	return eachData(src, 0, st.Size, pause, transfer)
 }
 
 // eachData calls do for each piece of what is no hole between two offsets, and pause before each.

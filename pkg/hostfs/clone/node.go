@@ -278,11 +278,11 @@ func (e *entryCopier) read(dst, src int, from source) error {
 	if err := e.flush(src); err != nil {
 		return err
 	}
-	copy := e.write
+	transfer := e.write
 	if e.held && e.method == Share && !losesPrivileges(src, from.st) {
-		copy = e.keep
+		transfer = e.keep
 	}
-	return copyData(dst, src, e.next, func(from, to int64) error { return copy(dst, src, from, to) })
+	return copyData(dst, src, e.next, func(from, to int64) error { return transfer(dst, src, from, to) })
 }
 
 // losesPrivileges reports whether a file has what a write to it takes off: its copy is to be written before it gets that.

@@ -256,7 +256,7 @@ func (p *pass) Leave(d *dir.Dir) error {
 
 // link makes one more name of a file. The file itself is made in the directory of links,
 // under what identifies it: a table of millions of them would not fit into memory.
-func (p *pass) link(file string, st *unix.Stat_t, to *dir.Dir, name string, make func(node string) error) error {
+func (p *pass) link(file string, st *unix.Stat_t, to *dir.Dir, name string, create func(node string) error) error {
 	for round := p.round; round >= p.oldest(st); round-- {
 		made := linkName(round, file)
 		like, err := isLike(st, p.links, made)
@@ -276,7 +276,7 @@ func (p *pass) link(file string, st *unix.Stat_t, to *dir.Dir, name string, make
 		}
 	}
 	node := linkName(p.round, file)
-	if err := make(node); err != nil {
+	if err := create(node); err != nil {
 		return err
 	}
 	return linkError(to, name, unix.Linkat(p.links.Fd(), node, to.Fd(), name, 0))

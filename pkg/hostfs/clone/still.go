@@ -129,14 +129,14 @@ func (p *stillPass) File(in *dir.Dir, name string) error {
 }
 
 // replace makes an entry of the copy, also in the place of another. A file of several names has an identity.
-func (p *stillPass) replace(to *dir.Dir, name string, st *unix.Stat_t, file string, make func(to *dir.Dir, name string) error) error {
+func (p *stillPass) replace(to *dir.Dir, name string, st *unix.Stat_t, file string, create func(to *dir.Dir, name string) error) error {
 	if err := remove(p.entries.ctx, to, name); err != nil {
 		return err
 	}
 	if file != "" {
-		return p.link(file, st, to, name, func(node string) error { return make(p.links, node) })
+		return p.link(file, st, to, name, func(node string) error { return create(p.links, node) })
 	}
-	return make(to, name)
+	return create(to, name)
 }
 
 // copyNow copies what is too large for memory.
