@@ -26,6 +26,66 @@ import (
 
 var volumeMoves = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevirt.io", Version: "v1alpha1", Resource: "volumemoves"}
 
+// The API server refuses a VolumeMove that makes no sense, and changes of what its move has begun with.
+func TestMoveValidation(t *testing.T) {
+	const file = operatorDir + "/hostpathprovisioner.kubevirt.io_volumemoves.yaml"
+	s := begin(t)
+	s.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
+	must.Succeed(t, c.Established(t.Context(), "-f", file))
+	object := func(name, spec string) *unstructured.Unstructured {
+		move := provisioner(t, name, spec)
+		move.SetAPIVersion(volumeMoves.GroupVersion().String())
+		move.SetKind("VolumeMove")
+		return move
+	}
+	client := s.moves()
+	refused := func(err error, want string) string {
+		if want == "" && err == nil || want != "" && apierrors.IsInvalid(err) && strings.Contains(err.Error(), want) {
+			return ""
+		}
+		return fmt.Sprintf("got %v, want %q", err, want)
+	}
+	for name, tt := range map[string]struct{ spec, want string }{
+		"no spec":                              {"", "spec: Required value"},
+		"no claim":                             {"{}", "claimName: Required value"},
+		"force that stops no pod":              {"{claimName: data, force: true}", "force is for when: Evict"},
+		"policy for snapshots, not known":      {"{claimName: data, snapshots: Take}", "Unsupported value"},
+		"comparison that is not known":         {"{claimName: data, verify: None}", "Unsupported value"},
+		"what stops pods, not known":           {"{claimName: data, when: Now}", "Unsupported value"},
+		"bandwidth with which no move ends":    {"{claimName: data, bytesPerSecond: 1}", "greater than or equal to 65536"},
+		"target without a name":                {"{claimName: data, targetNode: ''}", "at least 1 chars long"},
+		"force that stops pods":                {"{claimName: data, when: Evict, force: true}", ""},
+		"everything that can be chosen at all": {"{claimName: data, targetNode: node-b, snapshots: LeaveBehind, verify: Changed, bytesPerSecond: 65536}", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := client.Create(t.Context(), object("refused", tt.spec), metav1.CreateOptions{DryRun: []string{"All"}})
+			if problem := refused(err, tt.want); problem != "" {
+				t.Error(problem)
+			}
+		})
+	}
+	made, err := client.Create(t.Context(), object("changed", "{claimName: data, targetNode: node-b}"), metav1.CreateOptions{})
+	must.Succeed(t, err)
+	for name, tt := range map[string]struct{ spec, want string }{
+		"claim":         {"{claimName: other, targetNode: node-b}", "delete the VolumeMove and make another"},
+		"target":        {"{claimName: data, targetNode: node-a}", "delete the VolumeMove and make another"},
+		"no target":     {"{claimName: data}", "delete the VolumeMove and make another"},
+		"snapshots":     {"{claimName: data, targetNode: node-b, snapshots: LeaveBehind}", "delete the VolumeMove and make another"},
+		"verify":        {"{claimName: data, targetNode: node-b, verify: Changed}", "delete the VolumeMove and make another"},
+		"what can be":   {"{claimName: data, targetNode: node-b, when: Evict, force: true, bytesPerSecond: 1000000}", ""},
+		"back to waits": {"{claimName: data, targetNode: node-b}", ""},
+	} {
+		t.Run("change of "+name, func(t *testing.T) {
+			after := object("changed", tt.spec)
+			after.SetResourceVersion(made.GetResourceVersion())
+			_, err := client.Update(t.Context(), after, metav1.UpdateOptions{DryRun: []string{"All"}})
+			if problem := refused(err, tt.want); problem != "" {
+				t.Error(problem)
+			}
+		})
+	}
+}
+
 // The volume of a StatefulSet's pod, which writes and is evicted, moves to the other node, and back and there again when nodes are drained,
 // by kubectl too. Its claim grows meanwhile. The claim stays, the pod starts where its volume is and goes on where it was, and nothing
 // is left on the node before. With it go a volume of the provisioner from before CSI, and one of the upstream driver.
