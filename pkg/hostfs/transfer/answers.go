@@ -20,6 +20,8 @@ type answers struct {
 	// failed is why there are no more, once their channel is closed.
 	failed error
 	lastID uint64 // of the files that were offered
+	// late is how many may come still that are about files of which nothing is asked any more.
+	late int
 }
 
 // maxAnswers the sender has not dealt with: more of them a receiver does not send.
@@ -99,6 +101,17 @@ func (s *answers) nextID() uint64 {
 // isOfFile says that one is about a file that was offered.
 func (s *answers) isOfFile(a answer) bool { return a.id > 0 && a.id <= s.lastID }
 
+// passOver is for one that asks nothing of what goes on: it is about a file that was offered, and late.
+func (s *answers) passOver(a answer) error {
+	if !s.isOfFile(a) {
+		return fmt.Errorf("%w: an answer of kind %d to no question", ErrProtocol, a.kind)
+	}
+	if s.late--; s.late < 0 {
+		return fmt.Errorf("%w: an answer of kind %d to a question that was answered", ErrProtocol, a.kind)
+	}
+	return nil
+}
+
 // some says that there is one, or more.
 func (s *answers) some() bool { return len(s.all) > 0 }
 
@@ -121,8 +134,8 @@ func (s *answers) await(k kind) (answer, error) {
 		if err != nil || a.kind == k {
 			return a, err
 		}
-		if !s.isOfFile(a) {
-			return answer{}, fmt.Errorf("%w: an answer of kind %d to no question", ErrProtocol, a.kind)
+		if err := s.passOver(a); err != nil {
+			return answer{}, err
 		}
 	}
 }

@@ -1,11 +1,14 @@
 package transfer_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -219,7 +222,6 @@ func attributes(mode uint32, size int64) []byte {
 
 // A sender that lies reaches nothing but the tree.
 func TestSenderThatLies(t *testing.T) {
-	number := func(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 	file := func(id uint64, name string) []byte {
 		return frame(5, number(id), []byte{2}, attributes(unix.S_IFREG|0o644, 10), make([]byte, 16), text(name))
 	}
@@ -265,6 +267,153 @@ func TestSenderThatLies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A liar is a receiver that answers each kind of frame with others, whatever it has.
+type liar map[byte][]byte
+
+const (
+	aBegin, aFile, anEnd, aVerified, aFinish              = 2, 5, 15, 21, 22
+	aReady, aHave, aRound, aDifferences, aFinished        = 102, 103, 107, 108, 109
+	wantHole, wantDigests, wantBase                       = 105, 106, 111
+	blockOfLiar, sizeForLiar                       uint64 = 128 << 10, 300_000
+)
+
+func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+
+// honest has all of the one file, equal, and says so when it is asked.
+func honest() liar {
+	return liar{
+		1: hello(101), aBegin: frame(aReady, []byte{0}), aFile: frame(aHave, number(1)), anEnd: frame(aRound, number(0), text("")),
+		aVerified: frame(aDifferences, number(0), number(0), make([]byte, 4)), aFinish: frame(aFinished),
+	}
+}
+
+// answer is until the connection ends, or the liar has no answer, and says how that is.
+func (l liar) answer(there net.Conn, none func(net.Conn)) {
+	for in := bufio.NewReader(there); ; {
+		var head [5]byte
+		if _, err := io.ReadFull(in, head[:]); err != nil {
+			return
+		}
+		if _, err := io.CopyN(io.Discard, in, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
+			return
+		}
+		says, told := l[head[0]]
+		if told && says == nil {
+			none(there)
+			return
+		}
+		if _, err := there.Write(says); err != nil {
+			return
+		}
+	}
+}
+
+// sendToLiar sends a tree with one file, and compares.
+func sendToLiar(t *testing.T, l liar, none func(net.Conn), within time.Duration) error {
+	t.Helper()
+	src := t.TempDir()
+	content := bytes.Repeat([]byte("x"), int(sizeForLiar))
+	must.Succeed(t, os.WriteFile(filepath.Join(src, "file"), content, 0o600))
+	here, there := net.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.answer(there, none)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	s := transfer.NewSender(here, transfer.Options{})
+	_, err := s.Pass(ctx, open(t, src), transfer.Pass{Still: true, Verify: transfer.VerifyAll})
+	if err == nil {
+		err = s.Finish(ctx)
+	}
+	_, _ = here.Close(), there.Close()
+	<-ended
+	if is := must.Value(os.ReadFile(filepath.Join(src, "file")))(t); !bytes.Equal(is, content) {
+		t.Error("the source is another")
+	}
+	return err
+}
+
+// A receiver that lies gets an error, soon, however much it says.
+func TestReceiverThatLies(t *testing.T) {
+	want := func(kind byte, id, offset, length uint64, digests int) []byte {
+		return frame(kind, number(id), number(offset), number(length), make([]byte, digests))
+	}
+	const many = 10_000
+	for name, says := range map[string]map[byte][]byte{
+		"a file that was not offered":        {aFile: want(wantDigests, 2, 0, blockOfLiar, 32)},
+		"no file":                            {aFile: want(wantDigests, 0, 0, blockOfLiar, 32)},
+		"a part before its turn":             {aFile: want(wantDigests, 1, blockOfLiar, blockOfLiar, 32)},
+		"a part twice":                       {aFile: bytes.Repeat(want(wantDigests, 1, 0, blockOfLiar, 32), 2)},
+		"a part behind the end":              {aFile: want(wantHole, 1, 0, sizeForLiar+1, 0)},
+		"a part far behind the end":          {aFile: want(wantHole, 1, 0, 1<<62, 0)},
+		"a negative part":                    {aFile: want(wantHole, 1, 0, 1<<63, 0)},
+		"no part":                            {aFile: want(wantHole, 1, 0, 0, 0)},
+		"a part that ends amid a block":      {aFile: want(wantHole, 1, 0, 1, 0)},
+		"digests that begin amid a block":    {aFile: want(wantDigests, 1, 1, blockOfLiar, 32)},
+		"too few digests":                    {aFile: want(wantDigests, 1, 0, sizeForLiar, 64)},
+		"too many digests":                   {aFile: want(wantDigests, 1, 0, blockOfLiar, 64)},
+		"half a digest":                      {aFile: want(wantDigests, 1, 0, blockOfLiar, 48)},
+		"a short digest":                     {aFile: want(wantDigests, 1, 0, blockOfLiar, 31)},
+		"more digests than are asked for":    {aFile: want(wantDigests, 1, 0, 65*blockOfLiar, 65*32)},
+		"a base that was not offered":        {aFile: want(wantBase, 1, 0, sizeForLiar, 0)},
+		"many answers to one question":       {aFile: bytes.Repeat(frame(aHave, number(1)), many)},
+		"many answers at the end":            {anEnd: bytes.Repeat(frame(aHave, number(1)), many)},
+		"many answers after the comparison":  {aVerified: bytes.Repeat(frame(aHave, number(1)), many)},
+		"many answers about a file to come":  {aBegin: bytes.Repeat(frame(aHave, number(1)), many)},
+		"many rounds":                        {aBegin: bytes.Repeat(frame(aReady, []byte{0}), many)},
+		"many comparisons":                   {aBegin: bytes.Repeat(frame(aDifferences, number(1), number(1), []byte{0, 0, 0, 1}, text(string(make([]byte, 2048)))), many)},
+		"the end of a round amid it":         {aFile: frame(aRound, number(0), text(""))},
+		"equality before it is asked":        {aFile: frame(aDifferences, number(0), number(0), make([]byte, 4))},
+		"the end before it is asked":         {aFile: frame(aFinished)},
+		"a frame of a sender":                {aFile: frame(8, number(0), []byte("content"))},
+		"an unknown frame":                   {aFile: frame(177)},
+		"a second welcome":                   {aFile: hello(101)},
+		"a huge frame":                       {aFile: {wantDigests, 0xff, 0xff, 0xff, 0xff}},
+		"more in a frame than it has":        {aFile: frame(aHave, number(1), []byte{0})},
+		"less in a frame than it has":        {aFile: frame(aHave, []byte{0})},
+		"more differences than were said":    {aVerified: frame(aDifferences, number(1), number(0), []byte{0, 0, 0, 0}, text("more"))},
+		"fewer differences than were said":   {aVerified: frame(aDifferences, number(1), number(0), []byte{0xff, 0xff, 0xff, 0xff}, text("one"))},
+		"a difference in more than one word": {aVerified: frame(aDifferences, number(1), number(0), []byte{0, 0, 0, 1}, text(string(make([]byte, 2049))))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := honest()
+			maps.Copy(l, says)
+			must.ErrorIs(t, sendToLiar(t, l, nil, time.Minute), transfer.ErrProtocol)
+		})
+	}
+}
+
+// Wherever a receiver ends, or says nothing more, the sender gets an error.
+func TestReceiverThatEnds(t *testing.T) {
+	for kind := range honest() {
+		for name, test := range map[string]struct {
+			none   func(net.Conn)
+			within time.Duration
+			want   error
+		}{
+			"ends":             {func(there net.Conn) { _ = there.Close() }, time.Minute, io.EOF},
+			"ends amid a word": {func(there net.Conn) { _, _ = there.Write([]byte{aHave, 0}); _ = there.Close() }, time.Minute, io.ErrUnexpectedEOF},
+			"says nothing":     {func(there net.Conn) { _, _ = io.Copy(io.Discard, there) }, 50 * time.Millisecond, context.DeadlineExceeded},
+		} {
+			t.Run(fmt.Sprint(name, " at a frame of kind ", kind), func(t *testing.T) {
+				l := honest()
+				l[kind] = nil
+				must.ErrorIs(t, sendToLiar(t, l, test.none, test.within), test.want)
+			})
+		}
+	}
+}
+
+// Whether the trees are equal says the receiver, which has the copy. One that lies about it harms the copy, and nothing else.
+func TestReceiverThatClaimsEquality(t *testing.T) {
+	must.Succeed(t, sendToLiar(t, honest(), nil, time.Minute))
+	l := honest()
+	l[aVerified] = frame(aDifferences, number(7), number(0), make([]byte, 4))
+	must.ErrorIs(t, sendToLiar(t, l, nil, time.Minute), transfer.ErrDiffers)
 }
 
 // A recorded connection is what a peer would have said.

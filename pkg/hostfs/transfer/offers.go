@@ -61,10 +61,9 @@ func (f *offers) serveUntil(left int) error {
 }
 
 func (f *offers) close() {
-	for _, o := range f.pending {
-		o.close()
+	for id, o := range f.pending {
+		f.drop(id, o)
 	}
-	f.pending = nil
 }
 
 // serve does what an answer asks for. To wait for one it flushes what was sent.
@@ -85,11 +84,8 @@ func (f *offers) serve(wait bool) error {
 		return fmt.Errorf("%w: an answer of kind %d amid a round", ErrProtocol, a.kind)
 	}
 	o := f.pending[a.id]
-	if o == nil {
-		if !f.answers.isOfFile(a) {
-			return fmt.Errorf("%w: an answer to no question", ErrProtocol)
-		}
-		return nil // of an earlier round, or of a file that is gone
+	if o == nil { // of an earlier round, or of a file that is gone
+		return f.answers.passOver(a)
 	}
 	if a.kind == kindHave {
 		f.drop(a.id, o)
@@ -104,9 +100,11 @@ func (f *offers) serve(wait bool) error {
 	return f.section(a, o)
 }
 
+// drop ends one. The receiver may have asked for more of it, or have no room for that.
 func (f *offers) drop(id uint64, o *offer) {
 	delete(f.pending, id)
 	o.close()
+	f.answers.late += sections
 }
 
 func (f *offers) abort(id uint64, o *offer) error {
@@ -114,18 +112,22 @@ func (f *offers) abort(id uint64, o *offer) error {
 	return f.wire.sendEmpty(f.ctx, kindAbort)
 }
 
-// mayWant reports whether an answer is of a length that there is, and of a base that was offered.
+// mayWant reports whether an answer is of the next part that there is, of whole blocks, and of a base that was offered.
 func (o *offer) mayWant(a answer) bool {
-	if a.kind == kindWantBase {
-		return o.base != nil && a.length == o.st.Size
+	size, end := o.st.Size, a.offset+a.length
+	switch {
+	case a.offset != o.next || end > size:
+		return false
+	case a.kind == kindWantBase:
+		return o.base != nil && a.length == size
 	}
-	return a.length > 0 || o.st.Size == 0
+	return end == size || a.length > 0 && end%blockBytes == 0
 }
 
 // section sends what the receiver does not have of a part of a file. After the last part the file is complete.
 func (f *offers) section(a answer, o *offer) error {
 	size := o.st.Size // that the receiver was told
-	if a.offset != o.next || a.offset+a.length > size || !o.mayWant(a) {
+	if !o.mayWant(a) {
 		return fmt.Errorf("%w: it wants another part of a file", ErrProtocol)
 	}
 	o.next += a.length

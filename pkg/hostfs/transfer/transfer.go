@@ -4,8 +4,9 @@
 // extended attributes of the source as the copies of pkg/hostfs/clone do. What is zero in units of 64 KiB is a hole.
 //
 // Neither side trusts the other, nor the trees: the receiver reaches its tree by directory handles, takes only single names and
-// follows no link; both hold a bounded amount of memory, whatever is in the trees or comes over the connection. Which trees
-// these are, who the peer is, and when a pass is the last one is decided elsewhere.
+// follows no link; both hold a bounded amount of memory, whatever is in the trees or comes over the connection. But whether the trees
+// are equal the receiver says, which has the copy: one that lies about that harms the copy. Which trees these are, who the peer is,
+// and when a pass is the last one is decided elsewhere.
 package transfer
 
 import (
