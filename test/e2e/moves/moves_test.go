@@ -64,12 +64,18 @@ func (w way) String() string {
 }
 
 func TestMove(t *testing.T) {
-	for _, way := range append(ways(), way{onXFS, onExt4, true}) {
+	for _, way := range append(ways(), way{onXFS, onExt4, true}, way{onBtrfs, onBtrfs, false}) {
 		t.Run(way.String(), func(t *testing.T) {
 			w := newWorld(t, way, none)
 			for range 2 {
 				w.begin()
+				size := w.size(w.from, "pod")
 				w.move()
+				w.to.Must(w.to.Publish(t.Context(), w.volume, "another"))
+				if got := w.size(w.to, "another"); got != size && (way.block || way.from.enforcement == way.to.enforcement) {
+					t.Errorf("it has %d bytes, and had %d", got, size)
+				}
+				w.unpublish(w.to, "another")
 				w.end()
 				if w.last.Based != way.from.shares {
 					t.Errorf("the last pass is %+v: whether it has a base is up to the filesystem of the source\n%s", w.last, w.said)

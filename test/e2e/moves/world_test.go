@@ -197,6 +197,14 @@ func (w *world) check(n *node, all []drivertest.Kept) {
 	}
 }
 
+// size is that of the volume as a pod sees it.
+func (w *world) size(n *node, pod string) int64 {
+	w.Helper()
+	stats, err := n.Stats(w.Context(), w.volume.ID, pod)
+	n.Must(err)
+	return stats.GetUsage()[0].GetTotal()
+}
+
 // awake runs a driver again that was killed.
 func (w *world) awake(n *node) {
 	w.Helper()
