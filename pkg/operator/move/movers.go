@@ -40,8 +40,23 @@ const (
 	certificates = "/move"
 )
 
-// capabilities are those of pkg/hostfs/privilege that reading and writing a tree needs.
-var capabilities = []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN", "CHOWN", "FSETID", "SETFCAP", "MKNOD"}
+// Capabilities of pkg/hostfs/privilege.
+var (
+	toRead  = []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN"}
+	toWrite = append(slices.Clone(toRead), "CHOWN", "FSETID", "SETFCAP", "MKNOD")
+)
+
+// capabilities are those that a role needs: one that does not copy only asks the driver for something. test/e2e/privilege checks that none
+// is missing and none superfluous.
+func (r role) capabilities() []corev1.Capability {
+	switch r {
+	case roleOut:
+		return toRead
+	case roleIn:
+		return toWrite
+	}
+	return nil
+}
 
 // onSource says on which side a role is.
 func (r role) onSource() bool {
@@ -261,7 +276,7 @@ func (m movers) newPod(ctx context.Context, r role, args []string) (*corev1.Pod,
 		Name: container, Image: driver.Image, ImagePullPolicy: driver.ImagePullPolicy, Command: driver.Command, Args: slices.Clone(args), Env: slices.Clone(driver.Env),
 		SecurityContext: &corev1.SecurityContext{
 			RunAsUser: ptr.To(int64(0)), AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true), Privileged: ptr.To(false),
-			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
+			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: r.capabilities()},
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 		Resources:                corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("64Mi")}},

@@ -32,12 +32,17 @@ func TestWordsOfMovers(t *testing.T) {
 	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
 		t.Error(diff)
 	}
-	var needed []corev1.Capability
-	for _, c := range slices.Concat(privilege.Needed, privilege.ForCopies) {
-		needed = append(needed, corev1.Capability(strings.TrimPrefix(c.String(), "CAP_")))
-	}
-	if diff := cmp.Diff(needed, capabilities); diff != "" {
-		t.Error(diff)
+	for role, needs := range map[role][]privilege.Capability{
+		roleOut: privilege.Needed, roleIn: slices.Concat(privilege.Needed, privilege.ForCopies),
+		roleConfirm: nil, roleAssure: nil, roleRemove: nil, roleAbort: nil, roleUndo: nil, roleGiveUp: nil,
+	} {
+		var needed []corev1.Capability
+		for _, c := range needs {
+			needed = append(needed, corev1.Capability(strings.TrimPrefix(c.String(), "CAP_")))
+		}
+		if diff := cmp.Diff(needed, role.capabilities()); diff != "" {
+			t.Errorf("%s: %s", role, diff)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -31,6 +32,18 @@ var (
 // ends. It is one of version 2, which every kernel has.
 func deviceGroup(t *testing.T, allowed ...device) string {
 	t.Helper()
+	return newGroup(t, filter(allowed))
+}
+
+// nodesGroup is one of what is not privileged: as container runtimes have it, it may make
+// nodes of all devices, and open none of those that tests need.
+func nodesGroup(t *testing.T) string {
+	t.Helper()
+	return newGroup(t, slices.Concat(nodes(), filter(nil)))
+}
+
+func newGroup(t *testing.T, code []instruction) string {
+	t.Helper()
 	top := t.TempDir()
 	if err := unix.Mount("cgroup2", top, "cgroup2", 0, ""); err != nil {
 		testenv.Missing(t, fmt.Sprintf("control groups of version 2 (%v)", err))
@@ -39,7 +52,7 @@ func deviceGroup(t *testing.T, allowed ...device) string {
 	group, err := os.MkdirTemp(top, "hostpath-test-") //nolint:usetesting // a control group is no common directory
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, os.Remove(group)) })
-	must.Succeed(t, allow(group, allowed))
+	must.Succeed(t, attach(group, code))
 	return filepath.Clean(group)
 }
 
@@ -49,6 +62,18 @@ type instruction struct {
 	registers uint8 // destination, and source in the upper half
 	offset    int16
 	value     int32
+}
+
+// nodes is the beginning of a filter, which lets through what only makes a node.
+func nodes() []instruction {
+	const makes = 1 // BPF_DEVCG_ACC_MKNOD, in the upper half of access_type
+	return []instruction{
+		{unix.BPF_LDX | unix.BPF_MEM | unix.BPF_W, 1<<4 | 2, 0, 0},
+		{unix.BPF_ALU | unix.BPF_RSH | unix.BPF_K, 2, 0, 16},
+		{unix.BPF_JMP | unix.BPF_JNE | unix.BPF_K, 2, 2, makes},
+		{unix.BPF_ALU64 | unix.BPF_MOV | unix.BPF_K, 0, 0, 1},
+		{unix.BPF_JMP | unix.BPF_EXIT, 0, 0, 0},
+	}
 }
 
 // filter is a program of the kind BPF_PROG_TYPE_CGROUP_DEVICE: it gets struct
@@ -88,9 +113,9 @@ func filter(allowed []device) []instruction {
 	return append(code, instruction{move, 0, 0, 0}, instruction{exit, 0, 0, 0})
 }
 
-// allow has a control group use only these devices.
-func allow(group string, allowed []device) error {
-	program, err := loadFilter(allowed)
+// attach has a control group use only the devices that a filter lets through.
+func attach(group string, code []instruction) error {
+	program, err := loadFilter(code)
 	if err != nil {
 		return err
 	}
@@ -100,16 +125,16 @@ func allow(group string, allowed []device) error {
 		return os.NewSyscallError("open", err)
 	}
 	defer func() { _ = unix.Close(directory) }()
-	attach := struct{ group, program, kind, flags uint32 }{uint32(directory), uint32(program), unix.BPF_CGROUP_DEVICE, unix.BPF_F_ALLOW_MULTI}
-	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&attach), unsafe.Sizeof(attach)); err != nil {
+	attributes := struct{ group, program, kind, flags uint32 }{uint32(directory), uint32(program), unix.BPF_CGROUP_DEVICE, unix.BPF_F_ALLOW_MULTI}
+	if _, err := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&attributes), unsafe.Sizeof(attributes)); err != nil {
 		return fmt.Errorf("attach a filter of devices: %w", err)
 	}
 	return nil
 }
 
 // loadFilter gives the kernel a program. The caller closes its descriptor.
-func loadFilter(allowed []device) (int, error) {
-	code, license := filter(allowed), []byte("Apache-2.0\x00")
+func loadFilter(code []instruction) (int, error) {
+	license := []byte("Apache-2.0\x00")
 	load := struct {
 		kind, count   uint32
 		code, license unsafe.Pointer
