@@ -599,6 +599,11 @@ func (c *cluster) wantVolume(on string, pods ...string) {
 		if name == on {
 			kept, promised = []drivertest.Kept{{Volume: c.volume, Pods: pods}}, float64(c.volume.Bytes)
 		}
+		for _, snapshot := range n.pool.Snapshots {
+			record, err := n.pool.Record("~" + snapshot)
+			must.Succeed(c, err)
+			promised += float64(record.Bytes)
+		}
 		n.pool.AwaitErased()
 		if err := n.pool.Problems(kept); err != nil {
 			c.Errorf("node %s: %v", name, err)
