@@ -191,11 +191,11 @@ func (d Device) StartsBlank() (bool, error) {
 	}
 	begin := make([]byte, min(size, probed))
 	if _, err := f.ReadAt(begin, 0); err != nil {
-		return false, fmt.Errorf("read the start of %s: %w", d, err)
+		return false, d.failed("read the start of", err)
 	}
 	blank := bytes.Equal(begin[:head], make([]byte, head))
 	if _, err := f.ReadAt(begin, size-int64(len(begin))); err != nil {
-		return false, fmt.Errorf("read the end of %s: %w", d, err)
+		return false, d.failed("read the end of", err)
 	}
 	return blank, nil
 }
@@ -211,9 +211,18 @@ func (d Device) Blank() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
-		return fmt.Errorf("overwrite the start of %s: %w", d, err)
+		return d.failed("overwrite the start of", err)
 	}
 	return f.Sync()
+}
+
+// failed says what failed at the device: an error of its file names the path again.
+func (d Device) failed(op string, err error) error {
+	var of *fs.PathError
+	if errors.As(err, &of) {
+		err = of.Err
+	}
+	return &fs.PathError{Op: op, Path: d.path, Err: err}
 }
 
 // ByteAt reads one byte of the device.
@@ -225,7 +234,7 @@ func (d Device) ByteAt(offset int64) (byte, error) {
 	defer f.Close()
 	b := make([]byte, 1)
 	if _, err := f.ReadAt(b, offset); err != nil {
-		return 0, fmt.Errorf("read %s: %w", d, err)
+		return 0, d.failed("read", err)
 	}
 	return b[0], nil
 }
