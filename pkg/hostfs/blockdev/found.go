@@ -191,11 +191,11 @@ func (d Device) StartsBlank() (bool, error) {
 	}
 	begin := make([]byte, min(size, probed))
 	if _, err := f.ReadAt(begin, 0); err != nil {
-		return false, d.failed("read the start of", err)
+		return false, explain("read the start of", d.path, err)
 	}
 	blank := bytes.Equal(begin[:head], make([]byte, head))
 	if _, err := f.ReadAt(begin, size-int64(len(begin))); err != nil {
-		return false, d.failed("read the end of", err)
+		return false, explain("read the end of", d.path, err)
 	}
 	return blank, nil
 }
@@ -211,18 +211,9 @@ func (d Device) Blank() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
-		return d.failed("overwrite the start of", err)
+		return explain("overwrite the start of", d.path, err)
 	}
 	return f.Sync()
-}
-
-// failed says what failed at the device: an error of its file names the path again.
-func (d Device) failed(op string, err error) error {
-	var of *fs.PathError
-	if errors.As(err, &of) {
-		err = of.Err
-	}
-	return &fs.PathError{Op: op, Path: d.path, Err: err}
 }
 
 // ByteAt reads one byte of the device.
@@ -234,7 +225,7 @@ func (d Device) ByteAt(offset int64) (byte, error) {
 	defer f.Close()
 	b := make([]byte, 1)
 	if _, err := f.ReadAt(b, offset); err != nil {
-		return 0, d.failed("read", err)
+		return 0, explain("read", d.path, err)
 	}
 	return b[0], nil
 }
