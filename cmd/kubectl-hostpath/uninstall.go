@@ -30,7 +30,7 @@ func (r request) uninstall(ctx context.Context, in io.Reader, out, errs io.Write
 		return err
 	}
 	if !r.yes {
-		fmt.Fprintf(out, "This removes all HostPathProvisioners and VolumeMoves, what the operator in the namespace %s has deployed, and then\n\n  %s\n\nClaims elsewhere and data stay. Type yes to go on: ",
+		fmt.Fprintf(out, "This removes all HostPathProvisioners and VolumeMoves, what the operator in the namespace %s has deployed, and then\n\n  %s\n\nClaims and data stay. Type yes to go on: ",
 			r.kubectl.Namespace, strings.Join(objects, "\n  "))
 		answer, err := bufio.NewReader(in).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {

@@ -18,6 +18,7 @@ func TestUninstall(t *testing.T) {
 		files   = "--filename=operator.yaml --kustomize=classes"
 		objects = "get " + files + " --ignore-not-found --output=name"
 		found   = "get deployment hostpath-provisioner-operator --namespace=storage --output=json"
+		claims  = "get persistentvolumeclaims --namespace=storage --output=name"
 		asked   = "exec --namespace=storage deployment/hostpath-provisioner-operator --container=hostpath-provisioner-operator -- /hostpath-provisioner-operator uninstall"
 		removed = "delete " + files + " --ignore-not-found"
 	)
@@ -25,15 +26,17 @@ func TestUninstall(t *testing.T) {
 		// labels are those of the operator's Deployment, and answer what the user types.
 		labels, answer string
 		without        string // an object that the files do not have
+		claims         string // of the namespace, which the files have
 		refuses, yes   bool
 		want           []string
 		problem        string
 	}{
-		"the user says yes":            {answer: "yes\n", want: []string{objects, found, asked, removed}},
-		"the user was not asked":       {yes: true, want: []string{objects, found, asked, removed}},
-		"the user says something":      {answer: "y\n", want: []string{objects, found}, problem: "nothing was removed"},
-		"no user is there":             {want: []string{objects, found}, problem: "nothing was removed"},
-		"the operator refuses":         {yes: true, refuses: true, want: []string{objects, found, asked}, problem: "is left as it is"},
+		"the user says yes":            {answer: "yes\n", want: []string{objects, found, claims, asked, removed}},
+		"the user was not asked":       {yes: true, want: []string{objects, found, claims, asked, removed}},
+		"the user says something":      {answer: "y\n", want: []string{objects, found, claims}, problem: "nothing was removed"},
+		"no user is there":             {want: []string{objects, found, claims}, problem: "nothing was removed"},
+		"the operator refuses":         {yes: true, refuses: true, want: []string{objects, found, claims, asked}, problem: "is left as it is"},
+		"the namespace has claims":     {yes: true, claims: "persistentvolumeclaim/hpp-pool-fast-here", want: []string{objects, found, claims}, problem: "persistentvolumeclaim/hpp-pool-fast-here"},
 		"files of something else":      {yes: true, without: "deployment.apps", want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
 		"Helm has installed it":        {yes: true, labels: `"app.kubernetes.io/managed-by":"Helm","app.kubernetes.io/instance":"hpp"`, want: []string{objects, found}, problem: "helm uninstall hpp --namespace storage"},
 		"a catalogue has the operator": {yes: true, labels: `"olm.owner":"operator.v1"`, want: []string{objects, found}, problem: "ClusterServiceVersion operator.v1"},
@@ -44,6 +47,7 @@ func TestUninstall(t *testing.T) {
 printf '%s\n' "$*" >>` + dir + `/asked
 case $1-$2 in
 get-deployment) echo '{"metadata":{"labels":{` + c.labels + `}}}' ;;
+get-persistentvolumeclaims) echo $CLAIMS ;;
 get-*) printf 'namespace/storage\ndeployment.apps/hostpath-provisioner-operator\n' | grep -v "^${WITHOUT:-nothing}" ;;
 exec-*) exit ${REFUSES:-0} ;;
 esac
@@ -51,6 +55,7 @@ esac
 			program := filepath.Join(dir, "kubectl")
 			must.Succeed(t, os.WriteFile(program, []byte(script), 0o700))
 			t.Setenv("WITHOUT", c.without)
+			t.Setenv("CLAIMS", c.claims)
 			if c.refuses {
 				t.Setenv("REFUSES", "1")
 			}

@@ -508,9 +508,17 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.problem("", f.Path, HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
 			continue
 		}
-		if p.unsettled(f, facts) {
-			continue
-		}
+		p.candidate(f, facts)
+	}
+}
+
+// candidate follows a device without a volume once it has been unused and unchanged for long enough.
+func (p *pass) candidate(f Found, facts blockdev.Facts) {
+	if j := p.jobs[f.Number]; j != nil && !j.finished() {
+		p.underway(j, j.status()) // if it ends now, the next pass sees how
+		return
+	}
+	if !p.unsettled(f, facts) {
 		p.follow(f.Number, p.unclaimed(f, facts))
 	}
 }
@@ -555,12 +563,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 		p.start(wanted)
 		p.stillRefused(wanted) // what comes of it is reported when it is known
 	case !finished:
-		p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, now.progress})
-		if quiet := time.Since(now.moved); quiet > hangs && !now.waiting {
-			p.problem(j.volume.Name, j.path, Hangs, "it has not answered for %s", quiet.Round(time.Second))
-		} else if now.progress.Total == 0 {
-			p.stillRefused(j)
-		}
+		p.underway(j, now)
 	case errors.Is(j.err, ErrChanged):
 		// The volumes that the pass was told of are old. The job is stale when they are not, and is tried again at the next poll.
 	case j.err != nil:
@@ -572,6 +575,16 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] || j.names[name] })
 		p.names[name] = true
 		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.Identity, j.held.Facts.SizeBytes, number})
+	}
+}
+
+// underway reports a job that has not ended, as it was.
+func (p *pass) underway(j *job, now status) {
+	p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, now.progress})
+	if quiet := time.Since(now.moved); quiet > hangs && !now.waiting {
+		p.problem(j.volume.Name, j.path, Hangs, "it has not answered for %s", quiet.Round(time.Second))
+	} else if now.progress.Total == 0 {
+		p.stillRefused(j)
 	}
 }
 

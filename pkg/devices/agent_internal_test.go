@@ -56,3 +56,35 @@ func TestJobThatEndsWhileItIsLookedAt(t *testing.T) {
 		t.Errorf("found %+v; want what ended without a result to be begun anew", p.report)
 	}
 }
+
+// That a device was in use, or was only looked at, is not forgotten if it is found out while a pass is there.
+func TestLookThatEndsDuringAPass(t *testing.T) {
+	records, err := OpenRecords(t.TempDir())
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, records.Close()) }()
+	a := NewAgent(Options{Records: records, Log: logr.Discard(), Changed: func() {}, Settle: time.Hour})
+	defer a.Close()
+	f := Found{blockdev.Number{Major: 7, Minor: 1<<19 + 1}, "/dev/x"}
+	facts := blockdev.Facts{Number: f.Number, SizeBytes: 1}
+	a.sightings[f.Number] = sighting{as: appearance(facts), written: facts.Written(), since: time.Now().Add(-2 * time.Hour)}
+	ending := &job{number: f.Number, path: f.Path, cancel: func() {}, done: make(chan struct{})}
+	a.jobs[f.Number] = ending
+	p := &pass{Agent: a, Request: Request{Offer: &Config{}, Retry: true}}
+	ending.mu.Lock()
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		p.candidate(f, facts)
+	}()
+	for stacks := make([]byte, 1<<20); !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "(*job).status("); {
+		runtime.Gosched()
+	}
+	ending.err = ending.refuse(InUse, "it is open")
+	close(ending.done)
+	ending.mu.Unlock()
+	<-followed
+	p.candidate(f, facts)
+	if j := a.jobs[f.Number]; j == ending || !j.onlyLook {
+		t.Error("it is taken at once, and not looked at until it has been unused for a while")
+	}
+}

@@ -70,16 +70,16 @@ func (p *pass) settles(f blockdev.Facts) time.Time {
 // may be back in a moment, as a program that is restarted: it is looked at until it is free, and is new from then on.
 func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	j := p.jobs[found.Number]
-	if j != nil && (!j.finished() || j.err == nil) {
+	if j != nil && j.err == nil {
 		return false
 	}
 	s, known := p.sightings[found.Number]
-	used := known && j != nil && inUse(j.err)
+	used := known && j != nil && mayBeInUse(j.err)
 	if known && j != nil && j.wrote {
 		s.written, j.wrote = facts.Written(), false
 	}
-	if used {
-		s.since = p.Now()
+	if used { // also one that was a volume's: it may have been given to something else
+		s.since, s.had = p.Now(), false
 	}
 	if known {
 		p.sightings[found.Number] = s
@@ -118,6 +118,16 @@ func inUse(err error) bool {
 		return true
 	}
 	return false
+}
+
+// mayBeInUse says that a device was refused because something has it, or may have it without being seen: by another path to its disk, on another
+// node, or where a volume is about to be mounted.
+func mayBeInUse(err error) bool {
+	switch reasonOf(err) {
+	case Hidden, Twice, Attaching:
+		return true
+	}
+	return inUse(err)
 }
 
 // same refuses a device that is not as it was when it was found to have been unchanged.

@@ -7,6 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 const settle = 5 * time.Minute
@@ -99,8 +100,47 @@ func TestNewDisk_isNotTakenWhileAVolumeIsBeingAttached(t *testing.T) {
 	if w.Wiped() != 0 {
 		t.Errorf("%d bytes were overwritten", w.Wiped())
 	}
-	w.Attached = ""
+	w.Attached = "" // it is attached, and about to be formatted and mounted
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
 	w.Offered()
+}
+
+// What is written by another path is not counted as written to this one.
+func TestNewDisk_isNewAgainAfterItHadAnotherPath(t *testing.T) {
+	w := settling(t)
+	d := w.Blank("disk", 8*mib)
+	other, err := loopfs.Attach(d.Image)
+	must.Succeed(t, err)
+	defer other.Close()
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	w.Refused(devices.Twice)
+	other.Close()
+	w.Now = w.Now.Add(time.Second)
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
+// An administrator may delete a volume to give its disk to something else.
+func TestDiskOfAVolume_isNewAfterItWasUsedByAnother(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	d := w.Blank("disk", 8*mib)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	w.PVs = nil
+	end := devicestest.With(t, `exec 3<>"$1"`, d.Node)
+	w.Refused(devices.InUse)
+	d.Fill()
+	d.Untouched()
+	w.Now = w.Now.Add(time.Hour)
+	w.Refused(devices.InUse)
+	end() // as that of a virtual machine which is started anew
+	w.Now = w.Now.Add(time.Second)
+	w.Refused(devices.New)
 }
 
 // No other program has attached the disk of a volume.

@@ -50,7 +50,26 @@ func (u Uninstallation) Objects(ctx context.Context) (names []string, err error)
 	case owner != "":
 		return nil, fmt.Errorf("the operator was installed by the Operator Lifecycle Manager: delete the HostPathProvisioner, and then the Subscription and the ClusterServiceVersion %s", owner)
 	}
-	return names, nil
+	return names, u.refuseClaims(ctx, names)
+}
+
+// refuseClaims refuses a Namespace that has claims, as those of pools: they would be deleted with it, and their data.
+func (u Uninstallation) refuseClaims(ctx context.Context, names []string) error {
+	for _, name := range names {
+		namespace, is := strings.CutPrefix(name, "namespace/")
+		if !is {
+			continue
+		}
+		out, err := u.Kubectl.run(ctx, "get", "persistentvolumeclaims", "--namespace="+namespace, "--output=name")
+		if err != nil {
+			return fmt.Errorf("look for claims in the namespace %s: %w", namespace, err)
+		}
+		if claims := strings.Fields(string(out)); len(claims) > 0 {
+			return fmt.Errorf("with the namespace %s, which is in the files, its claims and their data would be deleted: leave it out, or delete them first: %s",
+				namespace, strings.Join(claims, ", "))
+		}
+	}
+	return nil
 }
 
 // Run has the operator remove what only that can, and then removes the objects of the files. It shows what both say.

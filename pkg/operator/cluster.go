@@ -315,3 +315,27 @@ func poolsOf(pod *corev1.Pod, ofClaims map[types.NamespacedName]string) sets.Set
 	}
 	return pools
 }
+
+// podsWithVolumes are those on nodes that have a volume of the driver, but for those that keep pools mounted, which end with these.
+func (c *cluster) podsWithVolumes(ctx context.Context) (users []string, err error) {
+	claims := map[types.NamespacedName]string{}
+	err = place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
+		if ref := volume.Spec.ClaimRef; ref != nil && place.OfDriver(volume) {
+			claims[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for volumes of the driver: %w", err)
+	}
+	found := sets.New[string]()
+	err = c.eachPod(ctx, func(pod *corev1.Pod) {
+		mounter := pod.Namespace == c.namespace && ofPool(pod)
+		if pod.Spec.NodeName != "" && !mounter && poolsOf(pod, claims).Len() > 0 {
+			found.Insert(fmt.Sprintf("pod %s on %s", named(pod), pod.Spec.NodeName))
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for pods with volumes of the driver: %w", err)
+	}
+	return sets.List(found), nil
+}

@@ -62,6 +62,11 @@ func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, obje
 	if waiting, err = r.removePools(ctx, object); len(waiting) > 0 || err != nil {
 		return waiting, err
 	}
+	if object.Annotations[podsAnnotation] != "" {
+		if waiting, err = r.cluster().podsWithVolumes(ctx); len(waiting) > 0 || err != nil {
+			return waiting, err
+		}
+	}
 	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
 	if err := a.Prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
 		return nil, err

@@ -8,21 +8,21 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
-	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
-	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
+
+// podsAnnotation of a HostPathProvisioner has its deletion leave the driver there as long as a pod uses a volume of it, in whatever pool: one may
+// start after an uninstallation has looked. A deletion by hand, as for another driver that comes, does not wait for those in pools that stay.
+const podsAnnotation = "hostpathprovisioner.kubevirt.io/waits-for-pods"
 
 // An InUseError says what still needs the driver, or the operator.
 type InUseError struct{ Users []string }
@@ -38,6 +38,13 @@ func (e *LeftError) Error() string {
 	return "not removed yet: " + status.Some(e.Waiting) + ". The operator goes on while it runs: try again later"
 }
 
+// A DeployedError says that the driver is not that of this operator.
+type DeployedError struct{ Namespace string }
+
+func (e *DeployedError) Error() string {
+	return fmt.Sprintf("the driver was deployed by an operator in the namespace %s: uninstall it there", e.Namespace)
+}
+
 // An Uninstallation removes what only an operator that runs can remove, before that is removed itself: finalizers wait for it. It removes no
 // data, and nothing as long as a pod uses a volume of the driver, which could not end without it.
 type Uninstallation struct {
@@ -51,8 +58,8 @@ type Uninstallation struct {
 	Say func(format string, args ...any)
 }
 
-// Run removes all HostPathProvisioners and VolumeMoves, and waits for their end until the context ends. It returns an *ElsewhereError if these
-// are of an operator in another namespace, an *InUseError if they are in use, and a *LeftError if they did not end.
+// Run removes all HostPathProvisioners and VolumeMoves, and waits for their end until the context ends. It returns an *ElsewhereError or a
+// *DeployedError if these are of an operator in another namespace, an *InUseError if they are in use, and a *LeftError if they did not end.
 func (u *Uninstallation) Run(ctx context.Context) error {
 	if err := CheckAlone(ctx, u.Client, u.Namespace); err != nil {
 		return fmt.Errorf("the definitions and their objects may not be this operator's: %w", err)
@@ -61,10 +68,18 @@ func (u *Uninstallation) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	at, err := deployedIn(ctx, u.Client)
+	if err != nil {
+		return err
+	}
+	if len(objects) > 0 && at != "" && at != u.Namespace {
+		return &DeployedError{at}
+	}
 	users := begun(moves)
 	if len(objects) > 0 {
 		// Without such an object the driver is not the operator's, and stays.
-		pods, err := u.podsWithVolumes(ctx)
+		c := &cluster{Client: u.Client, api: u.Client, namespace: u.Namespace}
+		pods, err := c.podsWithVolumes(ctx)
 		if err != nil {
 			return err
 		}
@@ -79,7 +94,11 @@ func (u *Uninstallation) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	waits := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, podsAnnotation))
 	for i := range objects {
+		if err := u.Client.Patch(ctx, &objects[i], waits); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("have the deletion of HostPathProvisioner %s wait for pods: %w", named(&objects[i]), err)
+		}
 		if err := u.delete(ctx, &objects[i], client.Preconditions{UID: &objects[i].UID}); err != nil {
 			return err
 		}
@@ -122,31 +141,6 @@ func begun(moves []movev1.VolumeMove) (users []string) {
 		}
 	}
 	return users
-}
-
-// podsWithVolumes are those on nodes that have a volume of the driver, but for those that keep pools mounted, which end with these.
-func (u *Uninstallation) podsWithVolumes(ctx context.Context) (users []string, err error) {
-	claims := map[types.NamespacedName]string{}
-	err = place.EachVolume(ctx, u.Client, func(volume *corev1.PersistentVolume) {
-		if ref := volume.Spec.ClaimRef; ref != nil && place.OfDriver(volume) {
-			claims[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for volumes of the driver: %w", err)
-	}
-	found := sets.New[string]()
-	c := &cluster{Client: u.Client, api: u.Client, namespace: u.Namespace}
-	err = c.eachPod(ctx, func(pod *corev1.Pod) {
-		mounter := pod.Namespace == u.Namespace && ofPool(pod)
-		if pod.Spec.NodeName != "" && !mounter && poolsOf(pod, claims).Len() > 0 {
-			found.Insert(fmt.Sprintf("pod %s on %s", named(pod), pod.Spec.NodeName))
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for pods with volumes of the driver: %w", err)
-	}
-	return sets.List(found), nil
 }
 
 // wait returns when nothing is left, or says what was when the context ended.

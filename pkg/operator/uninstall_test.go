@@ -111,6 +111,30 @@ func TestUninstallationRemovesWhatTheOperatorDeployed(t *testing.T) {
 	must.Succeed(t, s.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
 }
 
+// In a pool that nothing has to unmount, too: without the driver such a pod could never end.
+func TestUninstallationWaitsForPodThatStartsMeanwhile(t *testing.T) {
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	user := podWith("user", "here", claimed("data"))
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
+	s.reconcile("hpp")
+	looks := 0
+	must.Succeed(t, s.uninstallation(func() {
+		switch looks++; looks {
+		case 1:
+			must.Succeed(t, s.Create(t.Context(), user))
+		case 2:
+			if _, available := s.status(); !s.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
+				t.Errorf("the driver is there: %t; the condition says %q", s.has(set), available.Message)
+			}
+			must.Succeed(t, s.Delete(t.Context(), user))
+		}
+		s.reconcile("hpp")
+	}).Run(t.Context()))
+	if looks < 2 || s.has(set) {
+		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
+	}
+}
+
 // What is not removed in time is named with what it waits for.
 func TestUninstallationInVain(t *testing.T) {
 	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), driverPod("here"))
@@ -134,6 +158,20 @@ func TestUninstallationOfTheSecondOperator(t *testing.T) {
 	s := newStage(t, stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))
 	err := s.uninstallation(func() { t.Error("it waits") }).Run(t.Context())
 	if elsewhere, ok := errors.AsType[*ElsewhereError](err); !ok || elsewhere.Namespace != "other" || !s.has(stored("hpp", 1, false)) {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
+// The operator that has deployed the driver may be away, as while it is upgraded.
+func TestUninstallationWhereTheDriverIsInAnotherNamespace(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false))
+	s.reconcile("hpp")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	u := s.uninstallation(stop)
+	u.Namespace = "other"
+	err := u.Run(ctx)
+	if there, ok := errors.AsType[*DeployedError](err); !ok || there.Namespace != "storage" || !s.has(stored("hpp", 1, false)) {
 		t.Errorf("it ends with %v", err)
 	}
 }

@@ -88,15 +88,20 @@ func (p *Provisioner) released(ctx context.Context, pv *corev1.PersistentVolume)
 	return claim.UID != ref.UID && claim.Spec.VolumeName != pv.Name, nil
 }
 
-// atOnce is more than Kubernetes takes to see that the claim of a new PersistentVolume is not there, or a provisioner to save one.
-const atOnce = time.Minute
+const (
+	// atOnce is more than a provisioner takes to save a PersistentVolume.
+	atOnce = time.Minute
+	// unclaimed is more than Kubernetes takes to see that the claim of a new PersistentVolume is not there, also where thousands are made anew
+	// before its controllers run.
+	unclaimed = time.Hour
+)
 
 // refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. It was
-// released as soon as it was made, no claim was seen to have it, and no record says that its directory was made for it just then. How old the
+// released soon after it was made, no claim was seen to have it, and no record says that its directory was made for it just then. How old the
 // directory is says nothing: it may be from a backup too.
 func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory string) error {
 	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
-	if released == nil || released.Sub(made) > atOnce || p.bound.had(pv) { // Kubernetes before 1.29 does not say
+	if released == nil || released.Sub(made) > unclaimed || p.bound.had(pv) { // Kubernetes before 1.29 does not say
 		return nil
 	}
 	at := store.VolumePath{Directory: p.config.Path, Name: directory}
@@ -104,7 +109,7 @@ func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory stri
 	if own := found.From; err != nil || !own.Directory || own.Recorded && made.Sub(own.Created) < atOnce {
 		return err
 	}
-	return errors.New("it was released as soon as it was made, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
+	return errors.New("it was released within an hour, no claim was seen to have it, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
 		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
 }
 

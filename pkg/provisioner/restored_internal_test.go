@@ -34,7 +34,8 @@ func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
 		kept   bool
 	}{
 		"made anew, and released at once":                               {without, now.Add(time.Hour), time.Second, true},
-		"made anew, and released by its claim":                          {without, now.Add(time.Hour), time.Hour, false},
+		"made anew, and released once Kubernetes got to it":             {without, now.Add(time.Hour), 10 * time.Minute, true},
+		"made anew, and released by its claim":                          {without, now.Add(time.Hour), 2 * time.Hour, false},
 		"made anew, right after its directory was copied from a backup": {without, now, time.Second, true},
 		"made anew for a directory that has its record":                 {recorded, now.Add(time.Hour), time.Second, true},
 		"made with its directory, for a short one":                      {recorded, now, time.Second, false},

@@ -6,7 +6,7 @@ package blockdev
 import (
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,6 +49,10 @@ func number(path string, st *unix.Stat_t) (Number, error) {
 }
 
 func explain(op, path string, err error) error {
+	var of *fs.PathError
+	if errors.As(err, &of) { // which names the path again
+		err = of.Err
+	}
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s %s: %w", op, path, ErrBusy)
@@ -57,7 +61,7 @@ func explain(op, path string, err error) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ELOOP):
 		return fmt.Errorf("%s %s: %w (%w)", op, path, ErrGone, err)
 	}
-	return &os.PathError{Op: op, Path: path, Err: err}
+	return &fs.PathError{Op: op, Path: path, Err: err}
 }
 
 // probed is how much of each end libblkid reads to find a signature, in bytes: VMFS, which has the innermost one, begins at

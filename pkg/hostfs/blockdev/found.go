@@ -191,11 +191,11 @@ func (d Device) StartsBlank() (bool, error) {
 	}
 	begin := make([]byte, min(size, probed))
 	if _, err := f.ReadAt(begin, 0); err != nil {
-		return false, fmt.Errorf("read the start of %s: %w", d, err)
+		return false, explain("read the start of", d.path, err)
 	}
 	blank := bytes.Equal(begin[:head], make([]byte, head))
 	if _, err := f.ReadAt(begin, size-int64(len(begin))); err != nil {
-		return false, fmt.Errorf("read the end of %s: %w", d, err)
+		return false, explain("read the end of", d.path, err)
 	}
 	return blank, nil
 }
@@ -211,7 +211,7 @@ func (d Device) Blank() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
-		return fmt.Errorf("overwrite the start of %s: %w", d, err)
+		return explain("overwrite the start of", d.path, err)
 	}
 	return f.Sync()
 }
@@ -225,7 +225,7 @@ func (d Device) ByteAt(offset int64) (byte, error) {
 	defer f.Close()
 	b := make([]byte, 1)
 	if _, err := f.ReadAt(b, offset); err != nil {
-		return 0, fmt.Errorf("read %s: %w", d, err)
+		return 0, explain("read", d.path, err)
 	}
 	return b[0], nil
 }

@@ -59,6 +59,8 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	t.Cleanup(func() { s.endProvisioner("claims") })
 	s.condition(client, "claims", "RolledOut", "True")
 	s.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
+	// That of the upstream operator keeps its cluster IP, which cannot be changed. Made anew it has none.
+	s.kubectl("delete", "service", "-n", cluster.Namespace, "hpp-prometheus-metrics")
 	if rules := s.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
 		t.Errorf("the rules are those of the upstream operator: %s", rules)
 	}
