@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -157,60 +156,4 @@ func BenchmarkSmallFiles(b *testing.B) {
 	b.ReportMetric(plain.Seconds()/ours.Seconds(), "of-tar")
 	b.ReportMetric(files*float64(b.N)/ours.Seconds(), "files/s")
 	b.ReportMetric(again.Seconds()/float64(b.N), "s-unchanged")
-}
-
-// BenchmarkDifference compares finding and sending 1 % of a file that was changed since a base with sending as much over a TLS
-// connection of the same kind.
-func BenchmarkDifference(b *testing.B) {
-	size := int64(1 << 30)
-	if testenv.Guest() {
-		size = 10 << 30
-	}
-	src, dst := onDisk(b, 3*size)
-	disk := filepath.Join(src, "disk.img")
-	f, err := os.Create(disk)
-	must.Succeed(b, err)
-	_, err = io.CopyN(f, rand.Reader, size)
-	must.Succeed(b, err, f.Sync(), os.Mkdir(dst, 0o755))
-	defer func() { must.Succeed(b, f.Close()) }()
-	transferOverTLS(b, src, dst, transfer.Pass{Still: true})
-	const part = 1 << 20
-	var plain, ours, verified time.Duration
-	content := make([]byte, part)
-	for b.Loop() {
-		for verify, took := range map[transfer.Verify]*time.Duration{transfer.VerifyNone: &ours, transfer.VerifyAll: &verified} {
-			as := filepath.Join(filepath.Dir(src), "base")
-			base := reference(b, src, as)
-			for at := int64(0); at < size; at += 100 * part {
-				_, _ = rand.Read(content)
-				_, err := f.WriteAt(content, at)
-				must.Succeed(b, err)
-			}
-			must.Succeed(b, f.Sync())
-			began := time.Now()
-			transferOverTLS(b, src, dst, transfer.Pass{Still: true, Base: base, Verify: verify})
-			*took += time.Since(began)
-			must.Succeed(b, os.RemoveAll(as))
-		}
-		other := filepath.Join(filepath.Dir(src), "other")
-		plain += timed(b, other, func() {
-			here, there := overTLS(b)
-			done := make(chan error, 1)
-			go func() {
-				to, err := os.Create(filepath.Join(other, "disk.img"))
-				if err == nil {
-					_, err = io.Copy(to, there)
-					err = errors.Join(err, to.Close())
-				}
-				done <- err
-			}()
-			for at := int64(0); at < size; at += 100 * part {
-				_, err := io.Copy(here, io.NewSectionReader(f, at, part))
-				must.Succeed(b, err)
-			}
-			must.Succeed(b, here.CloseWrite(), <-done)
-		})
-	}
-	b.ReportMetric(ours.Seconds()/plain.Seconds(), "of-sending")
-	b.ReportMetric(verified.Seconds()/float64(b.N), "s-compared")
 }

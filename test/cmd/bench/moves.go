@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
 	"kubevirt.io/hostpath-provisioner/pkg/mover"
@@ -31,6 +32,8 @@ const (
 	otherID   = "pvc-other"
 	// changedBytes are written after all passes but the last.
 	changedBytes = 100 << 20
+	// leastDiffering is so much that 1 % of it takes longer to send than its first answer.
+	leastDiffering = 1 << 30
 	// perFile is more than a small file takes on a filesystem, with its inode and its name.
 	perFile = 8 << 10
 	// mostMoverBytes is what a mover may have, however many files it copies.
@@ -41,7 +44,7 @@ const (
 // programs of a move do to the node.
 func moveRows(s *scene) []row {
 	t := s.tunnel()
-	rows := append(t.fileRows(), t.filesRows()...)
+	rows := append(append(t.fileRows(), t.filesRows()...), t.differenceRow())
 	p := t.passage()
 	return append(append(rows, p.standstillRow()), p.moverRows()...)
 }
@@ -120,12 +123,16 @@ func (t *tunnel) both(here, there *tls.Conn, send, receive action) {
 
 // transfer copies as a mover does.
 func (t *tunnel) transfer(from, to string) func(here, there *tls.Conn) {
+	return t.pass(from, to, transfer.Pass{Still: true})
+}
+
+func (t *tunnel) pass(from, to string, p transfer.Pass) func(here, there *tls.Conn) {
 	return func(here, there *tls.Conn) {
 		src, dst := got(dir.Open(from)), got(dir.Open(to))
 		defer func() { check(src.Close(), dst.Close()) }()
 		t.both(here, there, func() {
 			sender := transfer.NewSender(here, transfer.Options{})
-			got(sender.Pass(t.s.ctx, src, transfer.Pass{Still: true}))
+			got(sender.Pass(t.s.ctx, src, p))
 			check(sender.Finish(t.s.ctx))
 		}, func() {
 			check(transfer.Receive(t.s.ctx, there, dst, transfer.Options{}))
@@ -158,6 +165,68 @@ func (t *tunnel) fileRows() []row {
 			})
 		}),
 	}}
+}
+
+// differenceRow compares finding and sending 1 % of a file that was changed since a base with sending as much.
+func (t *tunnel) differenceRow() row {
+	const part, apart = 1 << 20, 100 << 20
+	t.s.makeFilesystem("shares", "xfs") // blocks, whatever the pools are on
+	at := func(name string) string { return filepath.Join(t.s.path("shares"), name) }
+	from, to, base, other := at("volume"), at("copy"), at("base"), at("other")
+	size := max(t.s.moved, leastDiffering)
+	check(os.Mkdir(from, 0o755))
+	file := got(os.Create(filepath.Join(from, diskFile)))
+	t.s.ends = append(t.s.ends, file.Close)
+	got(io.CopyN(file, rand.Reader, size))
+	t.share(from, to)
+	syncfs(from)
+
+	var here, there *tls.Conn
+	var on *dir.Dir
+	hangUp := func() { _, _ = here.Close(), there.Close() } // all was said
+	ours := timed(func() {
+		t.share(from, base)
+		content := make([]byte, part)
+		for offset := int64(0); offset < size; offset += apart {
+			_, _ = rand.Read(content)
+			got(file.WriteAt(content, offset))
+		}
+		syncfs(from)
+		on = got(dir.Open(base))
+		here, there = t.connect()
+	}, func() {
+		t.pass(from, to, transfer.Pass{Still: true, Base: on})(here, there)
+	}, func() {
+		hangUp()
+		check(on.Close(), os.RemoveAll(base))
+	})
+	limit := timed(func() {
+		check(os.RemoveAll(other), os.Mkdir(other, 0o755))
+		syncfs(other)
+		here, there = t.connect()
+	}, func() {
+		out := got(os.Create(filepath.Join(other, diskFile)))
+		defer func() { check(out.Close()) }()
+		t.both(here, there, func() {
+			for offset := int64(0); offset < size; offset += apart {
+				got(io.Copy(here, io.NewSectionReader(file, offset, part)))
+			}
+			check(here.CloseWrite())
+		}, func() {
+			got(io.Copy(out, there))
+			syncfs(other)
+		})
+	}, hangUp)
+	name := fmt.Sprintf("finding and sending 1 %% of %s MiB", thousands(int(size>>20)))
+	return row{name: name, unit: micros, budget: budget{atMost: 2}, samples: 5, ours: ours, limit: limit}
+}
+
+// share copies a tree on a filesystem that shares blocks.
+func (t *tunnel) share(from, to string) {
+	check(os.Mkdir(to, 0o755))
+	src, dst := got(dir.Open(from)), got(dir.Open(to))
+	defer func() { check(src.Close(), dst.Close()) }()
+	got(clone.Tree(t.s.ctx, src, dst, clone.Options{Method: clone.Share, Rounds: 1}))
 }
 
 // filesRows compare small files with tar.
