@@ -92,7 +92,10 @@ func run(ctx context.Context, c config) (err error) {
 
 	ctx, fail := context.WithCancelCause(klog.NewContext(ctx, log))
 	defer fail(nil)
-	instance := provisioner.New(ctx, c.provisioner, pools, client)
+	instance, err := provisioner.New(ctx, c.provisioner, pools, client)
+	if err != nil {
+		return err
+	}
 	var servers sync.WaitGroup
 	if metricsListener != nil {
 		shown := metrics.New(metrics.Options{

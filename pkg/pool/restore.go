@@ -96,21 +96,13 @@ func (s *source) atLeast(r volume.Range) volume.Range {
 	return r
 }
 
-// fits returns ErrOutOfRange for a size that is less than the source's.
-func (s *source) fits(bytes int64) error {
-	if bytes < s.bytes() {
-		return fmt.Errorf("%w: %d bytes, but its source, %s, has %d", volume.ErrOutOfRange, bytes, s.id.Named(), s.bytes())
-	}
-	return nil
-}
-
 // room gives the record of a restore what its content may need while it is made: a directory takes
 // other blocks in a copy, and a source that was not limited in its inodes may have more than a
 // new volume of its size. restore takes back what is left of the bytes. Errors: ErrOutOfRange for a size that
 // is less than the source's, or has too few inodes.
 func (s *source) room(rec *store.Record, space dir.Space) error {
-	if err := s.fits(rec.Bytes); err != nil {
-		return err
+	if rec.Bytes < s.bytes() {
+		return fmt.Errorf("%w: %d bytes, but its source, %s, has %d", volume.ErrOutOfRange, rec.Bytes, s.id.Named(), s.bytes())
 	}
 	rec.Family = s.family() // which owes more
 	enforcer := s.in.Enforcer

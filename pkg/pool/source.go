@@ -231,14 +231,6 @@ func (s *source) alone() (bool, error) {
 	return true, nil
 }
 
-// pin gives the lock of the source back, so that it can be published, unpublished and measured meanwhile,
-// and keeps it from what Pins say until close. To what is read and written anew no pod may write.
-func (s *source) pin() {
-	unlock := s.release
-	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
-	unlock()
-}
-
 // close lets others use the source again.
 func (s *source) close() {
 	s.release()
@@ -263,7 +255,10 @@ func (s *source) begin(rec *store.Record) error {
 	if err := s.join(rec); err != nil {
 		return err
 	}
-	s.pin()
+	// Pinned, it needs no lock: it can be published, unpublished and measured meanwhile. To what is read and written anew no pod may write.
+	unlock := s.release
+	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
+	unlock()
 	if s.entry.Block() {
 		return s.measure()
 	}

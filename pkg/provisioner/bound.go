@@ -1,7 +1,6 @@
 package provisioner
 
 import (
-	"fmt"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,15 +11,13 @@ import (
 type bounds struct{ uids sync.Map }
 
 // follow has the bounds know what an informer says from when it is started on.
-func (b *bounds) follow(volumes cache.SharedInformer) {
+func (b *bounds) follow(volumes cache.SharedInformer) error {
 	_, err := volumes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    b.see,
 		UpdateFunc: func(_, now any) { b.see(now) },
 		DeleteFunc: b.forget,
 	})
-	if err != nil {
-		panic(fmt.Sprintf("an informer that was just made has been stopped: %v", err))
-	}
+	return err
 }
 
 func (b *bounds) see(object any) {

@@ -62,7 +62,8 @@ func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 	must.Succeed(t, set.Wait(t.Context()))
 	objects = append(objects, nodeNamed("node-a", "host-a"))
 	r := &rig{T: t, client: fake.NewClientset(objects...)}
-	instance := New(t.Context(), config, set, r.client)
+	instance, err := New(t.Context(), config, set, r.client)
+	must.Succeed(t, err)
 	r.Provisioner, r.instance = instance.provisioner, instance
 	must.Succeed(t, addAll(instance, objects))
 	return r
@@ -302,7 +303,8 @@ func TestSynced_notBeforeTheClaimsAreRead(t *testing.T) {
 		client.PrependReactor("list", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
 			return !answers.Load(), nil, errors.New("not now")
 		})
-		i := New(t.Context(), r.config, r.pool, client)
+		i, err := New(t.Context(), r.config, r.pool, client)
+		must.Succeed(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
 		run.Go(func() { i.Run(ctx) })

@@ -44,7 +44,7 @@ type Instance struct {
 }
 
 // New makes an instance that serves once it is run. The context carries the log.
-func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interface) *Instance {
+func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interface) (*Instance, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTransform(withoutManagedFields))
 	claims := factory.Core().V1().PersistentVolumeClaims()
 	classes := factory.Storage().V1().StorageClasses()
@@ -64,7 +64,9 @@ func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interf
 		volumes: volumes,
 		metrics: metrics.New("hostpath_provisioner"),
 	}
-	i.provisioner.bound.follow(volumes)
+	if err := i.provisioner.bound.follow(volumes); err != nil {
+		return nil, fmt.Errorf("follow the PersistentVolumes: %w", err)
+	}
 	retry := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast)
 	}
@@ -84,7 +86,7 @@ func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interf
 		controller.MetricsInstance(i.metrics),
 	)
 	i.controller.ControllerWaitGroup(&i.workers)
-	return i
+	return i, nil
 }
 
 // Collectors are the metrics of claims and PersistentVolumes.

@@ -41,8 +41,8 @@ func onDisk(t *testing.T, kind string) (root string, d *disk.Disk) {
 	return root, d
 }
 
-// While pods stand still the disk gives no answer, as one that has much to write for others does for long. Nobody waits for it, also
-// not for a log that another has begun to write.
+// While pods stand still the disk gives no answer, as one that has much to write for others does for long. The copy does not wait for it, nor
+// for a log that another writer has begun to write.
 func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 	for how, write := range neighbours {
 		for _, f := range filesystems {

@@ -79,24 +79,30 @@ func (p *pass) isGone(src, dst *dir.Dir, name string) (bool, error) {
 // Mount is an error: a copy without what is below the mount would be none.
 func (p *pass) Mount(in *dir.Dir, name string) error { return Mounted(in, name) }
 
+// find looks at an entry that is no directory, and says whether it is to be copied: not one that is gone, or of which there is a copy.
+func (p *pass) find(in *dir.Dir, name string) (st *unix.Stat_t, wanted bool, err error) {
+	if err := p.entries.next(); err != nil {
+		return nil, false, err
+	}
+	st, err = StatSource(in, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	if err != nil || !p.updating() {
+		return st, err == nil, err
+	}
+	kept, err := p.keeps(name, st)
+	return st, !kept && err == nil, err
+}
+
 // File copies an entry that is no directory.
 func (p *pass) File(in *dir.Dir, name string) error {
-	if err := p.entries.next(); err != nil {
-		return err
-	}
-	st, err := StatSource(in, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	st, wanted, err := p.find(in, name)
+	if !wanted {
 		return err
 	}
 	to := p.dst.Current()
 	if p.updating() {
-		kept, err := p.keeps(name, st)
-		if kept || err != nil {
-			return err
-		}
 		if err := remove(p.ctx, to.Dir, name); err != nil {
 			return err
 		}

@@ -2,7 +2,6 @@ package clone
 
 import (
 	"errors"
-	"io/fs"
 
 	"golang.org/x/sys/unix"
 
@@ -93,21 +92,9 @@ func (p *stillPass) run(src *dir.Dir) error {
 
 // File captures an entry that is no directory, unless there is a copy of it.
 func (p *stillPass) File(in *dir.Dir, name string) error {
-	if err := p.entries.next(); err != nil {
+	st, wanted, err := p.find(in, name)
+	if !wanted {
 		return err
-	}
-	st, err := StatSource(in, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if p.updating() {
-		kept, err := p.keeps(name, st)
-		if kept || err != nil {
-			return err
-		}
 	}
 	p.copied++
 	c, err := p.entries.capture(source{in, name, st}, laterBytes/2)
