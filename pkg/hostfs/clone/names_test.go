@@ -48,7 +48,7 @@ func TestMoreNamesThanAreRemembered(t *testing.T) {
 						return ctx, func() error { return nil }, nil
 					},
 				}
-				result, err := clone.TreeKnowing(t.Context(), open(t, src), open(t, dst), o, directories*files/4)
+				result, err := clone.TreeWithin(t.Context(), open(t, src), open(t, dst), o, directories*files/4, 32*mib)
 				must.Succeed(t, err)
 				clonetest.Same(t, src, dst)
 				if again := result.Entries - plain.Entries; !result.PointInTime || again > 2*4 {
