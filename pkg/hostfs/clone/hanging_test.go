@@ -28,10 +28,11 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 	for how, write := range neighbours {
 		for _, f := range filesystems {
 			t.Run(f.kind+", "+how, func(t *testing.T) {
-				root, d := disk.Mounted(t, f.kind, 512*mib, unwritten)
+				d := disk.Mount(t, f.kind, 512*mib)
+				root := d.At
 				src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
 				must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
-				must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), make([]byte, 8*mib), 0o600), os.Symlink("target", filepath.Join(src, "link")))
+				must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), noise(8*mib), 0o600), os.Symlink("target", filepath.Join(src, "link")))
 				change := func() {
 					for n := range changing {
 						at := filepath.Join(src, fmt.Sprint(n%2), fmt.Sprint("changing-", n))
@@ -49,6 +50,7 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 					Method: f.method, Rounds: 1,
 					Pause: func(context.Context) error { during(); return nil },
 					Hold: func(ctx context.Context) (context.Context, func() error, error) {
+						d.KeepUnwritten(t, unwritten)
 						change()
 						rebuild(t, src)
 						asked := d.HangWrites()
@@ -65,6 +67,7 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 						return ctx, func() error {
 							late.Stop()
 							d.Heal()
+							d.KeepUnwritten(t, 512*mib)
 							return nil
 						}, nil
 					},
@@ -87,11 +90,11 @@ func rebuild(t *testing.T, src string) {
 		os.Link(in("1/changing-3"), in("new/below/linked")), unix.Mkfifo(in("0/changing-0"), 0o640),
 		unix.Setxattr(in("1"), "user.of", []byte("a directory"), 0), os.Remove(in("1/changing-5")), os.Mkdir(in("1/changing-5"), 0o700))
 	// More than the kernel keeps, once for each way that a file is copied.
-	must.Succeed(t, os.WriteFile(in("1/changing-5/privileged"), make([]byte, 2*unwritten), 0o700), unix.Chmod(in("1/changing-5/privileged"), 0o4755))
+	must.Succeed(t, os.WriteFile(in("1/changing-5/privileged"), noise(2*unwritten), 0o700), unix.Chmod(in("1/changing-5/privileged"), 0o4755))
 	for n := range 300 {
 		must.Succeed(t, os.WriteFile(in(fmt.Sprint("new/", n)), make([]byte, 48<<10), 0o600))
 	}
-	must.Succeed(t, os.WriteFile(in("new/linked-0"), make([]byte, unwritten), 0o600))
+	must.Succeed(t, os.WriteFile(in("new/linked-0"), noise(unwritten), 0o600))
 	for n := range 16 {
 		must.Succeed(t, os.Link(in("new/linked-0"), in(fmt.Sprint("new/below/linked-", n))))
 	}

@@ -19,9 +19,9 @@ import (
 // while a snapshot waits for that.
 func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 	testenv.NeedRoot(t)
-	pool, disk := slowDisk(t, "btrfs")
-	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), pool))
-	config := drivertest.PoolConfig{Name: "local", Path: pool, Enforcement: "required"}
+	fs := slowDisk(t, "btrfs")
+	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), fs.At))
+	config := drivertest.PoolConfig{Name: "local", Path: fs.At, Enforcement: "required"}
 	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
 	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 	v := directory("pvc-1", size)
@@ -29,15 +29,15 @@ func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 	b.Must(b.Publish(t.Context(), v, "first"))
 	b.Must(os.WriteFile(filepath.Join(b.Target("first"), "file"), make([]byte, mib), 0o600))
 
-	disk.Hang()
-	defer disk.Heal() // before the driver ends
+	fs.Hang()
+	defer fs.Heal() // before the driver ends
 	b.Process.Hanging()
 	made := make(chan error, 1)
 	go func() { made <- must.Err(b.Snapshot(t.Context(), "s-1", v.ID, "")) }()
 	b.Eventually("the driver waits for the disk", func() bool { return syncs(t, b.Process.Pid()) })
 	b.Must(b.Publish(t.Context(), v, "second"))
 	b.Must(b.Unpublish(t.Context(), v.ID, "first"))
-	disk.Heal()
+	fs.Heal()
 	b.Must(<-made)
 	b.Must(b.Unpublish(t.Context(), v.ID, "second"))
 	b.Must(b.DeleteSnapshot(t.Context(), "s-1@"+drivertest.NodeName))

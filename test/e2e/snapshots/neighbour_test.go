@@ -25,11 +25,12 @@ const (
 )
 
 // slowDisk mounts a filesystem on one until the test ends.
-func slowDisk(t *testing.T, kind string) (pool string, d *slow.Disk) {
+func slowDisk(t *testing.T, kind string) *slow.Filesystem {
 	t.Helper()
-	pool, d = slow.Mounted(t, kind, 512*mib, inMemory)
-	d.Slow(0, perSecond)
-	return pool, d
+	fs := slow.Mount(t, kind, 512*mib)
+	fs.KeepUnwritten(t, inMemory)
+	fs.Slow(0, perSecond)
+	return fs
 }
 
 // neighbours write to the filesystem as fast as they can until stop is called.
@@ -70,8 +71,7 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 			continue
 		}
 		t.Run(fs.name, func(t *testing.T) {
-			config := drivertest.PoolConfig{Name: "local", Enforcement: fs.enforcement}
-			config.Path, _ = slowDisk(t, fs.kind)
+			config := drivertest.PoolConfig{Name: "local", Path: slowDisk(t, fs.kind).At, Enforcement: fs.enforcement}
 			if fs.enforcement != "" {
 				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), config.Path))
 			}

@@ -12,7 +12,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -109,17 +108,23 @@ func Load(t testing.TB, path string) (content Image, bytes int64) {
 	f, err := os.Open(path)
 	must.Succeed(t, err)
 	defer f.Close()
+	info, err := f.Stat()
+	must.Succeed(t, err)
 	content = make(Image)
-	for at := int64(0); ; at++ {
-		b := make([]byte, unit)
-		_, err := io.ReadFull(f, b)
-		if errors.Is(err, io.EOF) {
-			return content, at * unit
+	for at := int64(0); ; {
+		at, err = unix.Seek(int(f.Fd()), at*unit, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // nothing follows
+			return content, info.Size()
 		}
+		must.Succeed(t, err)
+		b := make([]byte, unit)
+		at /= unit
+		_, err = f.ReadAt(b, at*unit)
 		must.Succeed(t, err)
 		if !empty(b) {
 			content[at] = b
 		}
+		at++
 	}
 }
 
