@@ -345,8 +345,9 @@ func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]str
 			t.Fatalf("%s: %s", command, said)
 		}
 	}
+	is := l.objects(t)
 	for _, name := range was {
-		if !slices.Contains(l.objects(t), name) {
+		if !slices.Contains(is, name) {
 			t.Errorf("%s is not there any more", name)
 		}
 	}
