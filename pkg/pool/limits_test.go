@@ -173,6 +173,26 @@ func (b *bench) wantAbnormal(name, says string) {
 	}
 }
 
+// A call or a survey that looks at a volume does not keep another from seeing what it sees.
+func TestChecksAtTheSameMomentReportSameCondition(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 8 * mib}))
+		until := make(chan struct{})
+		underLock := func() { <-until }
+		before := func() { f.asked.Store(&underLock) } // the first look, without the lock
+		f.asked.Store(&before)
+		look := func() error {
+			b.wantAbnormal("pvc-1", "limit")
+			return nil
+		}
+		one := background(look)
+		two := background(look)
+		close(until)
+		must.Succeed(t, <-one, <-two)
+	})
+}
+
 func TestSlowOpenIsNotHung(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		for i := range 20 {

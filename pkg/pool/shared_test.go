@@ -73,11 +73,17 @@ func background(call func() error) (ended <-chan error) {
 // lockVolume takes the lock of a volume for another node.
 func (b *bench) lockVolume(name string) (unlock func()) {
 	b.t.Helper()
+	unlock, err := pool.LockVolume(b.openOwn(), id(b.t, name))
+	must.Succeed(b.t, err)
+	return unlock
+}
+
+func (b *bench) openOwn() *dir.Dir {
+	b.t.Helper()
 	own, err := dir.Open(b.Own())
 	must.Succeed(b.t, err)
-	unlock, err = pool.LockVolume(own, id(b.t, name))
-	must.Succeed(b.t, errors.Join(err, own.Close()))
-	return unlock
+	b.t.Cleanup(func() { must.Succeed(b.t, own.Close()) })
+	return own
 }
 
 // makes is another node that has written the record of a volume, and ends with what is
@@ -157,6 +163,9 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 			t.Error("what another node is at work on is reported as lost")
 		}
 		unlock()
+		check, err := pool.CheckVolume(b.openOwn(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		defer check()
 		if !tellsLost() {
 			t.Error("a record without a directory is not reported as lost, and no call is at work on it")
 		}
