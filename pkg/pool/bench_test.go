@@ -187,7 +187,7 @@ func (b *bench) unpublish(name, target string) error {
 
 func (b *bench) capacity() int64 {
 	b.t.Helper()
-	bytes, err := b.Capacity(volume.PoolName{}, false)
+	bytes, err := b.Capacity(b.t.Context(), volume.PoolName{}, false)
 	must.Succeed(b.t, err)
 	return bytes
 }

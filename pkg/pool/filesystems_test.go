@@ -46,7 +46,7 @@ func (b *bench) createIn(in, name string, bytes int64) {
 // wantCapacity expects a capacity in MiB, of which filesystems take up to so many themselves.
 func (b *bench) wantCapacity(in string, want, less int64) {
 	b.t.Helper()
-	got, err := b.Capacity(poolNamed(b.t, in), false)
+	got, err := b.Capacity(b.t.Context(), poolNamed(b.t, in), false)
 	must.Succeed(b.t, err)
 	if got > want*mib || got < (want-less)*mib {
 		b.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
@@ -199,7 +199,7 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	run("subvolume", "create", root+"/a")
 	run("subvolume", "create", root+"/b")
 	withQuotas(t, root, neighbours, func(t *testing.T, b *bench) {
-		before, err := b.Capacity(poolNamed(t, "b"), false)
+		before, err := b.Capacity(t.Context(), poolNamed(t, "b"), false)
 		must.Succeed(t, err)
 		b.createIn("a", "pvc-1", 200*mib)
 		b.wantCapacity("b", before/mib-200, 4)
@@ -226,7 +226,7 @@ func TestReflinkBetweenVolumesHidesNothing(t *testing.T) {
 			t.Helper()
 			syncfs(t, root)
 			b.later(2 * time.Minute)
-			got, err := b.Capacity(poolNamed(t, "a"), false)
+			got, err := b.Capacity(t.Context(), poolNamed(t, "a"), false)
 			must.Succeed(t, err)
 			return got / mib
 		}

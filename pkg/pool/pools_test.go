@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -368,7 +369,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 
 	name, err := volume.ParsePoolName("hung")
 	must.Succeed(t, err)
-	if bytes, err := set.Capacity(name, false); bytes != 0 || err != nil {
+	if bytes, err := set.Capacity(t.Context(), name, false); bytes != 0 || err != nil {
 		t.Errorf("capacity of the hanging pool: %d, %v; want 0", bytes, err)
 	}
 	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: name, Range: volume.Range{Required: mib}})
@@ -437,6 +438,57 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 			must.Succeed(t, b.publish("pvc-1", "a"))
 			must.Succeed(t, b.unpublish("pvc-1", "a"))
 		}
+	})
+}
+
+// What a caller has less time for than a disk may take is answered within that time.
+func TestCallsOnHungPoolEndBeforeTheirCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
+		mounts := &hanging{Fake: b.Mounts}
+		b.table = mounts
+		b.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		b.create("pvc-1", mib)
+		until := make(chan struct{})
+		mounts.until.Store(&until)
+		for name, call := range map[string]func(ctx context.Context) error{
+			"publish": func(ctx context.Context) error {
+				return b.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: b.Target("a")})
+			},
+			"delete":            func(ctx context.Context) error { return b.Delete(ctx, id(t, "pvc-1")) },
+			"delete an unknown": func(ctx context.Context) error { return b.Delete(ctx, id(t, "pvc-2")) },
+			"expand": func(ctx context.Context) error {
+				_, err := b.Expand(ctx, id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
+				return err
+			},
+			"find a snapshot": func(ctx context.Context) error {
+				_, err := b.Snapshots().Find(ctx, id(t, "pvc-1"))
+				return err
+			},
+			"state of a move": func(ctx context.Context) error {
+				_, err := b.Moves().State(ctx, id(t, "pvc-1"))
+				return err
+			},
+			"report": func(ctx context.Context) error {
+				v, err := b.Volume(ctx, id(t, "pvc-1"))
+				if v.Condition.Reason != health.PoolHangs {
+					return err
+				}
+				return volume.ErrUnavailable
+			},
+		} {
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			err := call(ctx)
+			cancel()
+			if took := time.Since(start); !errors.Is(err, volume.ErrUnavailable) || took >= 2*time.Second {
+				t.Errorf("%s: %v after %v, want %v within two seconds", name, err, took, volume.ErrUnavailable)
+			}
+		}
+		mounts.until.Store(nil)
+		close(until)
+		b.later(time.Minute)
 	})
 }
 
