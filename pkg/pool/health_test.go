@@ -145,6 +145,41 @@ func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
 	})
 }
 
+// Its id stands for one volume: a list has it once, and all say that it cannot be used.
+func TestVolumeInTwoPoolsIsReportedOnce(t *testing.T) {
+	onPools(t, aPoolAndAnother, func(t *testing.T, b *bench) {
+		b.createIn("legacy", "pvc-1", mib)
+		b.createIn("other", "pvc-2", mib)
+		must.Succeed(t, os.Mkdir(b.Path("other", "pvc-1"), 0o755))
+		b.later(2 * time.Minute) // a check, and a survey
+		b.wantVolumes("pvc-1", "pvc-2")
+		page, _ := b.List(t.Context(), volume.ID{}, 1)
+		wantReasons(t, "the volume in a list", page[0].Conditions, health.ReadFailed)
+		wantReasons(t, "the volume", b.volume("pvc-1").Conditions, health.ReadFailed)
+		found, err := b.Health(t.Context(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		wantReasons(t, "the health", found, health.ReadFailed)
+		stats, err := b.Publications().Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
+		must.Succeed(t, err)
+		wantReasons(t, "the usage", []health.Condition{stats.Condition}, health.ReadFailed)
+		ill, _, err := b.ListIll(t.Context(), volume.ID{}, 10)
+		must.Succeed(t, err)
+		if len(ill) != 1 {
+			t.Fatalf("%v are listed as abnormal, want the one volume", ill)
+		}
+		wantReasons(t, "the volume in a list of abnormal ones", ill[0].Conditions, health.ReadFailed)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrAmbiguous)
+		must.Succeed(t, os.Remove(b.Path("other", "pvc-1")))
+		b.later(2 * time.Minute)
+		wantReasons(t, "the volume afterwards", b.volume("pvc-1").Conditions)
+		ill, _, err = b.ListIll(t.Context(), volume.ID{}, 10)
+		must.Succeed(t, err)
+		if len(ill) != 0 {
+			t.Errorf("%v are listed as abnormal afterwards", ill)
+		}
+	})
+}
+
 // The log has the reasons too, for each once and not with each survey.
 func TestLogOfAbnormalVolumes(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

@@ -13,7 +13,7 @@ import (
 )
 
 // Volume reports on one volume, lost ones included, and from memory of one whose pool does
-// not serve. ErrNotFound means that there is none.
+// not serve, or that several pools have. ErrNotFound means that there is none.
 func (s *Set) Volume(ctx context.Context, id volume.ID) (Volume, error) {
 	v, err := s.findSettled(ctx, id)
 	if err != nil {
@@ -36,7 +36,11 @@ func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, err
 			return found, err
 		}
 	}
-	return healthIn(ctx, s.node.Pools, id)
+	found, err := healthIn(ctx, s.node.Pools, id)
+	if errors.Is(err, volume.ErrAmbiguous) {
+		return reconcile.Unread(id, err), nil
+	}
+	return found, err
 }
 
 // healthIn asks pools for a volume, one after the other. Each answers in its time.
@@ -52,7 +56,7 @@ func healthIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (found []h
 		case err != nil:
 			return nil, err
 		case in != nil:
-			return nil, ambiguous(id, in, p)
+			return nil, serve.InTwo(id, in, p)
 		default:
 			in, found = p, conditions
 		}
@@ -79,7 +83,8 @@ func (s *Set) HealthHere(ctx context.Context, id volume.ID) ([]health.Condition,
 // pool is known to have it.
 func remembered(ctx context.Context, s *Set, id volume.ID, why error) (Volume, error) {
 	holders := s.holders(id)
-	if !errors.Is(why, volume.ErrUnavailable) || len(holders) != 1 {
+	ambiguous := errors.Is(why, volume.ErrAmbiguous) && len(holders) > 0
+	if !ambiguous && (!errors.Is(why, volume.ErrUnavailable) || len(holders) != 1) {
 		return Volume{}, why
 	}
 	p := holders[0]
@@ -88,6 +93,9 @@ func remembered(ctx context.Context, s *Set, id volume.ID, why error) (Volume, e
 	}
 	l, done := list(ctx, p, true)
 	defer done()
+	if ambiguous {
+		return l.Remember(id, why), nil
+	}
 	return l.Report(id), nil
 }
 
@@ -108,6 +116,9 @@ func (s *Set) List(ctx context.Context, after volume.ID, most int) (page []Volum
 	}
 	page, next, _ = paged(s.node.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
 		in := listings.of(ctx, v.pool, false)
+		if why := s.node.Ambiguous(v.id); why != nil {
+			return in.Remember(v.id, why), true, nil
+		}
 		answer = in.Report(v.id)
 		return answer, settled(ctx, s, in, answer), nil
 	})
@@ -146,6 +157,9 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 	return paged(s.node.Pools, after, most, of, func(v known) (Ill, bool, error) {
 		if why := away[v.pool]; why != nil {
 			return Ill{v.id, v.pool.View().Remembered(v.id, why)}, true, nil
+		}
+		if why := s.node.Ambiguous(v.id); why != nil {
+			return Ill{v.id, reconcile.Unread(v.id, why)}, true, nil
 		}
 		found, err := v.pool.Health(ctx, v.id)
 		if isAway(err) {
@@ -213,14 +227,14 @@ type known struct {
 	pool *serve.Pool
 }
 
-// merge brings volumes of all pools into the order of their ids.
+// merge brings volumes of all pools into the order of their ids, each once.
 func merge(pools []*serve.Pool, of func(*serve.Pool) []known) []known {
 	var all []known
 	for _, p := range pools {
 		all = append(all, of(p)...)
 	}
 	slices.SortStableFunc(all, func(a, b known) int { return a.id.Compare(b.id) })
-	return all
+	return slices.CompactFunc(all, func(a, b known) bool { return a.id == b.id })
 }
 
 // list begins a listing. With the first page of a list it sees what other nodes of a shared

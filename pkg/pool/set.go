@@ -254,15 +254,7 @@ func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 }
 
 // holders are the pools whose index has a volume.
-func (s *Set) holders(id volume.ID) []*serve.Pool {
-	var holders []*serve.Pool
-	for _, p := range s.node.Pools {
-		if p.Ledger.Known(id).Exists() {
-			holders = append(holders, p)
-		}
-	}
-	return holders
-}
+func (s *Set) holders(id volume.ID) []*serve.Pool { return s.node.Holders(id) }
 
 func findIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (*found, error) {
 	var at *found
@@ -275,16 +267,12 @@ func findIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (*found, err
 		case v != nil && at != nil:
 			v.close()
 			at.close()
-			return nil, ambiguous(id, at.visit.Pool, p)
+			return nil, serve.InTwo(id, at.visit.Pool, p)
 		case v != nil:
 			at = v
 		}
 	}
 	return at, notFoundUnless(at != nil, id, unavailable)
-}
-
-func ambiguous(id volume.ID, first, second *serve.Pool) error {
-	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
 }
 
 // notFoundUnless returns ErrNotFound for a volume that no pool has, and why not all could be asked otherwise.

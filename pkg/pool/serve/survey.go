@@ -207,6 +207,10 @@ func (s *surveys) surveySome(ctx context.Context, some []ledger.Volume, found *r
 			}
 			continue
 		}
+		if err := s.pool.Node.Ambiguous(known.ID); err != nil {
+			v.Conditions = reconcile.Unread(known.ID, err)
+			v.Condition = v.Conditions[0]
+		}
 		found.Add(v)
 		if v.Condition.Reason.Unread() {
 			s.logUnread(v, found)
