@@ -31,52 +31,52 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 const mib = 1 << 20
 
 // A driver serves one pool.
-type driver struct{ *drivertest.Driver }
+type harness struct{ *drivertest.Driver }
 
-func start(t *testing.T, binary, pool string) *driver {
+func start(t *testing.T, binary, pool string) *harness {
 	t.Helper()
-	return &driver{drivertest.Launch(t, drivertest.Config{
+	return &harness{drivertest.Launch(t, drivertest.Config{
 		Binary: binary, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}, Flags: []string{drivertest.ServeMetrics},
 	})}
 }
 
-func (d *driver) create(t *testing.T, id string, bytes int64) {
+func (h *harness) create(t *testing.T, id string, bytes int64) {
 	t.Helper()
-	_, err := d.Create(t.Context(), drivertest.Volume{ID: id, Bytes: bytes})
+	_, err := h.Create(t.Context(), drivertest.Volume{ID: id, Bytes: bytes})
 	must.Succeed(t, err)
 }
 
 // publish publishes a volume until the test ends.
-func (d *driver) publish(t *testing.T, id string) {
+func (h *harness) publish(t *testing.T, id string) {
 	t.Helper()
-	must.Succeed(t, d.Publish(t.Context(), drivertest.Volume{ID: id}, id))
-	t.Cleanup(func() { must.Succeed(t, d.Unpublish(context.WithoutCancel(t.Context()), id, id)) })
+	must.Succeed(t, h.Publish(t.Context(), drivertest.Volume{ID: id}, id))
+	t.Cleanup(func() { must.Succeed(t, h.Unpublish(context.WithoutCancel(t.Context()), id, id)) })
 }
 
 // conditions are what the calls say of a published volume.
-func (d *driver) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
+func (h *harness) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
 	t.Helper()
 	reported := make(map[string]*oldcsi.VolumeCondition)
-	list, err := d.List(t.Context(), 0)
+	list, err := h.List(t.Context(), 0)
 	must.Succeed(t, err)
 	for _, entry := range list {
 		if entry.GetVolume().GetVolumeId() == id {
 			reported["ListVolumes"] = oldcsi.Condition(entry.GetStatus())
 		}
 	}
-	got, err := d.Get(t.Context(), id)
+	got, err := h.Get(t.Context(), id)
 	must.Succeed(t, err)
 	reported["ControllerGetVolume"] = oldcsi.Condition(got.GetStatus())
-	stats, err := d.Stats(t.Context(), id, id)
+	stats, err := h.Stats(t.Context(), id, id)
 	must.Succeed(t, err)
 	reported["NodeGetVolumeStats"] = oldcsi.Condition(stats)
 	return reported
 }
 
 // wantCondition says that all calls say the same of a published volume.
-func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says string) {
+func (h *harness) wantCondition(t *testing.T, id string, abnormal bool, says string) {
 	t.Helper()
-	reported := d.conditions(t, id)
+	reported := h.conditions(t, id)
 	for call, condition := range reported {
 		if diff := cmp.Diff(reported["ListVolumes"], condition, protocmp.Transform()); diff != "" {
 			t.Errorf("%s says something else of %s than ListVolumes (-list +call):\n%s", call, id, diff)
@@ -87,9 +87,9 @@ func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says stri
 	}
 }
 
-func (d *driver) scrape(t *testing.T) string {
+func (h *harness) scrape(t *testing.T) string {
 	t.Helper()
-	scraped, err := d.Metrics(t.Context())
+	scraped, err := h.Metrics(t.Context())
 	must.Succeed(t, err)
 	return scraped
 }

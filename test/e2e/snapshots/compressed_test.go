@@ -23,7 +23,7 @@ import (
 func TestCopyThatTakesMoreThanItsSource(t *testing.T) {
 	testenv.NeedPrograms(t, "chattr", "btrfs")
 	config := drivertest.PoolConfig{Name: "local", Path: testenv.SimpleBtrfs(t, 1<<30), Enforcement: "required"}
-	b := &bench{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
+	b := &harness{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
 	b.create(directory("pvc-1", 64*mib))
 	b.Must(b.Publish(t.Context(), directory("pvc-1", 64*mib), "pod"))
 	if output, err := exec.CommandContext(t.Context(), "chattr", "+c", b.Target("pod")).CombinedOutput(); err != nil {
@@ -50,7 +50,7 @@ func TestCopyThatTakesMoreThanItsSource(t *testing.T) {
 // Of a file with more attributes than the kernel lists no copy is whole.
 func TestFileWithTooManyAttributes(t *testing.T) {
 	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 1<<30)}
-	b := &bench{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
+	b := &harness{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
 	b.create(directory("pvc-1", 64*mib))
 	file := filepath.Join(config.Path, "pvc-1", "file")
 	b.Must(os.WriteFile(file, nil, 0o600))

@@ -23,7 +23,7 @@ func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), fs.at))
 	config := drivertest.PoolConfig{Name: "local", Path: fs.at, Enforcement: "required"}
 	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
-	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+	b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 	v := directory("pvc-1", size)
 	b.create(v)
 	b.Must(b.Publish(t.Context(), v, "first"))

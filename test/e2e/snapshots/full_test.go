@@ -35,7 +35,7 @@ func TestPoolFullOfSnapshotsIsOverwritten(t *testing.T) {
 			t.Run(fs.name+", "+mode, func(t *testing.T) {
 				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
 				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+				b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 				reserve := b.capacity() - 8*bytes // the rest of a large filesystem
 				b.create(volumeOf("pvc-rest", reserve))
 				b.create(volumeOf("pvc-source", bytes))
@@ -79,19 +79,19 @@ func TestPoolFullOfSnapshotsIsOverwritten(t *testing.T) {
 
 // overwrite writes all blocks of a volume anew, on disk: up to that size, or if it is 0 what is there
 // of its file.
-func (b *bench) overwrite(id string, bytes int64, seed int) (err error) {
-	b.Helper()
-	name := filepath.Join(b.path(id), "disk.img")
+func (h *harness) overwrite(id string, bytes int64, seed int) (err error) {
+	h.Helper()
+	name := filepath.Join(h.path(id), "disk.img")
 	if _, err := os.Stat(name); err != nil {
-		name = filepath.Join(b.path(id), "file")
+		name = filepath.Join(h.path(id), "file")
 		bytes = bytes * 7 / 8 // the directory has blocks of its own
 	}
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	b.Must(err)
+	h.Must(err)
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if bytes == 0 {
 		is, err := f.Stat()
-		b.Must(err)
+		h.Must(err)
 		bytes = is.Size()
 	}
 	content := pattern(mib, fmt.Sprint(seed))

@@ -130,7 +130,7 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), config.Path))
 			}
 			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+			b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 			for version, hierarchy := range hierarchies(t) {
 				if version != "cgroup v2" {
 					continue
