@@ -45,10 +45,7 @@ func (a answer) diff(b answer) string { return cmp.Diff(a.message, b.message, pr
 // newHarness starts a driver on a pool in which there are volumes of others.
 func newHarness(t *testing.T, p place, driver string) *harness {
 	t.Helper()
-	path, err := os.MkdirTemp(p.mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
-	w := &harness{place: p, pool: p.pool(path), capacities: make(map[state]int64)}
+	w := &harness{place: p, pool: p.pool(drivertest.NewPool(t, p.mounted)), capacities: make(map[state]int64)}
 	w.trap = trap.New(t, driver)
 	self, err := os.Executable() // which launches the driver
 	must.Succeed(t, err)

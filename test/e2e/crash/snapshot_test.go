@@ -86,7 +86,7 @@ func TestSnapshotCrashAtEveryStep(t *testing.T) {
 
 func (h *harness) enumerateCopy(c snapshotCall, block bool) {
 	h.Helper()
-	before := h.capacity()
+	before := h.MustCapacity("local")
 	h.prepareCopy(c, block)
 	h.arm(0)
 	h.Must(c.call(h, block))
@@ -107,7 +107,7 @@ func (h *harness) enumerateCopy(c snapshotCall, block bool) {
 		h.Must(errors.Join(h.Process.Stop(), h.Process.Restart(h.Context())))
 		h.AwaitServing()
 	}
-	if after := h.capacity(); after < before-capacitySlack || after > before+capacitySlack {
+	if after := h.MustCapacity("local"); after < before-capacitySlack || after > before+capacitySlack {
 		h.Errorf("the capacity was %d bytes before all crashes, and is %d", before, after)
 	}
 	h.Logf("%d steps:\n%s", len(h.learnt), h.words(h.learnt))

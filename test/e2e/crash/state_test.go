@@ -129,14 +129,7 @@ func (h *harness) capacityOf(s state) {
 		h.Must(h.pool.Settle())
 		h.Must(errors.Join(h.Process.Stop(), h.Process.Restart(h.Context())))
 	}
-	h.capacities[s] = h.capacity()
-}
-
-func (h *harness) capacity() int64 {
-	h.Helper()
-	got, err := h.Capacity(h.Context(), "local")
-	h.Must(err)
-	return got
+	h.capacities[s] = h.MustCapacity("local")
 }
 
 // capacityIs expects the ledger to have what the records sum up to: what the pool had
@@ -151,7 +144,7 @@ func (h *harness) capacityIs(s state) error {
 	}
 	want := all - s.bytes
 	near := func() bool {
-		got := h.capacity()
+		got := h.MustCapacity("local")
 		return got > want-capacitySlack && got < want+capacitySlack
 	}
 	if h.place.kind == quota.Btrfs {
@@ -168,7 +161,7 @@ func (h *harness) capacityIs(s state) error {
 	// trash, is about to update the ledger.
 	for deadline := time.Now().Add(ledgerBound); !near(); h.Must(h.pool.Settle()) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the capacity is %d bytes, want %d", h.capacity(), want)
+			return fmt.Errorf("the capacity is %d bytes, want %d", h.MustCapacity("local"), want)
 		}
 	}
 	return nil

@@ -79,7 +79,7 @@ func startPod(h *harness, hierarchy string, files int, bytes int64) *pod {
 		}
 	})
 	v := directory("pvc-1", size)
-	h.create(v)
+	h.MustCreate(v)
 	h.Must(h.Publish(h.Context(), v, published))
 	p.data = h.Target(published)
 	h.Must(os.WriteFile(filepath.Join(p.data, "large"), make([]byte, bytes), 0o600))
@@ -200,31 +200,30 @@ func TestFreeze(t *testing.T) {
 				continue // the freezer's own tests have both
 			}
 			t.Run(fs.name+" with "+version, func(t *testing.T) {
-				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
-				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
-				p := startPod(b, hierarchy, 100, mib)
-				b.Eventually("a snapshot without a freezer is refused, once the pod writes while it is made", func() bool {
+				h := newHarness(t, driver, fs.mount(t), fs.enforcement)
+				h.copies = fs.copies
+				p := startPod(h, hierarchy, 100, mib)
+				h.Eventually("a snapshot without a freezer is refused, once the pod writes while it is made", func() bool {
 					err := p.freezeSnapshot("without")
 					if err == nil {
-						b.Must(b.DeleteSnapshot(b.Context(), "without@"+drivertest.NodeName))
+						h.Must(h.DeleteSnapshot(h.Context(), "without@"+drivertest.NodeName))
 						return false
 					}
-					b.WantCode("without a freezer", err, codes.FailedPrecondition)
+					h.WantCode("without a freezer", err, codes.FailedPrecondition)
 					return true
 				})
-				startFreezer(b, driver, p)
-				b.Must(p.freezeSnapshot("s-1"))
+				startFreezer(h, driver, p)
+				h.Must(p.freezeSnapshot("s-1"))
 				if p.frozen() {
 					t.Error("the pod is frozen after all")
 				}
-				p.wantMoment(b.pool.Own("snapshots", "~s-1"))
-				record, err := b.pool.Record("~s-1")
-				b.Must(err)
+				p.wantMoment(h.pool.Own("snapshots", "~s-1"))
+				record, err := h.pool.Record("~s-1")
+				h.Must(err)
 				if record.Origin.Consistency != "point-in-time" {
 					t.Errorf("it is recorded as %+v", record.Origin)
 				}
-				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+				h.Must(h.DeleteSnapshot(h.Context(), "s-1@"+drivertest.NodeName))
 			})
 		}
 	}
@@ -235,7 +234,7 @@ func TestFreeze(t *testing.T) {
 func TestFrozenPodsGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver := drivertest.Built(t)
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 1<<30)}
+	pool := testenv.LoopFS(t, "ext4", 1<<30)
 	for version, hierarchy := range hierarchies(t) {
 		for name, strike := range map[string]func(driver, freezer *os.Process) error{
 			"driver killed":   func(d, _ *os.Process) error { return d.Kill() },
@@ -248,27 +247,26 @@ func TestFrozenPodsGoOn(t *testing.T) {
 				continue
 			}
 			t.Run(name+" with "+version, func(t *testing.T) {
-				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
-				p := startPod(b, hierarchy, 100, 64*mib)
-				f := startFreezer(b, driver, p)
-				own, err := os.FindProcess(d.Process.Pid())
-				b.Must(err)
+				h := newHarness(t, driver, pool, "")
+				p := startPod(h, hierarchy, 100, 64*mib)
+				f := startFreezer(h, driver, p)
+				own, err := os.FindProcess(h.Process.Pid())
+				h.Must(err)
 				done := p.freezeUntilSeen("s-1")
 				began := time.Now()
-				b.Must(strike(own, f.Process))
-				b.Eventually("the pod goes on", func() bool { return !p.frozen() })
+				h.Must(strike(own, f.Process))
+				h.Eventually("the pod goes on", func() bool { return !p.frozen() })
 				if took := time.Since(began); took > frozenAtMost {
 					t.Errorf("the pod was frozen for %s", took)
 				}
 				_ = own.Signal(syscall.SIGCONT)
 				_ = f.Process.Signal(syscall.SIGCONT)
 				t.Logf("the call was answered with %v", <-done)
-				d.Crash()
-				if _, err := os.Stat(b.pool.Own("snapshots", "~s-1")); err == nil {
-					p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+				h.Crash()
+				if _, err := os.Stat(h.pool.Own("snapshots", "~s-1")); err == nil {
+					p.wantMoment(h.pool.Own("snapshots", "~s-1"))
 				}
-				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+				h.Must(h.DeleteSnapshot(h.Context(), "s-1@"+drivertest.NodeName))
 			})
 		}
 	}
@@ -308,12 +306,11 @@ func TestFrozenPodsGoOnAtEachStep(t *testing.T) {
 				}
 			}
 			t.Run(fs.name+" with "+version, func(t *testing.T) {
-				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
 				steps := trap.New(t, driver)
-				d := drivertest.Start(t, drivertest.Config{Binary: self, Pools: []drivertest.PoolConfig{config}})
-				b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
-				p := startPod(b, hierarchy, 4, 4096)
-				startFreezer(b, driver, p)
+				h := newHarness(t, self, fs.mount(t), fs.enforcement)
+				h.copies = fs.copies
+				p := startPod(h, hierarchy, 4, 4096)
+				startFreezer(h, driver, p)
 				longest, kills := time.Duration(0), 0
 				for at, killed := 1, true; killed; at += every {
 					var frozen time.Duration

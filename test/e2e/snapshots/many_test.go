@@ -27,31 +27,29 @@ func TestVeryManyEntries(t *testing.T) {
 		entries = 4_000
 	}
 	const mostMemory = 64 * mib
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 16<<30)}
 	program, err := drivertest.StaticBinary(t.Context(), t.TempDir()) // the race detector takes memory of its own
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}, Flags: []string{drivertest.ServeMetrics}})
-	b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+	h := newHarness(t, program, testenv.LoopFS(t, "xfs", 16<<30), "", drivertest.ServeMetrics)
 	many := directory("pvc-many", 4<<30)
-	b.create(many)
-	b.fill(b.path(many.ID), entries)
-	before := b.memory()
+	h.MustCreate(many)
+	h.fill(h.path(many.ID), entries)
+	before := h.memory()
 	const id = "s-1@" + drivertest.NodeName
-	b.Must(again(func() error { _, err := b.Snapshot(t.Context(), "s-1", many.ID, ""); return err }))
-	b.Must(again(func() error {
-		_, err := b.Restore(t.Context(), directory("pvc-restored", many.Bytes), id)
+	h.Must(again(func() error { _, err := h.Snapshot(t.Context(), "s-1", many.ID, ""); return err }))
+	h.Must(again(func() error {
+		_, err := h.Restore(t.Context(), directory("pvc-restored", many.Bytes), id)
 		return err
 	}))
-	if grown := b.memory() - before; grown > mostMemory {
+	if grown := h.memory() - before; grown > mostMemory {
 		t.Errorf("copying %d entries took the driver %d MiB more, at most %d are allowed", entries, grown/mib, mostMemory/mib)
 	}
-	clonetest.Same(t, b.path(many.ID), b.path("pvc-restored"))
-	b.delete(many.ID, "pvc-restored")
-	b.Must(b.DeleteSnapshot(t.Context(), id))
-	b.awaitErased()
-	b.wantEmpty()
+	clonetest.Same(t, h.path(many.ID), h.path("pvc-restored"))
+	h.delete(many.ID, "pvc-restored")
+	h.Must(h.DeleteSnapshot(t.Context(), id))
+	h.awaitErased()
+	h.wantEmpty()
 }
 
 // awaitErased waits for the reaper for as long as it gets on: it leaves most of the time of the disk to

@@ -43,6 +43,14 @@ type harness struct {
 	copies bool
 }
 
+// newHarness starts a driver on a pool.
+func newHarness(t *testing.T, program, pool, enforcement string, flags ...string) *harness {
+	t.Helper()
+	config := drivertest.PoolConfig{Name: "local", Path: pool, Enforcement: enforcement}
+	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}, Flags: flags})
+	return &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+}
+
 var filesystems = []struct {
 	name        string
 	mount       func(t *testing.T) string
@@ -81,18 +89,17 @@ func TestSnapshots(t *testing.T) {
 	for _, fs := range filesystems {
 		t.Run(fs.name, func(t *testing.T) {
 			mounted := fs.mount(t)
-			config := drivertest.PoolConfig{Name: "local", Path: mounted, Enforcement: fs.enforcement}
-			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
-			b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
+			h := newHarness(t, driver, mounted, fs.enforcement, "--v=4", drivertest.ServeMetrics)
+			h.copies = fs.copies
 			for _, c := range checks {
 				t.Run(c.name, func(t *testing.T) {
-					b.TB = t
-					c.run(b)
+					h.TB = t
+					c.run(h)
 					if !t.Failed() {
-						b.wantEmpty()
+						h.wantEmpty()
 					}
 				})
-				if b.TB = t; t.Failed() {
+				if h.TB = t; t.Failed() {
 					return // the others would start from what is wrong
 				}
 			}
@@ -109,12 +116,6 @@ func disk(id string, bytes int64) drivertest.Volume {
 }
 
 func (h *harness) path(id string) string { return filepath.Join(h.pool.Path, id) }
-
-func (h *harness) create(v drivertest.Volume) {
-	h.Helper()
-	_, err := h.Create(h.Context(), v)
-	h.Must(err)
-}
 
 func (h *harness) delete(ids ...string) {
 	h.Helper()
@@ -153,7 +154,7 @@ func (h *harness) wantEmpty() {
 }
 
 func restoresTree(h *harness) {
-	h.create(directory("pvc-source", size))
+	h.MustCreate(directory("pvc-source", size))
 	source := h.path("pvc-source")
 	clonetest.Hostile(h, source)
 	h.Must(os.Chown(source, 107, 107))
@@ -214,7 +215,7 @@ func (h *harness) wantDisk(path string, at int64, want []byte) {
 }
 
 func restoresDisk(h *harness) {
-	h.create(disk("pvc-disk", size))
+	h.MustCreate(disk("pvc-disk", size))
 	before := pattern(3*mib, "before")
 	h.writeDisk("pvc-disk", 64*mib, before)
 	id := h.snapshot("snapshot-disk", "pvc-disk")
@@ -240,7 +241,7 @@ func restoresDisk(h *harness) {
 }
 
 func clones(h *harness) {
-	h.create(directory("pvc-source", size))
+	h.MustCreate(directory("pvc-source", size))
 	clonetest.Hostile(h, h.path("pvc-source"))
 	_, err := h.Clone(h.Context(), directory("pvc-clone", 2*size), "pvc-source")
 	h.Must(err)
@@ -258,8 +259,8 @@ func clones(h *harness) {
 }
 
 func repeats(h *harness) {
-	h.create(directory("pvc-a", size))
-	h.create(directory("pvc-b", size))
+	h.MustCreate(directory("pvc-a", size))
+	h.MustCreate(directory("pvc-b", size))
 	first, err := h.Snapshot(h.Context(), "snapshot-1", "pvc-a", "")
 	h.Must(err)
 	again, err := h.Snapshot(h.Context(), "snapshot-1", "pvc-a", "")
@@ -311,7 +312,7 @@ func repeats(h *harness) {
 
 func snapshotsInUse(h *harness) {
 	for _, v := range []drivertest.Volume{directory("pvc-used", size), disk("pvc-used", size)} {
-		h.create(v)
+		h.MustCreate(v)
 		h.Must(h.Publish(h.Context(), v, "pod"))
 		written := h.Target("pod")
 		if !v.Block {
@@ -351,7 +352,7 @@ func snapshotsInUse(h *harness) {
 // copied where files share no blocks too.
 func snapshotsReadOnly(h *harness) {
 	v := directory("pvc-read", size)
-	h.create(v)
+	h.MustCreate(v)
 	h.Must(os.WriteFile(filepath.Join(h.path(v.ID), "file"), []byte("content"), 0o600))
 	h.Must(h.PublishReadOnly(h.Context(), v, "pod"))
 	id := h.snapshot("snapshot-read", v.ID)
@@ -367,10 +368,10 @@ func snapshotsReadOnly(h *harness) {
 // accounts expects the capacity to fall by what a snapshot and a restored volume are promised,
 // and to come back when they are gone.
 func accounts(h *harness) {
-	h.create(directory("pvc-source", size))
+	h.MustCreate(directory("pvc-source", size))
 	h.Must(os.WriteFile(filepath.Join(h.path("pvc-source"), "file"), pattern(32*mib, "held"), 0o600))
 	h.Must(h.pool.Settle())
-	before := h.capacity()
+	before := h.MustCapacity("local")
 	id := h.snapshot("snapshot-1", "pvc-source")
 	r, err := h.pool.Record("~snapshot-1")
 	h.Must(err)
@@ -390,8 +391,8 @@ func accounts(h *harness) {
 		h.seesForeignUse(foreign)
 	}
 	// A snapshot that does not fit is refused, and leaves nothing.
-	filler := h.capacity() - 16*mib
-	h.create(directory("pvc-filler", filler))
+	filler := h.MustCapacity("local") - 16*mib
+	h.MustCreate(directory("pvc-filler", filler))
 	_, err = h.Snapshot(h.Context(), "snapshot-2", "pvc-source", "")
 	h.WantCode("a snapshot that does not fit", err, codes.FailedPrecondition)
 	h.delete("pvc-restored", "pvc-filler")
@@ -408,20 +409,13 @@ func accounts(h *harness) {
 func (h *harness) seesForeignUse(path string) {
 	h.Helper()
 	const foreign = 96 * mib
-	before := h.capacity()
+	before := h.MustCapacity("local")
 	f, err := os.Create(path)
 	h.Must(err)
 	_, err = f.Write(pattern(foreign, "foreign"))
 	h.Must(errors.Join(err, f.Close(), h.pool.Settle())) // fsync(2) commits nothing, and btrfs counts when it commits
 	h.Restart()                                          // it counts at once what it counts once a minute
 	h.wantCapacity("with a file of others", before-foreign)
-}
-
-func (h *harness) capacity() int64 {
-	h.Helper()
-	got, err := h.Capacity(h.Context(), "local")
-	h.Must(err)
-	return got
 }
 
 // wantCapacity allows for what the filesystem takes for itself, and for how capacity is rounded.
@@ -431,7 +425,7 @@ func (h *harness) wantCapacity(when string, want int64) {
 	var got int64
 	near := func() bool {
 		h.Must(h.pool.Settle())
-		got = h.capacity()
+		got = h.MustCapacity("local")
 		return got > want-slack && got < want+slack
 	}
 	if h.Eventually(when, near); !near() {
@@ -440,7 +434,7 @@ func (h *harness) wantCapacity(when string, want int64) {
 }
 
 func survivesRestart(h *harness) {
-	h.create(directory("pvc-source", size))
+	h.MustCreate(directory("pvc-source", size))
 	h.Must(os.WriteFile(filepath.Join(h.path("pvc-source"), "file"), []byte("content"), 0o600))
 	id := h.snapshot("snapshot-1", "pvc-source")
 	list, err := h.Snapshots(h.Context(), "")
@@ -483,7 +477,7 @@ func (h *harness) forgetRemovedByHand() {
 
 // limitsStall has a class refuse a file that takes too long to share, where files are shared.
 func limitsStall(h *harness) {
-	h.create(directory("pvc-1", size))
+	h.MustCreate(directory("pvc-1", size))
 	f, err := os.Create(filepath.Join(h.path("pvc-1"), "fragmented"))
 	h.Must(err)
 	for i := range int64(100) {
@@ -514,7 +508,7 @@ func limitsStall(h *harness) {
 
 // refusesLeased has a process keep a lease of a file, for which a copy would wait for as long as that process likes.
 func refusesLeased(h *harness) {
-	h.create(directory("pvc-1", size))
+	h.MustCreate(directory("pvc-1", size))
 	f, err := os.Create(filepath.Join(h.path("pvc-1"), "leased"))
 	h.Must(err)
 	_, err = f.WriteString("content")
@@ -553,7 +547,7 @@ func copiesProtected(h *harness) {
 		}
 	}
 	for _, flag := range []string{"+i", "+a"} {
-		h.create(directory("pvc-1", size))
+		h.MustCreate(directory("pvc-1", size))
 		root := h.path("pvc-1")
 		h.Must(os.MkdirAll(filepath.Join(root, "d", "e"), 0o755))
 		file := filepath.Join(root, "d", "e", "file")
@@ -599,13 +593,12 @@ func cameWithoutRecord(h *harness) {
 
 // The kernel does not note stores through mappings in files of a tmpfs: no copy of what changes is known to be of one moment.
 func TestFreezeOnTmpfsIsRefused(t *testing.T) {
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.Tmpfs(t, 512*mib)}
-	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
-	b := &harness{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: true}
+	h := newHarness(t, drivertest.Built(t), testenv.Tmpfs(t, 512*mib), "")
+	h.copies = true
 	v := directory("pvc-1", size)
-	b.create(v)
-	_, err := b.Snapshot(b.Context(), "s-1", v.ID, "freeze")
-	b.WantCode("a snapshot with freeze", err, codes.FailedPrecondition)
-	b.Must(b.DeleteSnapshot(b.Context(), b.snapshot("s-1", v.ID)))
-	b.delete(v.ID)
+	h.MustCreate(v)
+	_, err := h.Snapshot(h.Context(), "s-1", v.ID, "freeze")
+	h.WantCode("a snapshot with freeze", err, codes.FailedPrecondition)
+	h.Must(h.DeleteSnapshot(h.Context(), h.snapshot("s-1", v.ID)))
+	h.delete(v.ID)
 }

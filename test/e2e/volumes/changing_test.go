@@ -25,7 +25,7 @@ func snapshotsWhileFileChanges(h *harness) {
 		h.Must(os.Remove(path))
 		h.settle()
 	}
-	h.unpublish("busy", "pod")
+	h.MustUnpublish("busy", "pod")
 }
 
 // writeAllTheTime writes to blocks of a file until stop is called.

@@ -93,10 +93,10 @@ func (h *harness) fillPool(volumes []string) {
 	sizes := make(map[string]int64)
 	for n, what := range volumes {
 		name := strings.ReplaceAll("pvc-"+what, " ", "-")
-		sizes[name] = h.capacity() / int64(len(volumes)-n) / mib * mib
+		sizes[name] = h.MustCapacity("local") / int64(len(volumes)-n) / mib * mib
 		h.create(name, sizes[name])
 	}
-	if left := h.capacity(); left > 64*mib {
+	if left := h.MustCapacity("local"); left > 64*mib {
 		h.Errorf("%d MiB are not promised", left/mib)
 	}
 	for _, what := range volumes {

@@ -2,8 +2,6 @@ package volumes
 
 import (
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -35,21 +33,19 @@ type harness struct {
 // newHarness starts a driver on an empty pool whose sizes it has to keep.
 func newHarness(t *testing.T, program string, fs filesystem, mounted string) *harness {
 	t.Helper()
-	b := &harness{fs: fs, program: program, mounted: mounted, ids: make(map[string]quota.ID)}
+	h := &harness{fs: fs, program: program, mounted: mounted, ids: make(map[string]quota.ID)}
 	var err error
-	b.pool, err = os.MkdirTemp(mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
+	h.pool = drivertest.NewPool(t, mounted)
+	h.root, err = dir.Open(h.pool)
 	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(b.pool)) })
-	b.root, err = dir.Open(b.pool)
+	t.Cleanup(func() { must.Succeed(t, h.root.Close()) })
+	h.facility, err = quota.Detect(h.root)
 	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, b.root.Close()) })
-	b.facility, err = quota.Detect(b.root)
-	must.Succeed(t, err)
-	if b.facility.Kind() != fs.kind {
-		t.Fatalf("the limits of %s are kept by %s, want %s", mounted, b.facility.Kind(), fs.kind)
+	if h.facility.Kind() != fs.kind {
+		t.Fatalf("the limits of %s are kept by %s, want %s", mounted, h.facility.Kind(), fs.kind)
 	}
-	b.Driver = drivertest.Start(t, b.config("root"))
-	return b
+	h.Driver = drivertest.Start(t, h.config("root"))
+	return h
 }
 
 // config runs the driver on the pool; relabel is the pool option of that name.
@@ -67,39 +63,17 @@ func volume(name string, bytes int64) drivertest.Volume {
 // create makes a volume and expects the driver to report that its size is enforced.
 func (h *harness) create(name string, bytes int64) {
 	h.Helper()
-	h.Must(h.tryCreate(name, bytes))
+	h.Must(h.CreateEnforced(volume(name, bytes)))
 	h.ids[name] = h.idOf(name)
-}
-
-func (h *harness) tryCreate(name string, bytes int64) error {
-	made, err := h.Create(h.Context(), volume(name, bytes))
-	v := made.GetVolume()
-	if err == nil && (v.GetVolumeId() != name || v.GetCapacityBytes() != bytes || v.GetVolumeContext()["sizeEnforced"] != "true") {
-		h.Errorf("the driver made %v, want %s with %d bytes, enforced", v, name, bytes)
-	}
-	return err
 }
 
 func (h *harness) delete(name string) error { return h.Delete(h.Context(), name) }
 
 // publish publishes as kubelet does, and answers the path.
-func (h *harness) publish(name, pod string) string {
-	h.Helper()
-	h.Must(h.Publish(h.Context(), volume(name, 0), pod))
-	return h.Target(pod)
-}
-
-func (h *harness) unpublish(name, pod string) {
-	h.Helper()
-	h.Must(h.Unpublish(h.Context(), name, pod))
-}
+func (h *harness) publish(name, pod string) string { return h.MustPublish(volume(name, 0), pod) }
 
 func (h *harness) expand(name, pod string, bytes int64) error {
-	grown, err := h.Expand(h.Context(), volume(name, bytes), pod)
-	if err == nil && grown.GetCapacityBytes() != bytes {
-		h.Errorf("the volume has %d bytes, want %d", grown.GetCapacityBytes(), bytes)
-	}
-	return err
+	return h.ExpandExactly(volume(name, bytes), pod)
 }
 
 // condition is what the driver says of a volume.
@@ -108,14 +82,6 @@ func (h *harness) condition(name string) *oldcsi.VolumeCondition {
 	got, err := h.Get(h.Context(), name)
 	h.Must(err)
 	return oldcsi.Condition(got.GetStatus())
-}
-
-// capacity is what the pool can still promise.
-func (h *harness) capacity() int64 {
-	h.Helper()
-	got, err := h.Capacity(h.Context(), "local")
-	h.Must(err)
-	return got
 }
 
 // wantSpace expects driver and df to report a published volume's size, and what of it
@@ -188,7 +154,7 @@ func (h *harness) limit(name string) quota.Limit {
 func (h *harness) removeAll() {
 	h.Helper()
 	h.Together(slices.Collect(maps.Keys(h.ids)), h.delete)
-	h.AwaitNoTrash(h.pool)
+	h.WantEmpty(h.pool)
 	for name, id := range h.ids {
 		h.Eventually("what the kernel knows of "+name+" is gone", func() bool {
 			usage, err := h.facility.Usage(h.root, id)
@@ -199,10 +165,6 @@ func (h *harness) removeAll() {
 			h.settle()
 			return false
 		})
-	}
-	// The driver's own directory begins with a dot.
-	if left, err := filepath.Glob(filepath.Join(h.pool, "[^.]*")); err != nil || len(left) > 0 {
-		h.Errorf("left in the pool: %q, %v", left, err)
 	}
 	clear(h.ids)
 }

@@ -43,7 +43,7 @@ func inodesAreBounded(h *harness) {
 	if share := made * 544; taken > share || taken < made*256 {
 		h.Errorf("%d inodes took %d bytes beside the quota, want up to %d", made, taken, share)
 	}
-	h.unpublish("empty-files", "pod")
+	h.MustUnpublish("empty-files", "pod")
 }
 
 // beside is what is taken on the filesystem and not counted for a volume, in bytes.

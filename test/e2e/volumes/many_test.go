@@ -21,7 +21,7 @@ func manyVolumes(h *harness) {
 	case testing.Short():
 		count = 1200
 	}
-	before := h.capacity()
+	before := h.MustCapacity("local")
 	promise := before * 3 / 4 / int64(count) / (64 << 10) * (64 << 10)
 	var names []string
 	for i := range count {
@@ -34,7 +34,7 @@ func manyVolumes(h *harness) {
 		return took
 	}
 
-	h.Together(names, func(name string) error { return h.tryCreate(name, promise) })
+	h.Together(names, func(name string) error { return h.CreateEnforced(volume(name, promise)) })
 	made := lap()
 	h.Must(h.Process.Kill())
 	lap()
@@ -97,7 +97,7 @@ func (h *harness) wantCapacity(want int64, volumes int) {
 		// What has been allocated for trees stays so.
 		less += space.SizeBytes / 64
 	}
-	if got := h.capacity(); got > want+more || got < want-less {
+	if got := h.MustCapacity("local"); got > want+more || got < want-less {
 		h.Errorf("the capacity is %d, want %d, up to %d less or %d more; it is %d more", got, want, less, more, got-want)
 	}
 }

@@ -33,7 +33,7 @@ func overwritesSharedBlocks(h *harness) {
 
 	h.snapshot("s-2", "full")
 	h.Must(h.overwrite(path, size, unix.O_DIRECT))
-	h.unpublish("full", "pod")
+	h.MustUnpublish("full", "pod")
 	for _, name := range []string{"s-1", "s-2"} {
 		h.Must(h.DeleteSnapshot(h.Context(), name+"@"+drivertest.NodeName))
 	}
@@ -91,7 +91,7 @@ func writesAtRandomInSharingDirectory(h *harness) {
 	size := h.fill(w, promise)
 	w.close(size)
 	h.snapshot("s-shared", "shared")
-	h.unpublish("shared", "pod")
+	h.MustUnpublish("shared", "pod")
 	_, err := h.Restore(h.Context(), volume("restored", promise), "s-shared@"+drivertest.NodeName)
 	h.Must(err)
 	h.ids["restored"] = h.idOf("restored")

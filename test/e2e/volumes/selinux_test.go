@@ -108,7 +108,7 @@ func containersAreConfined(h *harness) {
 		h.wantLabel(filepath.Join(own, made), narrow)
 	}
 	h.wantActs(own, "s0:c3,c4", act{"cat file", "denied"}, act{"echo >>file", "denied"}, act{"echo >theirs", "allowed"})
-	h.unpublish("own", "pod")
+	h.MustUnpublish("own", "pod")
 }
 
 // podsOfOnePool are two pods with labels of their own, each with a volume. The container runtime gives all of a volume the
@@ -146,7 +146,7 @@ func podsOfOnePool(h *harness) {
 	h.Must(h.mountAgain(""))
 	drivertest.WantErrno(h, "mount the pool's filesystem once more with "+option, h.mountAgain(option), unix.EINVAL)
 	for name := range levels {
-		h.unpublish(name, name)
+		h.MustUnpublish(name, name)
 	}
 }
 
@@ -190,8 +190,8 @@ func migratedIsRelabelled(h *harness) {
 			h.publish(name, name+"-again")
 			h.wantLabel(filepath.Join(path, "sub/file"), old)
 			h.wantTold(relabel, strings.Count(h.Process.Log(), "Relabelled a volume"))
-			h.unpublish(name, name+"-again")
-			h.unpublish(name, name)
+			h.MustUnpublish(name, name+"-again")
+			h.MustUnpublish(name, name)
 			h.Must(h.delete(name))
 			h.AwaitNoTrash(h.pool)
 		}

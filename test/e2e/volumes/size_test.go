@@ -30,13 +30,13 @@ func holdsItsPromise(h *harness) {
 		}
 		w.close(size)
 		h.wantSpace("other", "other", promise, 0)
-		h.unpublish(name, name)
+		h.MustUnpublish(name, name)
 	}
 	w := h.writer(filepath.Join(other, "data"), nobody)
 	size := h.fill(w, promise)
 	w.close(size)
 	h.wantSpace("other", "other", promise, promise)
-	h.unpublish("other", "other")
+	h.MustUnpublish("other", "other")
 }
 
 // fill writes until the writer is refused, which has to be at the promise.
@@ -86,7 +86,7 @@ func growsWhileWritten(h *harness) {
 	size := h.insist(w, 128*unit, grown)
 	w.close(size)
 	h.wantSpace("growing", "pod", 160*unit, 128*unit)
-	h.unpublish("growing", "pod")
+	h.MustUnpublish("growing", "pod")
 }
 
 // insist has a writer try until it has written everything, at the latest when the
@@ -165,6 +165,6 @@ func (h *harness) hold(name string, bytes int64) {
 		h.Errorf("writing %d bytes: %v after %d", bytes, err, size)
 	}
 	w.close(bytes)
-	h.unpublish(name, name)
+	h.MustUnpublish(name, name)
 	h.settle()
 }
