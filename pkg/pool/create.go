@@ -60,7 +60,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
-		if has(p, r.ID) {
+		if has(ctx, p, r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
 		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
@@ -99,14 +99,14 @@ func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func has(p *serve.Pool, id volume.ID) bool {
-	missing, err := lacks(p, id)
+func has(ctx context.Context, p *serve.Pool, id volume.ID) bool {
+	missing, err := lacks(ctx, p, id)
 	return err == nil && !missing || err != nil && p.Ledger.Known(id).Exists()
 }
 
 // lacks reports whether the pool does not hold a volume.
-func lacks(p *serve.Pool, id volume.ID) (bool, error) {
-	v, err := findAt(p, id)
+func lacks(ctx context.Context, p *serve.Pool, id volume.ID) (bool, error) {
+	v, err := findAt(ctx, p, id)
 	if v != nil {
 		v.close()
 	}
@@ -114,7 +114,7 @@ func lacks(p *serve.Pool, id volume.ID) (bool, error) {
 }
 
 func create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
-	in, err := p.Enter()
+	in, err := p.Enter(ctx)
 	if err != nil {
 		return Volume{}, noCapacity(p, r.ID, err)
 	}
@@ -212,7 +212,7 @@ func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space)
 	var src *source
 	if r.Source != nil {
 		var err error
-		if src, err = openRequested(in, r); err != nil {
+		if src, err = openRequested(ctx, in, r); err != nil {
 			return Volume{}, err
 		}
 		defer src.close()
@@ -381,7 +381,7 @@ func undo(in *serve.Visit, id volume.ID) {
 // Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
 // holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
 func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
-	v, err := s.find(id, volume.PoolName{})
+	v, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return err
 	}
