@@ -87,6 +87,7 @@ type cluster struct {
 	count    int    // of moves
 	uids     int
 	ahead    time.Duration // of the clock of the API server
+	cut      string        // the node whose kubelet hears nothing of the API server
 
 	// writes are those of the operator, and at is the one before which now is called; empty for none.
 	writes []string
