@@ -326,3 +326,27 @@ func TestPodDeletedAtAnyStep(t *testing.T) {
 		w.wantOn(nodeB)
 	})
 }
+
+// A claim that has the name of one that was deleted amid a move is another: its pods are left alone.
+func TestPodsOfAnotherClaim(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	another := func() *corev1.PersistentVolumeClaim {
+		claim := claimOf("data")
+		claim.UID, claim.Spec.VolumeName = "another claim", "another volume"
+		return claim
+	}
+	at := 0
+	w.run("m", func(look int) {
+		if at > 0 || w.move("m").Status.Phase != v1alpha1.Removing {
+			return
+		}
+		at = look
+		w.replicas = false
+		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		must.Succeed(t, w.api.Create(t.Context(), another()), w.api.Create(t.Context(), appPod("another", false)))
+		w.evicted = 0
+	})
+	if at == 0 || w.evicted > 0 || !w.has(appPod("another", false)) {
+		t.Errorf("at look %d a pod of another claim was evicted %d times", at, w.evicted)
+	}
+}

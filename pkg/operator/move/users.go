@@ -22,8 +22,13 @@ type users struct {
 	api  apiServer
 }
 
-// pods are those that have not ended.
+// pods are those that have not ended. A claim that was made anew under the name is another, and so are its pods.
 func (u users) pods(ctx context.Context) ([]corev1.Pod, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := u.api.find(ctx, client.ObjectKey{Namespace: u.move.Namespace, Name: u.move.Spec.ClaimName}, claim)
+	if err != nil || there && claim.UID != u.move.Status.ClaimUID {
+		return nil, err
+	}
 	all, err := u.api.podsWithClaims(ctx, u.move.Namespace)
 	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, u.move.Spec.ClaimName) }), err
 }
