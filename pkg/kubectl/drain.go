@@ -120,7 +120,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
 		func() error { return get(ctx, k, &s.pods, "pods") },
 		func() error { return list(ctx, k, &s.nodes, "nodes") },
-		func() error { return list(ctx, k, &s.classes, "storageclasses") },
+		func() error { return list(ctx, k, &s.classes, classes) },
 		func() error { return get(ctx, k, &s.capacities, "csistoragecapacities") },
 	} {
 		if err := read(); err != nil {
