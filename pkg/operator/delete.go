@@ -63,7 +63,12 @@ func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, obje
 		return waiting, err
 	}
 	if object.Annotations[podsAnnotation] != "" {
-		if waiting, err = r.cluster().podsWithVolumes(ctx); len(waiting) > 0 || err != nil {
+		if waiting, err = r.cluster().podsWithVolumes(ctx); err != nil {
+			return nil, err
+		}
+		if len(waiting) > 0 {
+			// The driver may be gone: its pod on the node may have published after it was looked for pods, until it ended.
+			_, err = r.deploy(ctx, withoutPools(object, func(p *hppv1.StoragePool) bool { return p.PVCTemplate != nil }))
 			return waiting, err
 		}
 	}

@@ -135,6 +135,34 @@ func TestUninstallationWaitsForPodThatStartsMeanwhile(t *testing.T) {
 	}
 }
 
+// The driver of a node may publish until its pod has ended: only a driver can unpublish that again.
+func TestUninstallationDeploysTheDriverForPodThatStartsWhileItEnds(t *testing.T) {
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	user, driver := podWith("user", "here", claimed("data")), driverPod("here")
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"), driver)
+	s.reconcile("hpp")
+	looks := 0
+	must.Succeed(t, s.uninstallation(func() {
+		switch looks++; looks {
+		case 2:
+			if s.has(set) {
+				t.Error("the driver was not removed")
+			}
+			must.Succeed(t, s.Create(t.Context(), user))
+		case 3:
+			if _, available := s.status(); !s.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
+				t.Errorf("the driver is there: %t; the condition says %q", s.has(set), available.Message)
+			}
+			must.Succeed(t, s.Delete(t.Context(), user))
+			must.Succeed(t, s.Delete(t.Context(), driver))
+		}
+		s.reconcile("hpp")
+	}).Run(t.Context()))
+	if looks < 3 || s.has(set) {
+		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
+	}
+}
+
 // What is not removed in time is named with what it waits for.
 func TestUninstallationInVain(t *testing.T) {
 	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), driverPod("here"))
