@@ -143,6 +143,26 @@ func TestDiskOfAVolume_isNewAfterItWasUsedByAnother(t *testing.T) {
 	w.Refused(devices.New)
 }
 
+// Also where that was over before it was looked at: what has been written since shows it.
+func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	d := w.Blank("disk", 8*mib)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	w.Pass()
+	w.PVs = nil
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node) // and is about to mount it
+	sum, wiped := d.Sum(), w.Wiped()
+	w.Refused(devices.New)
+	if d.Sum() != sum || w.Wiped() != wiped {
+		t.Errorf("it was touched: %d bytes", w.Wiped())
+	}
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
 // No other program has attached the disk of a volume.
 func TestDiskOfAVolume_isOfferedAgainAtOnce(t *testing.T) {
 	w := settling(t)
