@@ -189,7 +189,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 // withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
 // was deleted.
 func (a *Agent) withdraw(record Record, refused error) error {
-	if !inUse(refused) || !record.permitsErasing() {
+	if !inUse(refused) || !record.givenUp() {
 		return nil
 	}
 	record.State = Bound
@@ -230,7 +230,7 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
 	}
 	record = known
-	if len(held.Facts.Partitions) > 0 && !record.permitsErasing() && !record.Erased {
+	if len(held.Facts.Partitions) > 0 && !record.permitsErasing(held.Facts) && !record.Erased {
 		return false, j.refuse(HasPartitions, "it has %s", partitionsOf(held.Facts))
 	}
 	return j.unclaimedNeeds(ctx, held, record)
@@ -306,7 +306,7 @@ func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 
 // unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
 func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
-	if record.permitsErasing() {
+	if record.permitsErasing(held.Facts) {
 		return true, nil
 	}
 	signatures, err := Signatures(ctx, held)
@@ -497,7 +497,7 @@ func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
 
 // noteErased notes that what a claim left has no signature any more.
 func (c *cleaning) noteErased() error {
-	c.record.Erased = true
+	c.record.Erased, c.record.Seen = true, seen(c.held.Facts)
 	return c.agent.Records.Put(c.record)
 }
 
@@ -523,8 +523,8 @@ func (c *cleaning) noteProgress(p Progress) error {
 func (j *job) recordToClean(held *erasable) (next Record, err error) {
 	before, facts := held.record, held.Facts
 	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Cleaning,
-		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
-	if j.volume.Name == "" && before.permitsErasing() {
+		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty, Seen: seen(facts)}
+	if j.volume.Name == "" && before.State == Cleaning {
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim
 	}
 	if before.State == Cleaning && before.Wipe == j.wipe && before.Bytes == next.Bytes && (j.volume.Name == "" || before.ClaimUID == j.volume.ClaimUID) {
