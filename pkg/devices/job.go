@@ -44,11 +44,12 @@ type job struct {
 
 	cancel context.CancelFunc
 	done   chan struct{}
-	// What is below is the result, after done. wrote: the device was cleaned, or partly.
-	wrote bool
-	err   error
-	held  *Held           // of a device that can be offered
-	names map[string]bool // that volumes of all nodes have
+	// What is below is the result, after done. written is what had been written to the device when the job that has cleaned it, or a part, let go
+	// of it.
+	written string
+	err     error
+	held    *Held           // of a device that can be offered
+	names   map[string]bool // that volumes of all nodes have
 
 	mu  sync.Mutex
 	now status
@@ -452,7 +453,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.Records.Put(next); err != nil {
 		return err
 	}
-	j.wrote = true
+	defer j.noteWritten(held)
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started := time.Now()
@@ -467,6 +468,12 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	c.record.State, c.record.Done, c.record.Erased = Clean, 0, false
 	return a.Records.Put(c.record)
+}
+
+// noteWritten counts what is in the page cache too. What cannot be written counts as another program's when it is, one day.
+func (j *job) noteWritten(held *erasable) {
+	_ = held.Sync()
+	j.written = held.Facts.Written()
 }
 
 // A cleaning is one that is under way.

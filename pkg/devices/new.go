@@ -72,8 +72,8 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	}
 	s, known := p.sightings[found.Number]
 	used := known && j != nil && mayBeInUse(j.err)
-	if known && j != nil && j.wrote {
-		s.written, j.wrote = facts.Written(), false
+	if known && j != nil && j.written != "" {
+		s.written, j.written = j.written, ""
 	}
 	if used { // also one that was a volume's: it may have been given to something else
 		s.since, s.had = p.Now(), false

@@ -7,6 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -161,6 +162,31 @@ func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
 	}
 	w.Now = w.Now.Add(settle)
 	w.Offered()
+}
+
+// What another program writes after a cleaning has failed is not taken for what that wrote.
+func TestNewDisk_isNewAgainAfterItsCleaningFailedAndAnotherWroteToIt(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	ill, d := ill(w, "disk", 32*mib)
+	d.Write(devicestest.Pattern())
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	ill.Fail(disk.Write)
+	for len(w.Changed()) > 0 {
+		<-w.Changed()
+	}
+	request := w.Request()
+	request.Retry = true
+	w.Agent.Pass(request)
+	<-w.Changed()
+	ill.Heal()
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	sum := d.Sum()
+	w.Pass()
+	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Cleaning || d.Sum() != sum {
+		t.Errorf("it was written to: %+v (%v)", record, err)
+	}
 }
 
 // No other program has attached the disk of a volume.
