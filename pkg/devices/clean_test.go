@@ -406,6 +406,10 @@ func TestDeviceUsedUnseenAfterItsVolumeWasDeletedIsKept(t *testing.T) {
 		"with a filesystem": {func(d *devicestest.Disk) { devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Node) }, false, devices.HasSignature},
 		"with raw data":     {(*devicestest.Disk).Fill, false, devices.HasData},
 		"elsewhere":         {func(d *devicestest.Disk) { devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Image) }, true, devices.HasSignature},
+		"while the kernel counts nothing": {func(d *devicestest.Disk) {
+			devicestest.CountNothing(d)
+			devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Node)
+		}, false, devices.HasSignature},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)

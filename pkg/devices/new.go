@@ -53,7 +53,7 @@ func (p *pass) settles(f blockdev.Facts) time.Time {
 	as, written := appearance(f), f.Written()
 	s := p.sightings[f.Number]
 	now := p.Now()
-	if s.as != as || s.written != written {
+	if s.as != as || s.written != written || s.had && written == "" {
 		s = sighting{as: as, written: written, since: now}
 		p.sightings[f.Number] = s
 	}

@@ -164,6 +164,23 @@ func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
 	w.Offered()
 }
 
+// Where the kernel does not count what is written, nothing shows that nothing was.
+func TestDiskOfAVolume_isNewIfNothingIsCounted(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	d := w.Blank("disk", 8*mib)
+	devicestest.CountNothing(d)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	w.Pass()
+	w.PVs = nil
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	w.Refused(devices.New)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
 // What another program writes after a cleaning has failed is not taken for what that wrote.
 func TestNewDisk_isNewAgainAfterItsCleaningFailedAndAnotherWroteToIt(t *testing.T) {
 	w := settling(t)
