@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -281,12 +282,13 @@ func (r Record) permitsErasing(f blockdev.Facts) bool {
 
 func (r Record) unwritten(f blockdev.Facts) bool { return r.Seen != "" && r.Seen == seen(f) }
 
-// seen changes when a device is written to, removed or found in another boot. It is empty if the kernel does not tell.
+// seen changes when a device is written to, also by way of its disk, removed or found in another boot. It is empty if the kernel does not tell.
 func seen(f blockdev.Facts) string {
 	instance, err := f.Instance()
 	written := f.Written()
 	if err != nil || written == "" {
 		return ""
 	}
-	return instance + " " + written
+	disk := blockdev.Facts{Number: f.Disk, Disk: f.Disk}
+	return strings.Join([]string{instance, written, disk.Written()}, "; ")
 }
