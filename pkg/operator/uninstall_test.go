@@ -37,6 +37,8 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 	ephemeral := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
 	ended := podWith("user", "here", claimed("data"))
 	ended.Status.Phase = corev1.PodFailed
+	leaving := ended.DeepCopy()
+	leaving.DeletionTimestamp, leaving.Finalizers = new(metav1.Now()), []string{"test"} // which the stand-in wants
 	mounter := podWith("user", "here", claimed("data"))
 	mounter.Namespace, mounter.Labels = "storage", render.PoolLabels("local")
 	claim := volumeOn("of-mounter", "here", func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.Namespace = "storage" })
@@ -51,6 +53,7 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 		"a pod with an ephemeral claim":             {podWith("claim-of-an", "here", ephemeral), "pod space/claim-of-an on here"},
 		"a pod that waits for a node":               {podWith("user", "", claimed("data")), ""},
 		"a pod that has ended":                      {ended, ""},
+		"a pod that has ended, and is not gone":     {leaving, pod},
 		"a pod with a volume of another driver":     {podWith("user", "here", claimed("foreign")), ""},
 		"a pod with one of the pre-CSI provisioner": {podWith("user", "here", claimed("legacy")), ""},
 		"a pod that keeps a pool mounted":           {mounter, ""},
