@@ -274,7 +274,7 @@ func (c *copier) pass(ctx context.Context, since moment, held bool) error {
 	return err
 }
 
-// run runs a pass. What waits for no disk while pods stand still is kept for when they go on.
+// run runs a pass. That of a standstill leaves steps to be taken once those who write go on.
 func (c *copier) run(p *pass, held bool) (err error) {
 	if !held {
 		return p.run(c.src)
