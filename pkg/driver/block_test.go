@@ -40,16 +40,13 @@ func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 	unmounted := make(chan struct{}, 8)
 	h := newHarness(t, setup{hooks: hooks{publish: held.publish, unpublished: func(bind.Target) { unmounted <- struct{}{} }}})
 	h.createBlock(t, "vol")
-	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ending"), asBlock))
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ending"), asBlock))))
 	first := later(func() error {
-		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), asBlock))
-		return err
+		return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), asBlock)))
 	})
 	<-held.entered
 	second := later(func() error {
-		_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("ending")))
-		return err
+		return must.Err(h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("ending"))))
 	})
 	select {
 	case <-unmounted:

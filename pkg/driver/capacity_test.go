@@ -111,16 +111,13 @@ func TestMissingPool(t *testing.T) {
 	// A volume that is not seen may be in the pool that is not seen.
 	for name, call := range map[string]func(t *testing.T) error{
 		"a volume is not reported as absent": func(t *testing.T) error {
-			_, err := h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
-			return err
+			return must.Err(h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"}))
 		},
 		"a volume is not validated": func(t *testing.T) error {
-			_, err := h.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer()))
-			return err
+			return must.Err(h.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer())))
 		},
 		"a volume is not measured": func(t *testing.T) error {
-			_, err := h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: h.target("unseen")})
-			return err
+			return must.Err(h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: h.target("unseen")}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(t), codes.Unavailable, `"away"`, "requireMount") })

@@ -141,8 +141,7 @@ func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 			t.Errorf("%v was answered by %d entries", req, len(page.GetEntries()))
 		}
 	case *csi.NodePublishVolumeRequest:
-		_, err := h.NodePublishVolume(t.Context(), req)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), req)))
 		if req.GetTargetPath() != h.target(kept) {
 			h.unpublish(t, req.GetVolumeId(), req.GetTargetPath())
 		}
@@ -151,8 +150,7 @@ func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 
 func remove(t *testing.T, h *harness, id string) {
 	t.Helper()
-	_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})))
 }
 
 // restore brings back the volume that is always there.
@@ -162,13 +160,9 @@ func restore(t testing.TB, h *harness) {
 		t.Fatal(err)
 	}
 	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { return must.Err(h.CreateVolume(ctx, createRequest(kept, inLocal))) },
 		func(ctx context.Context) error {
-			_, err := h.CreateVolume(ctx, createRequest(kept, inLocal))
-			return err
-		},
-		func(ctx context.Context) error {
-			_, err := h.NodePublishVolume(ctx, publishRequest(kept, h.target(kept)))
-			return err
+			return must.Err(h.NodePublishVolume(ctx, publishRequest(kept, h.target(kept))))
 		},
 	} {
 		must.Succeed(t, call(t.Context()))

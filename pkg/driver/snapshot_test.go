@@ -53,8 +53,7 @@ func TestListSnapshotsPages(t *testing.T) {
 	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
 	must.Succeed(t, err)
 	for _, name := range []string{"s-3", "s-1", "s-2"} {
-		_, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})))
 	}
 	var got []string
 	token := ""

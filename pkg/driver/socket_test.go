@@ -86,6 +86,7 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 
 // A driver that was killed has its socket for as long as a thread of it waits for a disk that hangs.
 func TestListenReplacesSocketOfDeadProcess(t *testing.T) {
+	testenv.NeedTime(t)
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	must.Succeed(t, err)

@@ -86,8 +86,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 			clonetest.Copy(t, data, kept)
 			restore := createRequest("pvc-2", fromSnapshot("snapshot-1"))
 			for range 2 { // the second is a repeated call
-				_, err := h.CreateVolume(t.Context(), restore)
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(h.CreateVolume(t.Context(), restore)))
 				clonetest.Same(t, kept, filepath.Join(pool, "pvc-2"))
 				must.Succeed(t, os.WriteFile(filepath.Join(pool, "pvc-2", "disk.img"), []byte("written by a pod"), 0o660))
 				must.Succeed(t, os.WriteFile(filepath.Join(kept, "disk.img"), []byte("written by a pod"), 0o660))
@@ -107,8 +106,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 			must.Succeed(t, err) // of this driver there is none
 			wantThere(t, data)
 			for _, id := range []string{"snapshot-1", "snapshot-1", "half", "../pvc-1", own.GetSnapshot().GetSnapshotId()} {
-				_, err := h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})))
 			}
 			wantEqual(t, "what is left", h.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-2"})
 			wantGone(t, filepath.Join(path, "snapshot-1"))
@@ -145,8 +143,7 @@ func TestRestoreOfUpstreamSnapshotSharesNoBlocks(t *testing.T) {
 			pool := testenv.LoopFS(t, kind, 512<<20)
 			upstreamSnapshot(t, pool+"/snapshots", "snapshot-1", "pvc-gone")
 			h := newHarness(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `/snapshots","snapshotProvider":"reflink"}]`})
-			_, err := h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))))
 			if taken, shared := clonetest.Extents(t, filepath.Join(pool, "pvc-1", "disk.img")); taken == 0 || shared {
 				t.Errorf("the restored disk takes %d bytes, and shares blocks: %v", taken, shared)
 			}

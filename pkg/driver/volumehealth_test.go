@@ -92,12 +92,10 @@ func TestGetVolumeHealthOfUnknownVolumes(t *testing.T) {
 	h := newHarness(t, setup{})
 	for name, ask := range map[string]func(id string) error{
 		"ControllerGetVolumeHealth": func(id string) error {
-			_, err := h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
-			return err
+			return must.Err(h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id}))
 		},
 		"NodeGetVolumeHealth": func(id string) error {
-			_, err := h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-			return err
+			return must.Err(h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id}))
 		},
 	} {
 		t.Run(name+" of one that is not there", func(t *testing.T) { wantCode(t, ask("pvc-1"), codes.NotFound, "pvc-1") })

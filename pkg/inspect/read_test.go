@@ -91,8 +91,7 @@ func (b *bench) create(name string, bytes int64) { b.createAs(volume.ModeMount, 
 
 func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
 	b.t.Helper()
-	_, err := b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})
-	must.Succeed(b.t, err)
+	must.Succeed(b.t, must.Err(b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})))
 }
 
 func (b *bench) publish(mode volume.Mode, name, target string) {

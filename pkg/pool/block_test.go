@@ -181,8 +181,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.createBlock("pvc-1", mib)
-		_, err := h.Loops.Attach(h.disk("pvc-1"), loop.Options{})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.Loops.Attach(h.disk("pvc-1"), loop.Options{})))
 		must.Succeed(t, os.Truncate(h.Own("volumes", "pvc-1.json"), 20))
 		h.restart(local)
 		h.attached(0)
@@ -248,8 +247,7 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 		h.createBlock("pvc-1", 10*mib)
 		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
-			_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
-			return err
+			return must.Err(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes}))
 		}
 		// All that is free, so that the record finds no room.
 		err := expand(64 * mib)

@@ -178,8 +178,7 @@ func writeBehind(t *testing.T, path string, bytes, skip int64) {
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, f.Close()) }()
 	for at := skip; at < bytes; at += mib {
-		_, err := f.WriteAt(make([]byte, mib-skip), at)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(f.WriteAt(make([]byte, mib-skip), at)))
 	}
 	must.Succeed(t, f.Sync())
 }
@@ -231,8 +230,7 @@ func writeEvery(t *testing.T, path string, bytes, step int64) {
 	block := make([]byte, 4096)
 	for at := int64(0); at < bytes; at += step {
 		block[0]++
-		_, err := f.WriteAt(block, at)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(f.WriteAt(block, at)))
 	}
 	must.Succeed(t, f.Sync(), f.Close())
 }
@@ -377,12 +375,10 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 		command(t, "btrfs", "subvolume", "create", nested)
 		must.Succeed(t, os.WriteFile(nested+"/data", make([]byte, 32*mib), 0o600))
 		snapshot := func(name string) error {
-			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
-			return err
+			return must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")}))
 		}
 		clone := func(name string, bytes int64) error {
-			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}})
-			return err
+			return must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}}))
 		}
 		must.Succeed(t, snapshot("s-1"))
 		h.wantHeldWithinPromises("s-1")

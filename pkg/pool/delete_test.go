@@ -141,24 +141,17 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 // would be the last that kubelet asks about it.
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
-		mounts := &hanging{Fake: h.Mounts}
-		h.table = mounts
-		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
-		h.start(datadir)
+		h, mounts := newHanging(t)
 		must.Succeed(t, h.Publications().PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: h.Target("a")}))
 		must.Succeed(t, h.Close(t.Context()))
 
-		opened := make(chan struct{})
-		mounts.until.Store(&opened)
-		h.begin("node-1", datadir)
+		open := mounts.hang()
+		h.begin("node-1", mountedPool)
 		wantError(t, h.unpublish("csi-1", "a"), volume.ErrUnavailable)
 		wantGone(t, h.Path("pods", "a"))
-		mounts.until.Store(nil)
-		close(opened)
+		open()
 		must.Succeed(t, h.Wait(t.Context()))
 		must.Succeed(t, h.unpublish("csi-1", "a"))
 		h.wantVolumes()

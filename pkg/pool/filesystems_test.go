@@ -34,8 +34,7 @@ func poolNamed(t *testing.T, name string) volume.PoolName {
 
 func (h *harness) tryCreateIn(in, name string, bytes int64) error {
 	h.t.Helper()
-	_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolNamed(h.t, in), Range: volume.Range{Required: bytes}})
-	return err
+	return must.Err(h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolNamed(h.t, in), Range: volume.Range{Required: bytes}}))
 }
 
 func (h *harness) createIn(in, name string, bytes int64) {
@@ -272,8 +271,7 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 		promise := map[string]func() error{
 			"create": func() error { return h.tryCreateIn("a", "pvc-a", mib) },
 			"expand": func() error {
-				_, err := h.Expand(t.Context(), id(t, "pvc-old"), h.Target("a"), "", volume.Range{Required: 2 * mib})
-				return err
+				return must.Err(h.Expand(t.Context(), id(t, "pvc-old"), h.Target("a"), "", volume.Range{Required: 2 * mib}))
 			},
 			"snapshot": func() error { return h.snapshot("s", "pvc-source") },
 		}

@@ -72,8 +72,7 @@ func TestHealthBesideDiskThatHangs(t *testing.T) {
 	const beside = `[{"name":"local","path":"pool"},{"name":"beside","path":"beside","enforcement":"none"}]`
 	withFaults(t, beside, func(t *testing.T, h *harness, f *faulty) {
 		for name, in := range map[string]string{"pvc-1": "local", "pvc-2": "beside"} {
-			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})))
 		}
 		f.hangs.Store(true)
 		began := time.Now()

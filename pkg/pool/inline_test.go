@@ -150,8 +150,7 @@ func TestFailedPublicationWhilePoolOpensKeepsInlineVolume(t *testing.T) {
 		}
 		calls.Wait()
 		for _, p := range all {
-			_, err := h.Volume(t.Context(), p.ID)
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Volume(t.Context(), p.ID)))
 		}
 	}
 }

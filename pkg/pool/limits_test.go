@@ -450,8 +450,7 @@ func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 		h.restart("[" + one + "," + two + "]")
 		for _, name := range []string{"pvc-1", "pvc-2"} {
 			must.Succeed(t, h.publish(name, name))
-			_, err := h.Expand(t.Context(), id(t, name), h.Target(name), "", volume.Range{Required: 2 * mib})
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Expand(t.Context(), id(t, name), h.Target(name), "", volume.Range{Required: 2 * mib})))
 			if v := h.volume(name); !v.Enforced || v.Condition.Abnormal {
 				t.Errorf("volume %+v, want it enforced and in order", v)
 			}
@@ -497,12 +496,10 @@ func TestPanicReleasesReservation(t *testing.T) {
 		must.Succeed(t, h.publishBlock("pvc-disk", "disk"))
 		for name, call := range map[string]func() error{
 			"a creation": func() error {
-				_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
-				return err
+				return must.Err(h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}}))
 			},
 			"an expansion": func() error {
-				_, err := h.Expand(t.Context(), id(t, "pvc-disk"), h.Target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib})
-				return err
+				return must.Err(h.Expand(t.Context(), id(t, "pvc-disk"), h.Target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib}))
 			},
 		} {
 			curse := func() { panic("a curse") }

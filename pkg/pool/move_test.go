@@ -410,8 +410,7 @@ func TestSourceThatGrew(t *testing.T) {
 			moving(t, mode, func(t *testing.T, m *move) {
 				m.prepare()
 				must.Succeed(t, m.publishAt(m.from, mode, "a"))
-				_, err := m.from.Expand(t.Context(), m.out.Volume, m.from.Target("a"), mode, volume.Range{Required: 3 * mib})
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(m.from.Expand(t.Context(), m.out.Volume, m.from.Target("a"), mode, volume.Range{Required: 3 * mib})))
 				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 				if state := m.prepare(); state.Bytes != 3*mib || state.Role != "target" {
 					t.Errorf("the copy of a volume that grew is %+v", state)

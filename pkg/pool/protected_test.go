@@ -91,8 +91,7 @@ func TestSnapshotOfFullProtectedVolume(t *testing.T) {
 		fillToLimit(t, volume+"/full")
 		syncfs(t, root)
 		snapshot := func() error {
-			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
-			return err
+			return must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")}))
 		}
 		for range 2 {
 			must.Succeed(t, snapshot(), h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))

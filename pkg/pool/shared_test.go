@@ -343,8 +343,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-			return err
+			return must.Err(one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 		})
 		began := time.Now()
 		must.Succeed(t, two.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.Target("b"), MultiNode: true}))
@@ -363,8 +362,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-			return err
+			return must.Err(one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 		})
 		began := time.Now()
 		two.create("pvc-2", mib)
@@ -386,15 +384,13 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 		unlock := one.lockVolume("pvc-1")
 		for name, call := range map[string]func(context.Context) error{
 			"create": func(ctx context.Context) error {
-				_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
-				return err
+				return must.Err(one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}}))
 			},
 			"publish": func(ctx context.Context) error {
 				return one.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("b")})
 			},
 			"expand": func(ctx context.Context) error {
-				_, err := one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-				return err
+				return must.Err(one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 			},
 			"delete": func(ctx context.Context) error { return one.Delete(ctx, id(t, "pvc-1")) },
 		} {

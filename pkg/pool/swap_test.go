@@ -349,8 +349,7 @@ func (a *arena) makeAll(s swap) {
 	}
 	for name, mode := range all {
 		unlock := a.hold(name)
-		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
-		must.Succeed(a.t, err)
+		must.Succeed(a.t, must.Err(a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})))
 		unlock()
 	}
 	if s.path == "pool" {
@@ -579,8 +578,7 @@ func (a *arena) wantWhole() {
 	}{{"pvc-3", "c", volume.ModeMount}, {"pvc-4", "d", volume.ModeBlock}} {
 		unlock := a.hold(c.name)
 		a.eventually("make "+c.name, func() error {
-			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}})
-			return err
+			return must.Err(a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}}))
 		})
 		must.Succeed(a.t, a.Publications().Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
 		must.Succeed(a.t, a.Publications().Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))

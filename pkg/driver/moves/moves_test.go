@@ -134,8 +134,7 @@ func TestInterceptors(t *testing.T) {
 			seen = append(seen, info.FullMethod)
 			return handler(ctx, request)
 		})
-	_, err := client.Call(t.Context(), moves.Fence, moves.Request{})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(client.Call(t.Context(), moves.Fence, moves.Request{})))
 	if diff := cmp.Diff([]string{"/hostpath.Moves/MoveFence"}, seen); diff != "" {
 		t.Errorf("other calls were seen (-want +got):\n%s", diff)
 	}

@@ -72,8 +72,7 @@ func (d *disk) want(from, length int64, generation uint64) {
 	expected := make([]byte, bufferBytes)
 	for at := from; at < from+length; {
 		chunk := d.buffer[:min(bufferBytes, from+length-at)]
-		_, err := d.file.ReadAt(chunk, at)
-		must.Succeed(d.t, err)
+		must.Succeed(d.t, must.Err(d.file.ReadAt(chunk, at)))
 		fill(expected[:len(chunk)], at, generation)
 		if !bytes.Equal(chunk, expected[:len(chunk)]) {
 			d.t.Fatalf("%s has lost something between %d and %d", d.file.Name(), at, at+int64(len(chunk)))

@@ -118,8 +118,7 @@ func (h *host) measure(v drivertest.Volume) error {
 
 func (h *host) expand(v drivertest.Volume) error {
 	v.Bytes *= 2
-	_, err := h.of(v).Expand(h.Context(), v, pod)
-	return err
+	return must.Err(h.of(v).Expand(h.Context(), v, pod))
 }
 
 func (h *host) remove(v drivertest.Volume) error { return h.Delete(h.Context(), v.ID) }

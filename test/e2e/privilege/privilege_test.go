@@ -207,8 +207,7 @@ func TestFileModes(t *testing.T) {
 	pool := testenv.Tmpfs(t, 64*mib)
 	d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}})
 	for _, v := range []drivertest.Volume{{ID: "directory", Bytes: mib}, {ID: "device", Bytes: mib, Block: true}} {
-		_, err := d.Create(t.Context(), v)
-		d.Must(err)
+		d.Must(must.Err(d.Create(t.Context(), v)))
 	}
 	own := filepath.Join(pool, ".hostpath-provisioner")
 	d.Must(filepath.WalkDir(pool, func(path string, entry os.DirEntry, err error) error {

@@ -185,8 +185,7 @@ func startFreezer(h *harness, binary string, p *pod) *exec.Cmd {
 }
 
 func (p *pod) freezeSnapshot(name string) error {
-	_, err := p.Snapshot(p.Context(), name, "pvc-1", "freeze")
-	return err
+	return must.Err(p.Snapshot(p.Context(), name, "pvc-1", "freeze"))
 }
 
 // TestFreeze makes snapshots of a volume whose pod never stops writing, on each filesystem and with
