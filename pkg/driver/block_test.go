@@ -26,8 +26,7 @@ func asBlock(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = block()
 
 func (h *harness) attached(t *testing.T, want int) []loop.Device {
 	t.Helper()
-	devices, err := h.loops.Attached()
-	must.Succeed(t, err)
+	devices := must.Value(h.loops.Attached())(t)
 	if len(devices) != want {
 		t.Fatalf("devices %+v, want %d", devices, want)
 	}
@@ -65,8 +64,7 @@ func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
 	h := newHarness(t, setup{})
 	h.createBlock(t, "source")
-	made, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"})
-	must.Succeed(t, err)
+	made := must.Value(h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"}))(t)
 	h.loops.Nodes = loop.ErrNodes
 	for name, source := range map[string]*csi.VolumeContentSource{
 		"new":     nil,

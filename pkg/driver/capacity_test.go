@@ -34,8 +34,7 @@ func TestGetCapacity(t *testing.T) {
 		"a pool that is reserved has none":                    {&csi.GetCapacityRequest{Parameters: in("reserved")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := h.GetCapacity(t.Context(), c.request)
-			must.Succeed(t, err)
+			response := must.Value(h.GetCapacity(t.Context(), c.request))(t)
 			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
 			}
@@ -124,8 +123,7 @@ func TestMissingPool(t *testing.T) {
 	}
 	t.Run("a pod can end", func(t *testing.T) { h.unpublish(t, "unseen", h.target("unseen")) })
 	t.Run("the driver is ready", func(t *testing.T) {
-		probe, err := h.Probe(t.Context(), &csi.ProbeRequest{})
-		must.Succeed(t, err)
+		probe := must.Value(h.Probe(t.Context(), &csi.ProbeRequest{}))(t)
 		wantEqual(t, "ready", probe.GetReady().GetValue(), true)
 	})
 }

@@ -143,8 +143,7 @@ func TestShutdownTimeout(t *testing.T) {
 
 func TestServeWithCanceledContext(t *testing.T) {
 	h := newHarness(t, setup{})
-	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
-	must.Succeed(t, err)
+	listener := must.Value(driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s")))(t)
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, h.set, h.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

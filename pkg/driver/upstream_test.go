@@ -40,8 +40,7 @@ func fromSnapshot(id string) func(*csi.CreateVolumeRequest) {
 
 func (h *harness) snapshots(t *testing.T, request *csi.ListSnapshotsRequest) (ids []string) {
 	t.Helper()
-	list, err := h.ListSnapshots(t.Context(), request)
-	must.Succeed(t, err)
+	list := must.Value(h.ListSnapshots(t.Context(), request))(t)
 	for _, e := range list.GetEntries() {
 		ids = append(ids, e.GetSnapshot().GetSnapshotId())
 	}
@@ -120,8 +119,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 // mtime gives a file the times of another.
 func mtime(t *testing.T, to, from string) {
 	t.Helper()
-	info, err := os.Stat(from)
-	must.Succeed(t, err)
+	info := must.Value(os.Stat(from))(t)
 	must.Succeed(t, os.Chtimes(to, info.ModTime(), info.ModTime()))
 }
 

@@ -193,8 +193,7 @@ func TestNodeGetStorageHealth(t *testing.T) {
 		options: func(o *pool.Options) { often(o); o.CountErrors = countIn("c") },
 	})
 	storage := func() []*csi.NodeGetStorageHealthResponse_StorageBackendHealth {
-		response, err := h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-		must.Succeed(t, err)
+		response := must.Value(h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{}))(t)
 		return response.GetBackendHealth()
 	}
 	for _, in := range []string{"a", "b"} {

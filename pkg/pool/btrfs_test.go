@@ -20,8 +20,7 @@ import (
 
 func syncfs(t *testing.T, root string) {
 	t.Helper()
-	d, err := dir.Open(root)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(root))(t)
 	defer func() { must.Succeed(t, d.Close()) }()
 	must.Succeed(t, unix.Syncfs(d.Fd()))
 }
@@ -174,8 +173,7 @@ func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 // writeBehind writes each MiB of a file but for its beginning.
 func writeBehind(t *testing.T, path string, bytes, skip int64) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer func() { must.Succeed(t, f.Close()) }()
 	for at := skip; at < bytes; at += mib {
 		must.Succeed(t, must.Err(f.WriteAt(make([]byte, mib-skip), at)))
@@ -225,8 +223,7 @@ func freeBytes(t *testing.T, path string) int64 {
 // writeEvery writes a block of 4 KiB at each step of a file.
 func writeEvery(t *testing.T, path string, bytes, step int64) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	block := make([]byte, 4096)
 	for at := int64(0); at < bytes; at += step {
 		block[0]++
@@ -393,8 +390,7 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()
-	d, err := dir.Open(root)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(root))(t)
 	defer func() { must.Succeed(t, d.Close()) }()
 	args := [2]uint64{command}
 	const quotaCtl = 3<<30 | 16<<16 | 0x94<<8 | 40 // BTRFS_IOC_QUOTA_CTL

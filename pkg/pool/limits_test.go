@@ -136,22 +136,19 @@ func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b 
 // carried is the id of a directory of the pool.
 func (h *harness) carried(name string) quota.ID {
 	h.t.Helper()
-	id, err := h.Quota.IDOf(h.open(name))
-	must.Succeed(h.t, err)
+	id := must.Value(h.Quota.IDOf(h.open(name)))(h.t)
 	return id
 }
 
 func (h *harness) limitOf(name string) int64 {
 	h.t.Helper()
-	usage, err := h.Quota.Usage(h.open(name), h.carried(name))
-	must.Succeed(h.t, err)
+	usage := must.Value(h.Quota.Usage(h.open(name), h.carried(name)))(h.t)
 	return usage.Limit.Bytes
 }
 
 func (h *harness) volume(name string) pool.Volume {
 	h.t.Helper()
-	v, err := h.Volume(h.t.Context(), id(h.t, name))
-	must.Succeed(h.t, err)
+	v := must.Value(h.Volume(h.t.Context(), id(h.t, name)))(h.t)
 	return v
 }
 
@@ -272,8 +269,7 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 			t.Errorf("volume %+v with id %d, want no limit", v, h.carried("pvc-2"))
 		}
 		must.Succeed(t, h.publish("pvc-1", "a"))
-		bytes, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 20 * mib})
-		must.Succeed(t, err)
+		bytes := must.Value(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 20 * mib}))(t)
 		if bytes != 20*mib || h.limitOf("pvc-1") != 20*mib || !h.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, h.limitOf("pvc-1"))
 		}
@@ -292,8 +288,7 @@ func TestLimitBeingChangedIsNotReported(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, h *harness) {
 		h.create("pvc-1", 10*mib)
 		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
-		unlock, err := h.Lock(id(t, "pvc-1"))
-		must.Succeed(t, err)
+		unlock := must.Value(h.Lock(id(t, "pvc-1")))(t)
 		if v := h.volume("pvc-1"); v.Condition.Abnormal || !v.Enforced {
 			t.Errorf("volume %+v, want it in order while a call works on it", v)
 		}
@@ -365,8 +360,7 @@ func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 func TestProjectIDInTwoRecords(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, h *harness, _ *faulty) {
 		h.create("pvc-2", 10*mib)
-		data, err := os.ReadFile(h.Own("volumes", "pvc-2.json"))
-		must.Succeed(t, err)
+		data := must.Value(os.ReadFile(h.Own("volumes", "pvc-2.json")))(t)
 		// Copies on either side of the alphabet, since records are read in any order.
 		for _, name := range []string{"pvc-1", "pvc-3"} {
 			must.Succeed(t, os.Mkdir(h.Path("pool", name), 0o777))

@@ -272,8 +272,7 @@ func TestReplacedPoolIsRefused(t *testing.T) {
 func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.create("pvc-1", mib)
-		written, err := os.ReadFile(h.Own("format"))
-		must.Succeed(t, err)
+		written := must.Value(os.ReadFile(h.Own("format")))(t)
 		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
 		for name, test := range map[string]struct {
 			format []byte

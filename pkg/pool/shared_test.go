@@ -80,8 +80,7 @@ func (h *harness) lockVolume(name string) (unlock func()) {
 
 func (h *harness) openOwn() *dir.Dir {
 	h.t.Helper()
-	own, err := dir.Open(h.Own())
-	must.Succeed(h.t, err)
+	own := must.Value(dir.Open(h.Own()))(h.t)
 	h.t.Cleanup(func() { must.Succeed(h.t, own.Close()) })
 	return own
 }
@@ -163,8 +162,7 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 			t.Error("what another node is at work on is reported as lost")
 		}
 		unlock()
-		check, err := pool.CheckVolume(b.openOwn(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		check := must.Value(pool.CheckVolume(b.openOwn(), id(t, "pvc-1")))(t)
 		defer check()
 		if !tellsLost() {
 			t.Error("a record without a directory is not reported as lost, and no call is at work on it")

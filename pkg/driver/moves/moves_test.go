@@ -61,8 +61,7 @@ func TestCall(t *testing.T) {
 			}
 			return &answer, nil
 		})
-		got, err := client.Call(t.Context(), name, request)
-		must.Succeed(t, err)
+		got := must.Value(client.Call(t.Context(), name, request))(t)
 		if diff := cmp.Diff(answer, got); diff != "" {
 			t.Errorf("%s: another answer (-want +got):\n%s", name, diff)
 		}

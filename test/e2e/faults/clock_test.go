@@ -60,8 +60,7 @@ func turnClock(t *testing.T, seconds int64) {
 
 func openDir(t *testing.T, path string) *dir.Dir {
 	t.Helper()
-	d, err := dir.Open(path)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(path))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }

@@ -68,8 +68,7 @@ func (m *mount) format() string {
 
 func (m *mount) attach(image string) {
 	m.Helper()
-	device, err := loopfs.Attach(image)
-	must.Succeed(m, err)
+	device := must.Value(loopfs.Attach(image))(m)
 	m.device = device.Name()
 	m.Cleanup(func() { must.Succeed(m, device.Close()) })
 }
@@ -78,8 +77,7 @@ func (m *mount) begin() {
 	m.Helper()
 	m.mount()
 	m.Cleanup(func() {
-		mounts, err := mountns.Below(m.at)
-		must.Succeed(m, err)
+		mounts := must.Value(mountns.Below(m.at))(m)
 		for range mounts {
 			must.Succeed(m, loopfs.Unmount(m.at))
 		}
@@ -156,8 +154,7 @@ func newHarness(t *testing.T, driver string, m *mount) *harness {
 	}
 	h.Must(h.publish(tree))
 	h.Must(h.publish(raw))
-	attached, err := h.pool.Attached()
-	h.Must(err)
+	attached := must.Value(h.pool.Attached())(h)
 	h.device = attached[0]
 	return h
 }

@@ -144,8 +144,7 @@ func (h *host) erased(v drivertest.Volume) error {
 }
 
 func (h *host) trash(v drivertest.Volume) []string {
-	found, err := filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash", drivertest.NodeName, v.ID+".*"))
-	h.Must(err)
+	found := must.Value(filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash", drivertest.NodeName, v.ID+".*")))(h)
 	return found
 }
 

@@ -157,8 +157,7 @@ func is[T comparable](unwanted T) func(T) bool {
 
 func TestRequiredPrivileges(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := program()
-	must.Succeed(t, err)
+	driver := must.Value(program())(t)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			mounted := p.mount(t)
@@ -201,8 +200,7 @@ func run(t *testing.T, driver string, p place, mounted string, l lack) {
 // The modes that docs/security.md names, whatever the umask.
 func TestFileModes(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := program()
-	must.Succeed(t, err)
+	driver := must.Value(program())(t)
 	defer syscall.Umask(syscall.Umask(0))
 	pool := testenv.Tmpfs(t, 64*mib)
 	d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}})

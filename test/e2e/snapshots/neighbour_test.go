@@ -59,8 +59,7 @@ const backing = "/sys/class/bdi"
 
 func backingDevices(t *testing.T) []string {
 	t.Helper()
-	names, err := filepath.Glob(backing + "/*")
-	must.Succeed(t, err)
+	names := must.Value(filepath.Glob(backing + "/*"))(t)
 	return names
 }
 

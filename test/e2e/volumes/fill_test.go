@@ -137,8 +137,7 @@ func (h *harness) used(name string) int64 {
 	h.settle()
 	d := h.open(name)
 	defer func() { must.Succeed(h, d.Close()) }()
-	usage, err := h.facility.Usage(d, h.ids[name])
-	h.Must(err)
+	usage := must.Value(h.facility.Usage(d, h.ids[name]))(h)
 	return usage.Bytes
 }
 
