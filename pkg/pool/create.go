@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -378,33 +379,39 @@ func undo(in *serve.Visit, id volume.ID) {
 	}
 }
 
-// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
-// holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
-func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
+// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. What a client knows it by is
+// recorded too, unless that is empty or the volume has no record. The caller holds the volume's lock. Errors: ErrNotFound, ErrUnavailable,
+// ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) Confirm(ctx context.Context, id volume.ID, client string) error {
 	v, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return err
 	}
 	defer v.close()
-	if !v.entry.Provisional() {
+	if v.confirmed(client) {
 		return nil
 	}
-	if err := v.confirm(ctx); err != nil {
+	if err := v.confirm(ctx, client); err != nil {
 		return fmt.Errorf("confirm volume %s: %w", id, err)
 	}
 	return nil
 }
 
-func (v *found) confirm(ctx context.Context) error {
+func (v *found) confirmed(client string) bool {
+	rec := v.entry.Record
+	return rec == nil || !rec.Provisional && (client == "" || client == rec.Client)
+}
+
+func (v *found) confirm(ctx context.Context, client string) error {
 	unlock, err := v.visit.LockToPromise(ctx, v.id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := v.reread(); err != nil || !v.entry.Provisional() {
+	if err := v.reread(); err != nil || v.confirmed(client) {
 		return err
 	}
 	rec := *v.entry.Record
-	rec.Provisional = false
+	rec.Provisional, rec.Client = false, cmp.Or(client, rec.Client)
 	return v.visit.Store.Records().Write(&rec)
 }
