@@ -377,7 +377,7 @@ func (m *Mounter) Unmount(ctx context.Context) error {
 func (m *Mounter) unmount(ctx context.Context) error {
 	place, err := m.open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return m.checkUnseen()
 	}
 	if err != nil {
 		return err
