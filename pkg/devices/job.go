@@ -49,6 +49,7 @@ type job struct {
 	written string
 	err     error
 	held    *Held           // of a device that can be offered
+	clean   string          // what had been written to that when it was found to be clean
 	names   map[string]bool // that volumes of all nodes have
 
 	mu  sync.Mutex
@@ -138,6 +139,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	if j.onlyLook {
 		return nil, j.refuse(New, "it was in use a moment ago: %s", a.waits())
 	}
+	j.clean = held.Facts.Written()
 	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
 		return nil, err
 	}
@@ -149,6 +151,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		if err := a.clean(ctx, j, may); err != nil {
 			return nil, err
 		}
+		j.clean = j.written
 		if err := held.check(); err != nil { // it took its time
 			return nil, err
 		}
