@@ -344,8 +344,9 @@ func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]str
 	if said := l.shell(t, command+" 2>&1 && echo removed"+" || true"); strings.HasSuffix(said, "removed\n") || !strings.Contains(said, "nothing was removed, because this is in use: pod default/"+pod) {
 		t.Fatalf("%s: %s", command, said)
 	}
+	is := l.objects(t)
 	for _, name := range was {
-		if !slices.Contains(l.objects(t), name) {
+		if !slices.Contains(is, name) {
 			t.Errorf("%s is not there any more", name)
 		}
 	}
