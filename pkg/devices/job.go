@@ -492,7 +492,7 @@ type cleaning struct {
 	log    logr.Logger
 	// noted is when its progress was written last, asked when the API was, and checked when it was looked for users.
 	noted, asked, checked time.Time
-	counted      int64 // how far it is counted, in bytes
+	counted               int64 // how far it is counted, in bytes
 }
 
 // turn waits for the turn of the device, and makes sure that it may still be cleaned.
