@@ -96,6 +96,12 @@ func MadeFS(t testing.TB, kind string, bytes int64, arguments ...string) string 
 	return loopFS(t, kind, bytes, arguments)
 }
 
+// MountMade is LoopFS with arguments of the kind's mkfs, and mount options.
+func MountMade(t testing.TB, kind string, bytes int64, arguments []string, mountOptions ...string) string {
+	t.Helper()
+	return loopFS(t, kind, bytes, arguments, mountOptions...)
+}
+
 func loopFS(t testing.TB, kind string, bytes int64, arguments []string, mountOptions ...string) string {
 	t.Helper()
 	NeedRoot(t)

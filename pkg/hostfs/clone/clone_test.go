@@ -68,9 +68,26 @@ func write(t testing.TB, path, content string) {
 
 func tree(t testing.TB, src, dst string, o clone.Options) clone.Result {
 	t.Helper()
-	result, err := clone.Tree(t.Context(), open(t, src), open(t, dst), o)
+	result, err := clone.Tree(t.Context(), open(t, src), open(t, dst), endingWithStandstill(o))
 	must.Succeed(t, err)
 	return result
+}
+
+// endingWithStandstill has the context of a standstill end with it, as that of a freezer does.
+func endingWithStandstill(o clone.Options) clone.Options {
+	hold := o.Hold
+	if hold == nil {
+		return o
+	}
+	o.Hold = func(ctx context.Context) (context.Context, func() error, error) {
+		ctx, end := context.WithCancel(ctx)
+		still, release, err := hold(ctx)
+		return still, func() error {
+			end()
+			return release()
+		}, err
+	}
+	return o
 }
 
 func TestTree(t *testing.T) {

@@ -16,41 +16,23 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
-	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// onDisk mounts a filesystem on a disk that can do wrong.
-func onDisk(t *testing.T, kind string) (root string, d *disk.Disk) {
-	t.Helper()
-	testenv.NeedRoot(t)
-	image, err := loopfs.Format(t.Context(), t.TempDir(), kind, 512*mib)
-	must.Succeed(t, err)
-	d = disk.New(t, image, t.TempDir())
-	must.Succeed(t, os.Remove(image))
-	device, err := loopfs.Attach(d.Path)
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, device.Close()) })
-	root = filepath.Join(t.TempDir(), "root")
-	must.Succeed(t, os.Mkdir(root, 0o755), loopfs.MountDevice(t.Context(), device.Name(), root, kind))
-	t.Cleanup(func() {
-		d.Heal()
-		must.Succeed(t, loopfs.Unmount(root))
-	})
-	return root, d
-}
+// unwritten is how much of what is to be written the kernel keeps in memory for the disks of these tests.
+const unwritten = 2 * mib
 
-// While pods stand still the disk gives no answer, as one that has much to write for others does for long. The copy does not wait for it, nor
-// for a log that another writer has begun to write.
+// While pods stand still the disk ends no write, as one that has much to write for others does for long. A copy of nearly as much as is kept in
+// memory does not wait for it, nor for a log that another writer has begun to write.
 func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 	for how, write := range neighbours {
 		for _, f := range filesystems {
 			t.Run(f.kind+", "+how, func(t *testing.T) {
-				root, d := onDisk(t, f.kind)
+				d := disk.Mount(t, f.kind, 512*mib)
+				root := d.At
 				src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
 				must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
-				must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), make([]byte, 8*mib), 0o600), os.Symlink("target", filepath.Join(src, "link")))
+				must.Succeed(t, os.WriteFile(filepath.Join(src, "large"), noise(8*mib), 0o600), os.Symlink("target", filepath.Join(src, "link")))
 				change := func() {
 					for n := range changing {
 						at := filepath.Join(src, fmt.Sprint(n%2), fmt.Sprint("changing-", n))
@@ -68,22 +50,24 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 					Method: f.method, Rounds: 1,
 					Pause: func(context.Context) error { during(); return nil },
 					Hold: func(ctx context.Context) (context.Context, func() error, error) {
+						d.KeepUnwritten(t, unwritten)
 						change()
 						rebuild(t, src)
-						d.Hang()
+						asked := d.HangWrites()
 						neighbour.Go(func() {
 							if err := write(root); err != nil {
 								t.Error(err)
 							}
 						})
-						d.AwaitHanging()
-						late := time.AfterFunc(5*time.Second, func() {
+						<-asked
+						late := time.AfterFunc(20*time.Second, func() {
 							t.Errorf("pods wait for the disk:\n%s", waiting(t))
 							d.Heal()
 						})
 						return ctx, func() error {
 							late.Stop()
 							d.Heal()
+							d.KeepUnwritten(t, 512*mib)
 							return nil
 						}, nil
 					},
@@ -105,7 +89,15 @@ func rebuild(t *testing.T, src string) {
 	must.Succeed(t, os.MkdirAll(in("new/below"), 0o711), os.Rename(in("0/changing-0"), in("new/below/moved")), os.Remove(in("1/changing-1")),
 		os.Link(in("1/changing-3"), in("new/below/linked")), unix.Mkfifo(in("0/changing-0"), 0o640),
 		unix.Setxattr(in("1"), "user.of", []byte("a directory"), 0), os.Remove(in("1/changing-5")), os.Mkdir(in("1/changing-5"), 0o700))
-	must.Succeed(t, os.WriteFile(in("1/changing-5/privileged"), []byte("program"), 0o700), unix.Chmod(in("1/changing-5/privileged"), 0o4755))
+	// More than the kernel keeps, once for each way that a file is copied.
+	must.Succeed(t, os.WriteFile(in("1/changing-5/privileged"), noise(2*unwritten), 0o700), unix.Chmod(in("1/changing-5/privileged"), 0o4755))
+	for n := range 300 {
+		must.Succeed(t, os.WriteFile(in(fmt.Sprint("new/", n)), make([]byte, 48<<10), 0o600))
+	}
+	must.Succeed(t, os.WriteFile(in("new/linked-0"), noise(unwritten), 0o600))
+	for n := range 16 {
+		must.Succeed(t, os.Link(in("new/linked-0"), in(fmt.Sprint("new/below/linked-", n))))
+	}
 }
 
 // neighbours wait for the disk themselves.
@@ -130,7 +122,7 @@ var neighbours = map[string]func(root string) error{
 	},
 }
 
-// waiting is where in the kernel the threads of this process are that wait for something that is no signal.
+// waiting is where in the kernel the threads of this process are that wait for something that is no signal, and with which file.
 func waiting(t *testing.T) string {
 	t.Helper()
 	threads, err := filepath.Glob("/proc/self/task/*")
@@ -139,9 +131,14 @@ func waiting(t *testing.T) string {
 	for _, thread := range threads {
 		stat, _ := os.ReadFile(filepath.Join(thread, "stat")) // it may have ended
 		stack, _ := os.ReadFile(filepath.Join(thread, "stack"))
-		if strings.Contains(string(stat), ") D ") {
-			all = append(all, string(stack))
+		if !strings.Contains(string(stat), ") D ") {
+			continue
 		}
+		call, _ := os.ReadFile(filepath.Join(thread, "syscall")) // with a descriptor first, or none
+		var number, fd int
+		_, _ = fmt.Sscanf(string(call), "%d 0x%x", &number, &fd)
+		file, _ := os.Readlink(fmt.Sprint("/proc/self/fd/", fd))
+		all = append(all, fmt.Sprintf("call %d of %s: %s%s", number, file, call, stack))
 	}
 	return strings.Join(all, "\n")
 }

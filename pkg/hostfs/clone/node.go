@@ -81,19 +81,17 @@ type entryCopier struct {
 	method   Method
 	maxStall Limit
 	pause    func(context.Context) error
-	start    moment // of the first pass; unset if nothing is checked
 
 	// Of the pass.
+	start  moment // unset if nothing is checked
 	ctx    context.Context
 	synced bool // all was written to the disk right before
-	held   bool // all who write are stopped
 
 	stall   time.Duration // the longest so far
 	torn    bool          // the attributes of a file changed during each attempt
 	watch   *watch        // of a file that changes; nil before the first
 	buffers xattrBuffers
 	data    []byte // what copyRange reads into
-	later   laterWrites
 }
 
 // next is before each step of a copy.
@@ -164,7 +162,7 @@ func (e *entryCopier) makeFile(from source, to *dir.Dir, name string) error {
 	}
 	defer func() { _ = unix.Close(src) }() // opened for reading: nothing can be lost
 	err = e.makeFileOnce(from, src, to, name)
-	if err != nil || !e.start.set || e.method == Copy || e.held { // what changes in a standstill is found out by check
+	if err != nil || !e.start.set || e.method == Copy {
 		return err
 	}
 	var after unix.Stat_t
@@ -220,10 +218,6 @@ func (e *entryCopier) makeFileOnce(from source, src int, to *dir.Dir, name strin
 		return &fs.PathError{Op: "create", Path: to.String() + "/" + name, Err: err}
 	}
 	err = e.fill(dst, src, from)
-	if err == nil && e.later.settle(dst, to.String()+"/"+name, from.st) {
-		return setTimes(to, name, from.st)
-	}
-	e.later.drop(dst)
 	if closeErr := unix.Close(dst); err == nil && closeErr != nil {
 		err = &fs.PathError{Op: "close", Path: to.String() + "/" + name, Err: closeErr}
 	}
@@ -242,7 +236,7 @@ func (e *entryCopier) fill(dst, src int, from source) error {
 	var err error
 	switch {
 	case from.st.Size == 0: // one that has grown since AwaitCalls has changed
-	case e.method == Share && (!e.held || from.st.Size > readInstead):
+	case e.method == Share:
 		err = e.share(dst, src, from)
 	default:
 		err = e.read(dst, src, from)
@@ -261,14 +255,10 @@ func (e *entryCopier) fileAttributes(dst int, st *unix.Stat_t, from xattr.Holder
 	return e.buffers.copy(from, xattr.Descriptor(dst), path)
 }
 
-// readInstead is the size in bytes up to which a file is read and written anew while those who write stand still: what they have
-// just written is in memory.
-const readInstead = 1 << 20
-
 // flush writes the data of a file to its disk, and nothing else: not the log of the filesystem, where others have
-// theirs too. Before the first pass all is synced, and in a standstill nothing waits for the disk.
+// theirs too. Before the first pass all is synced.
 func (e *entryCopier) flush(fd int) error {
-	if e.held || e.synced {
+	if e.synced {
 		return nil
 	}
 	return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
@@ -278,91 +268,31 @@ func (e *entryCopier) read(dst, src int, from source) error {
 	if err := e.flush(src); err != nil {
 		return err
 	}
-	transfer := e.write
-	if e.held && e.method == Share && !losesPrivileges(src, from.st) {
-		transfer = e.keep
-	}
-	return copyData(dst, src, e.next, func(from, to int64) error { return transfer(dst, src, from, to) })
-}
-
-// losesPrivileges reports whether a file has what a write to it takes off: its copy is to be written before it gets that.
-func losesPrivileges(src int, st *unix.Stat_t) bool {
-	_, err := unix.Fgetxattr(src, "security.capability", nil)
-	return err == nil || st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0
-}
-
-// write copies what lies between two offsets.
-func (e *entryCopier) write(dst, src int, from, to int64) error {
 	if e.data == nil {
 		e.data = make([]byte, bufferBytes)
 	}
-	return copyRange(dst, src, from, to, e.data)
-}
-
-// keep reads what lies between two offsets, for later. What there is no room for is written at once.
-func (e *entryCopier) keep(dst, src int, from, to int64) error {
-	for from < to {
-		room := int64(e.later.room(dst))
-		if room == 0 {
-			return e.write(dst, src, from, to)
-		}
-		data := make([]byte, min(to-from, room, bufferBytes))
-		n, err := retryInterrupted(func() (int, error) { return unix.Pread(src, data, from) })
-		if err != nil || n == 0 { // cut off meanwhile
-			return err
-		}
-		e.later.add(dst, data[:n], from)
-		from += int64(n)
-	}
-	return nil
+	return copyData(dst, src, e.next, func(from, to int64) error { return copyRange(dst, src, from, to, e.data) })
 }
 
 // share shares the blocks of a file, if that does not stop its writers for too long.
 func (e *entryCopier) share(dst, src int, from source) error {
-	if e.maxStall.mayExceed(from.st.Size) {
-		if err := e.maxStall.check(xattr.Descriptor(src), from.String()); err != nil {
-			return err
-		}
+	if err := e.refuseFragmented(src, from); err != nil {
+		return err
 	}
 	if err := e.flush(src); err != nil { // sharing would do it too, but have writers wait for that
 		return err
 	}
 	began := time.Now()
-	var err error
-	if e.held && !losesPrivileges(src, from.st) {
-		err = e.shareWritten(dst, src, from.st.Size)
-	} else {
-		err = share(dst, src)
-	}
+	err := share(dst, src)
 	e.stall = max(e.stall, time.Since(began))
 	return err
 }
 
-// shareWritten shares the blocks of what of a file is on its disk, and reads the rest for later, as far as there is room: what has
-// just been written is in memory, and sharing its blocks would wait for the disk, which may have much to write for others.
-func (e *entryCopier) shareWritten(dst, src int, size int64) error {
-	at := int64(0)
-	for _, one := range unwritten(src, size) {
-		if one.to-one.from > int64(e.later.room(dst)) {
-			continue
-		}
-		if err := shareRange(dst, src, at, one.from); err != nil {
-			return err
-		}
-		if err := eachData(src, one.from, one.to, e.next, func(from, to int64) error { return e.keep(dst, src, from, to) }); err != nil {
-			return err
-		}
-		at = one.to
+func (e *entryCopier) refuseFragmented(src int, from source) error {
+	if !e.maxStall.mayExceed(from.st.Size) {
+		return nil
 	}
-	if at == 0 {
-		return share(dst, src)
-	}
-	if at < size {
-		if err := shareRange(dst, src, at, size); err != nil {
-			return err
-		}
-	}
-	return unix.Ftruncate(dst, size)
+	return e.maxStall.check(xattr.Descriptor(src), from.String())
 }
 
 // OpenRegular opens a regular file for reading that was looked at before. It returns ErrGone if something else has its name by

@@ -1,7 +1,6 @@
 package clone
 
 import (
-	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 
 // A pass is a visitor of the source that copies what has changed.
 type pass struct {
-	ctx     context.Context
 	since   moment // entries that are older are skipped; unset in the first pass
 	round   int
 	dst     *dir.Descent[bool] // the value: what the level is a copy of has changed since it was made
@@ -54,7 +52,7 @@ func (p *pass) removeGone(src, dst *dir.Dir) error {
 		}
 		gone, err := p.isGone(src, dst, entry.Name)
 		if err == nil && gone {
-			err = remove(p.ctx, dst, entry.Name)
+			err = remove(p.entries.ctx, dst, entry.Name)
 		}
 		if err != nil {
 			return err
@@ -103,7 +101,7 @@ func (p *pass) File(in *dir.Dir, name string) error {
 	}
 	to := p.dst.Current()
 	if p.updating() {
-		if err := remove(p.ctx, to.Dir, name); err != nil {
+		if err := remove(p.entries.ctx, to.Dir, name); err != nil {
 			return err
 		}
 	}
@@ -200,7 +198,7 @@ func (p *pass) Enter(d, _ *dir.Dir, name string) error {
 			return err
 		}
 		// It may be another directory by now, which was moved here with all that it holds.
-		if err := remove(p.ctx, p.dst.Current().Dir, name); err != nil {
+		if err := remove(p.entries.ctx, p.dst.Current().Dir, name); err != nil {
 			return err
 		}
 	}
@@ -220,7 +218,7 @@ func (p *pass) afresh(in *dir.Dir, name string, build func() error) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if err := remove(p.ctx, in, name); err != nil {
+	if err := remove(p.entries.ctx, in, name); err != nil {
 		return err
 	}
 	return build()
@@ -263,29 +261,46 @@ func (p *pass) Leave(d *dir.Dir) error {
 // link makes one more name of a file. The file itself is made in the directory of links,
 // under what identifies it: a table of millions of them would not fit into memory.
 func (p *pass) link(file string, st *unix.Stat_t, to *dir.Dir, name string, create func(node string) error) error {
-	for round := p.round; round >= p.oldest(st); round-- {
-		made := linkName(round, file)
-		like, err := isLike(st, p.links, made)
-		if err != nil {
-			return err
-		}
-		if !like && round < p.round {
-			continue
-		}
-		if err := unix.Linkat(p.links.Fd(), made, to.Fd(), name, 0); !errors.Is(err, unix.ENOENT) {
-			return linkError(to, name, err)
-		}
+	made, err := p.made(file, st)
+	if err != nil {
+		return err
 	}
-	for round := 1; round < p.oldest(st); round++ { // none of these copies keeps a name
-		if err := removeLinked(p.ctx, p.links, linkName(round, file)); err != nil {
-			return err
-		}
+	if made != "" {
+		return linkError(to, name, unix.Linkat(p.links.Fd(), made, to.Fd(), name, 0))
+	}
+	if err := p.forget(file, st); err != nil {
+		return err
 	}
 	node := linkName(p.round, file)
 	if err := create(node); err != nil {
 		return err
 	}
 	return linkError(to, name, unix.Linkat(p.links.Fd(), node, to.Fd(), name, 0))
+}
+
+// made is the name among the links that a copy of a file has which is as that is; empty if there is none.
+func (p *pass) made(file string, st *unix.Stat_t) (string, error) {
+	for round := p.round; round >= p.oldest(st); round-- {
+		node := linkName(round, file)
+		is, err := p.links.Exists(node)
+		if is && err == nil && round < p.round {
+			is, err = isLike(st, p.links, node)
+		}
+		if is || err != nil {
+			return node, err
+		}
+	}
+	return "", nil
+}
+
+// forget removes copies of a file that are not as it is: none of them keeps a name.
+func (p *pass) forget(file string, st *unix.Stat_t) error {
+	for round := 1; round < p.oldest(st); round++ {
+		if err := removeLinked(p.entries.ctx, p.links, linkName(round, file)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // oldest is the first round whose copy of a file is that of the file as it is. A file that

@@ -47,6 +47,19 @@ func (u *tenant) write(path string) {
 	_ = f.Close()
 }
 
+// writeLarge writes to a file whose blocks are shared, and may have it written to the disk.
+func (u *tenant) writeLarge(path string) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return
+	}
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%010d", u.IntN(1e9)), u.Int64N(3*mib))
+	if u.IntN(2) == 0 {
+		_ = unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	}
+	_ = f.Close()
+}
+
 func (u *tenant) change() {
 	a, b := u.path(), u.path()
 	[]func(){
@@ -65,10 +78,11 @@ func (u *tenant) change() {
 		func() { _ = os.Chtimes(a, time.Unix(1, 0), time.Unix(1, 0)) },
 		func() { _ = os.Truncate(a, u.Int64N(3)*5000) },
 		func() { _ = os.Remove(a); u.write(b); u.write(a) }, // which may be listed twice
-	}[u.IntN(15)]()
+		func() { u.writeLarge(a) },
+	}[u.IntN(16)]()
 }
 
-// Whatever is done to a tree while it is copied, the copy is what the tree was while all stood still, however few names are remembered.
+// Whatever is done to a tree while it is copied, the copy is what the tree was while all stood still, however little is remembered.
 func TestTreeThatChangesAtRandom(t *testing.T) {
 	testenv.NeedTime(t)
 	runs := 40
@@ -95,7 +109,7 @@ func TestTreeThatChangesAtRandom(t *testing.T) {
 					write(t, filepath.Join(src, "changes-2"), "")
 				})
 				held := false
-				result, err := clone.TreeKnowing(t.Context(), open(t, src), open(t, dst), clone.Options{
+				result, err := clone.TreeWithin(t.Context(), open(t, src), open(t, dst), endingWithStandstill(clone.Options{
 					Method: f.method, Rounds: 1,
 					Pause: func(context.Context) error {
 						first()
@@ -108,7 +122,7 @@ func TestTreeThatChangesAtRandom(t *testing.T) {
 						u.root, held = filepath.Join(at, "nowhere"), true
 						return ctx, func() error { return nil }, nil
 					},
-				}, []int{1 << 17, 0, 20, 80}[run%4])
+				}), []int{1 << 17, 0, 20, 80}[run%4], []int{32 * mib, 0, 20_000}[run%3])
 				must.Succeed(t, err)
 				if !result.PointInTime || !held {
 					t.Errorf("it is %+v, held %v", result, held)

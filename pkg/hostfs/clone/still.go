@@ -9,6 +9,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 )
 
+// laterBytes is how much memory a standstill takes for what it captures. What is more is copied at once, and may have to wait: Linux
+// has who writes to a disk wait for what others have written to it (balance_dirty_pages), in memory as well.
+const laterBytes = 32 << 20
+
 // A step changes the copy in the directory where a Descent is, or has that go on to another.
 type step struct {
 	enters bool // an existing directory, and does nothing else
@@ -21,19 +25,25 @@ const stepBytes = 512
 
 // Steps are what the copy has still to become. They are taken once those who write go on.
 type steps struct {
-	at    *dir.Descent[struct{}]
-	all   []step
-	bytes int
+	entries *entryCopier
+	at      *dir.Descent[struct{}] // nil before the standstill
+	all     []step
+	bytes   int
+	most    int
+	files   map[string]bool // that have several names, one of which is made by a step
 }
 
-// add takes a step later. If the memory for that is full, those so far are taken at once.
+// room is how much memory one more step may take.
+func (s *steps) room() int { return s.most - s.bytes - stepBytes }
+
+// add takes a step later. If there is no room, those so far are taken at once.
 func (s *steps) add(one step) error {
-	one.bytes += stepBytes
-	if s.bytes+one.bytes > laterBytes {
+	if one.bytes > s.room() {
 		if err := s.take(); err != nil {
 			return err
 		}
 	}
+	one.bytes += stepBytes
 	s.all, s.bytes = append(s.all, one), s.bytes+one.bytes
 	return nil
 }
@@ -58,17 +68,21 @@ func (s *steps) leave() error {
 // take takes all steps.
 func (s *steps) take() error {
 	for i, one := range s.all {
+		if err := s.entries.next(); err != nil {
+			return err
+		}
 		if err := one.do(s.at); err != nil {
 			return err
 		}
 		s.all[i] = step{} // with what was captured
 	}
 	s.all, s.bytes = s.all[:0], 0
+	clear(s.files)
 	return nil
 }
 
-// A stillPass is the pass while those who write stand still, if copies share no blocks: it only reads. A change of a filesystem may
-// have to wait until its log is written, behind what others write.
+// A stillPass is the pass while those who write stand still. It only reads, but for sharing the blocks of large files that are on the
+// disk: a change of a filesystem may have to wait until its log is written, behind what others write.
 type stillPass struct {
 	*pass
 	steps *steps
@@ -97,54 +111,87 @@ func (p *stillPass) File(in *dir.Dir, name string) error {
 		return err
 	}
 	p.copied++
-	c, err := p.entries.capture(source{in, name, st}, laterBytes/2)
+	from := source{in, name, st}
+	file := p.identity(from)
+	if file != "" {
+		made, err := p.isMade(file, st)
+		if err != nil {
+			return err
+		}
+		if made {
+			return p.replaceLater(name, st, file, 0, func(*dir.Dir, string) error { return ErrGone })
+		}
+	}
+	c, err := p.capture(from, p.steps.room())
+	if errors.Is(err, errTooLarge) {
+		if err := p.steps.take(); err != nil {
+			return err
+		}
+		c, err = p.capture(from, p.steps.room())
+	}
 	switch {
 	case errors.Is(err, ErrGone):
-		return p.remove(name)
+		return p.removeLater(name)
 	case errors.Is(err, errTooLarge):
-		return p.copyNow(in, name, st)
+		return p.copyNow(from, file)
 	case err != nil:
 		return err
 	}
-	file := ""
-	if c.st.Nlink > 1 {
-		file = Identify(in, name, &c.st)
+	return p.replaceLater(name, &c.st, file, c.bytes, func(to *dir.Dir, name string) error { return p.makeCaptured(c, to, name) })
+}
+
+// identity is what a file of several names is known by.
+func (p *stillPass) identity(of source) string {
+	if of.st.Nlink == 1 {
+		return ""
 	}
-	return p.steps.add(step{bytes: c.bytes, do: func(at *dir.Descent[struct{}]) error {
-		return p.replace(at.Current().Dir, name, &c.st, file, func(to *dir.Dir, name string) error { return p.entries.makeCaptured(c, to, name) })
+	return Identify(of.in, of.name, of.st)
+}
+
+// isMade says that a file has a copy already, or will have.
+func (p *stillPass) isMade(file string, st *unix.Stat_t) (bool, error) {
+	if p.steps.files[file] {
+		return true, nil
+	}
+	node, err := p.made(file, st)
+	return node != "", err
+}
+
+// replaceLater is replace as a step, with so many bytes of what was captured.
+func (p *stillPass) replaceLater(name string, st *unix.Stat_t, file string, bytes int, create func(to *dir.Dir, name string) error) error {
+	err := p.steps.add(step{bytes: bytes + len(name) + len(file), do: func(at *dir.Descent[struct{}]) error {
+		return p.replace(at.Current().Dir, name, st, file, create)
 	}})
-}
-
-// replace makes an entry of the copy, also in the place of another. A file of several names has an identity.
-func (p *stillPass) replace(to *dir.Dir, name string, st *unix.Stat_t, file string, create func(to *dir.Dir, name string) error) error {
-	if err := remove(p.entries.ctx, to, name); err != nil {
-		return err
-	}
 	if file != "" {
-		return p.link(file, st, to, name, func(node string) error { return create(p.links, node) })
+		p.steps.files[file] = true
 	}
-	return create(to, name)
+	return err
 }
 
-// copyNow copies what is too large for memory.
-func (p *stillPass) copyNow(in *dir.Dir, name string, st *unix.Stat_t) error {
-	if err := p.steps.take(); err != nil {
-		return err
+// replace makes an entry of the copy, also in the place of another, unless it is gone. A file of several names has an identity.
+func (p *stillPass) replace(to *dir.Dir, name string, st *unix.Stat_t, file string, create func(to *dir.Dir, name string) error) error {
+	err := remove(p.entries.ctx, to, name)
+	switch {
+	case err != nil:
+	case file != "":
+		err = p.link(file, st, to, name, func(node string) error { return create(p.links, node) })
+	default:
+		err = create(to, name)
 	}
-	file := ""
-	if st.Nlink > 1 {
-		file = Identify(in, name, st)
-	}
-	err := p.replace(p.steps.at.Current().Dir, name, st, file, func(to *dir.Dir, as string) error {
-		return p.entries.make(source{in, name, st}, to, as)
-	})
-	if errors.Is(err, ErrGone) {
+	if errors.Is(err, ErrGone) { // which is found out by check
 		return nil
 	}
 	return err
 }
 
-func (p *stillPass) remove(name string) error {
+// copyNow copies what is too large for memory.
+func (p *stillPass) copyNow(from source, file string) error {
+	return p.replace(p.steps.at.Current().Dir, from.name, from.st, file, func(to *dir.Dir, name string) error {
+		return p.entries.make(from, to, name)
+	})
+}
+
+func (p *stillPass) removeLater(name string) error {
 	return p.steps.add(step{bytes: len(name), do: func(at *dir.Descent[struct{}]) error {
 		return remove(p.entries.ctx, at.Current().Dir, name)
 	}})
@@ -205,7 +252,7 @@ func (p *stillPass) removeGone(src, dst *dir.Dir) error {
 		}
 		gone, err := p.isGone(src, dst, entry.Name)
 		if err == nil && gone {
-			err = p.remove(entry.Name)
+			err = p.removeLater(entry.Name)
 		}
 		if err != nil {
 			return err
@@ -223,7 +270,13 @@ func (p *stillPass) attributes(src *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	attrs, bytes, err := p.entries.buffers.capture(xattr.Descriptor(fd), src.String())
+	attrs, bytes, err := p.entries.buffers.capture(xattr.Descriptor(fd), src.String(), p.steps.room())
+	if errors.Is(err, errTooLarge) {
+		if err := p.steps.take(); err != nil {
+			return err
+		}
+		return p.entries.attributes(src, p.steps.at.Current().Dir)
+	}
 	if err != nil {
 		return err
 	}

@@ -70,22 +70,27 @@ const Inodes = 2
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	result, err := tree(ctx, src, dst, o, maxNames)
+	result, err := tree(ctx, src, dst, o, memory{maxNames, laterBytes})
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
 	}
 	return result, nil
 }
 
-// tree remembers at most so many names.
-func tree(ctx context.Context, src, dst *dir.Dir, o Options, names int) (Result, error) {
+// memory is what a copier may take of it.
+type memory struct {
+	names int // that are remembered
+	later int // bytes of what was captured
+}
+
+func tree(ctx context.Context, src, dst *dir.Dir, o Options, most memory) (Result, error) {
 	linksName := ".clone-" + rand.Text() // one of Inodes, as the file that shows the clock
 	links, err := dst.Make(linksName)
 	if err != nil {
 		return Result{}, err
 	}
 	c := newCopier(src, links, o)
-	c.mostNames = names
+	c.most = most
 	var result Result
 	if c.dst, err = dir.NewDescent(dst, false); err == nil {
 		result, err = c.passes(ctx, o.Rounds)
@@ -126,14 +131,14 @@ type copier struct {
 	copied  int64
 	alone   bool // no process can write: what is of the future is unchanged
 
-	mostNames  int
+	most       memory
 	notesMoves bool          // see pass
 	compared   time.Duration // how long the last check took
 }
 
 func newCopier(src, links *dir.Dir, o Options) *copier {
 	return &copier{
-		src: src, links: links, options: o, clocks: clocks{in: links}, mostNames: maxNames,
+		src: src, links: links, options: o, clocks: clocks{in: links}, most: memory{maxNames, laterBytes},
 		entries: entryCopier{method: o.Method, maxStall: o.MaxStall, pause: o.Pause},
 	}
 }
@@ -186,13 +191,11 @@ func (c *copier) standstill(ctx context.Context, start moment, first Result) (re
 			return Result{}, err
 		}
 	}
-	result, err = c.copyStill(ctx, start, first)
-	if err != nil {
-		c.entries.later.close()
+	if result, err = c.copyStill(ctx, start, first); err != nil {
 		return Result{}, err
 	}
 	c.entries.ctx = ctx
-	return result, errors.Join(c.entries.later.write(ctx), c.steps.take())
+	return result, c.steps.take()
 }
 
 // copyStill is what is done while they stand still.
@@ -226,6 +229,7 @@ func (c *copier) nextPass(ctx context.Context, last moment, held bool) (start mo
 		return moment{}, err
 	}
 	c.round++
+	c.entries.start = start
 	return start, c.pass(ctx, last, held)
 }
 
@@ -257,12 +261,12 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 
 // pass copies all, or in later passes what has changed since the one before, and then the attributes of src itself.
 func (c *copier) pass(ctx context.Context, since moment, held bool) error {
-	c.entries.ctx, c.entries.held, c.entries.synced = ctx, held, c.round == 1
+	c.entries.ctx, c.entries.synced = ctx, c.round == 1
 	p := &pass{
-		ctx: ctx, since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, before: c.names, notesMoves: c.notesMoves,
+		since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, before: c.names, notesMoves: c.notesMoves,
 	}
-	if c.entries.start.set {
-		p.names = newNames(c.mostNames)
+	if c.entries.start.set && !held { // after which there is no pass
+		p.names = newNames(c.most.names)
 	}
 	err := c.run(p, held)
 	c.names = p.names
@@ -270,11 +274,12 @@ func (c *copier) pass(ctx context.Context, since moment, held bool) error {
 	return err
 }
 
-// run runs a pass. What waits for no disk while pods stand still is kept for when they go on.
+// run runs a pass. That of a standstill leaves steps to be taken once those who write go on.
 func (c *copier) run(p *pass, held bool) (err error) {
-	if !held || c.options.Method == Share {
+	if !held {
 		return p.run(c.src)
 	}
+	c.steps = steps{entries: &c.entries, most: c.most.later, files: make(map[string]bool)}
 	if c.steps.at, err = dir.NewDescent(c.dst.Current().Dir, struct{}{}); err != nil {
 		return err
 	}

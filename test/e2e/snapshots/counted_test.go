@@ -19,23 +19,23 @@ import (
 // while a snapshot waits for that.
 func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 	testenv.NeedRoot(t)
-	fs := slowDisk(t, "btrfs", 512*mib)
-	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), fs.at))
-	h := newHarness(t, drivertest.Built(t), fs.at, "required")
+	fs := slowDisk(t, "btrfs")
+	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), fs.At))
+	h := newHarness(t, drivertest.Built(t), fs.At, "required")
 	v := directory("pvc-1", size)
 	h.MustCreate(v)
 	h.Must(h.Publish(t.Context(), v, "first"))
 	h.Must(os.WriteFile(filepath.Join(h.Target("first"), "file"), make([]byte, mib), 0o600))
 
-	fs.disk.Hang()
-	defer fs.disk.Heal() // before the driver ends
+	fs.Hang()
+	defer fs.Heal() // before the driver ends
 	h.Process.Hanging()
 	made := make(chan error, 1)
 	go func() { made <- must.Err(h.Snapshot(t.Context(), "s-1", v.ID, "")) }()
 	h.Eventually("the driver waits for the disk", func() bool { return syncs(t, h.Process.Pid()) })
 	h.Must(h.Publish(t.Context(), v, "second"))
 	h.Must(h.Unpublish(t.Context(), v.ID, "first"))
-	fs.disk.Heal()
+	fs.Heal()
 	h.Must(<-made)
 	h.Must(h.Unpublish(t.Context(), v.ID, "second"))
 	h.Must(h.DeleteSnapshot(t.Context(), "s-1@"+drivertest.NodeName))

@@ -1,12 +1,9 @@
 package snapshots
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -21,69 +18,19 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// A slowFS is a filesystem on a disk that writes slowly, of which the kernel keeps little in memory that is still to be written: so who
-// writes at full speed has others wait as where the memory of a node is full of that.
-type slowFS struct {
-	at   string
-	disk *slow.Disk
-}
-
+// On the disk of these tests little is written in a second, and less than that is kept in memory.
 const (
 	perSecond = 16 * mib
 	inMemory  = 4 * mib
 )
 
-// slowDisk mounts one until the test ends.
-func slowDisk(t *testing.T, kind string, bytes int64) slowFS {
+// slowDisk mounts a filesystem on one until the test ends.
+func slowDisk(t *testing.T, kind string) *slow.Filesystem {
 	t.Helper()
-	image, err := loopfs.Format(t.Context(), t.TempDir(), kind, bytes)
-	must.Succeed(t, err)
-	d := slow.New(t, image, t.TempDir())
-	must.Succeed(t, os.Remove(image))
-	device, err := loopfs.Attach(d.Path)
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, device.Close()) })
-	before := backingDevices(t)
-	at := filepath.Join(t.TempDir(), "pool")
-	must.Succeed(t, os.Mkdir(at, 0o755), loopfs.MountDevice(t.Context(), device.Name(), at, kind))
-	t.Cleanup(func() {
-		d.Heal()
-		must.Succeed(t, loopfs.Unmount(at))
-	})
-	limitUnwritten(t, device, before)
-	d.Slow(0, perSecond)
-	return slowFS{at, d}
-}
-
-const backing = "/sys/class/bdi"
-
-func backingDevices(t *testing.T) []string {
-	t.Helper()
-	names := must.Value(filepath.Glob(backing + "/*"))(t)
-	return names
-}
-
-// limitUnwritten sets how much is kept of what was written to the filesystem that has been mounted, by the device that it is on or, on
-// btrfs, by one that it has made.
-func limitUnwritten(t *testing.T, device *os.File, before []string) {
-	t.Helper()
-	var st unix.Stat_t
-	must.Succeed(t, unix.Fstat(int(device.Fd()), &st))
-	of := []string{fmt.Sprintf("%s/%d:%d", backing, unix.Major(st.Rdev), unix.Minor(st.Rdev))}
-	for _, name := range backingDevices(t) {
-		if strings.Contains(name, "btrfs") && !slices.Contains(before, name) {
-			of = append(of, name)
-		}
-	}
-	for _, name := range of {
-		for file, value := range map[string]int{"max_bytes": inMemory, "strict_limit": 1} {
-			err := os.WriteFile(filepath.Join(name, file), []byte(fmt.Sprint(value)), 0)
-			if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.EROFS) {
-				testenv.Missing(t, name+"/"+file+" of Linux 6.2")
-			}
-			must.Succeed(t, err)
-		}
-	}
+	fs := slow.Mount(t, kind, 512*mib)
+	fs.KeepUnwritten(t, inMemory)
+	fs.Slow(0, perSecond)
+	return fs
 }
 
 // neighbours write to the filesystem as fast as they can until stop is called.
@@ -124,7 +71,7 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 			continue
 		}
 		t.Run(fs.name, func(t *testing.T) {
-			pool := slowDisk(t, fs.kind, 512*mib).at
+			pool := slowDisk(t, fs.kind).At
 			if fs.enforcement != "" {
 				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), pool))
 			}

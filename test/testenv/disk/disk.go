@@ -12,7 +12,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -54,6 +53,15 @@ type Disk struct {
 	slowFrom, slowRate int64
 	hanging            chan struct{} // closed when that ends; nil if the disk does not hang
 	asked              chan struct{} // a test may take note of a request that is not answered
+	unwritten          *unwritten    // nil if writes are answered
+
+	serving sync.Mutex // while a request is answered
+}
+
+// Unwritten are writes that are not answered yet.
+type unwritten struct {
+	requests [][]byte
+	first    chan struct{} // closed when there is one
 }
 
 // unit is what a disk writes as a whole, in bytes.
@@ -100,17 +108,23 @@ func Load(t testing.TB, path string) (content Image, bytes int64) {
 	f, err := os.Open(path)
 	must.Succeed(t, err)
 	defer f.Close()
+	info, err := f.Stat()
+	must.Succeed(t, err)
 	content = make(Image)
-	for at := int64(0); ; at++ {
-		b := make([]byte, unit)
-		_, err := io.ReadFull(f, b)
-		if errors.Is(err, io.EOF) {
-			return content, at * unit
+	for at := int64(0); ; {
+		at, err = unix.Seek(int(f.Fd()), at*unit, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // nothing follows
+			return content, info.Size()
 		}
+		must.Succeed(t, err)
+		b := make([]byte, unit)
+		at /= unit
+		_, err = f.ReadAt(b, at*unit)
 		must.Succeed(t, err)
 		if !empty(b) {
 			content[at] = b
 		}
+		at++
 	}
 }
 
@@ -238,6 +252,29 @@ func (d *Disk) Hang() {
 	}
 }
 
+// HangWrites answers no write from now on, and all else: so does a disk that has much to write. The channel is closed once it is asked for one.
+// Reads do not wait behind writes only if the loop device passes them on as they come (LOOP_SET_DIRECT_IO).
+func (d *Disk) HangWrites() (asked <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unwritten = &unwritten{first: make(chan struct{})}
+	return d.unwritten.first
+}
+
+// keeps takes a request that is not to be answered yet.
+func (d *Disk) keeps(request []byte) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unwritten == nil || binary.NativeEndian.Uint32(request[4:]) != fuseWrite {
+		return false
+	}
+	d.unwritten.requests = append(d.unwritten.requests, slices.Clone(request))
+	if len(d.unwritten.requests) == 1 {
+		close(d.unwritten.first)
+	}
+	return true
+}
+
 // Slow has writes at this offset and behind it take their time. All else is answered in between.
 func (d *Disk) Slow(from, bytesPerSecond int64) {
 	d.mu.Lock()
@@ -257,12 +294,26 @@ func (d *Disk) writeTakes(offset, bytes int64) time.Duration {
 // Heal has the disk answer everything again, what it was asked meanwhile included.
 func (d *Disk) Heal() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.failing = nil
 	d.slowRate = 0
 	if d.hanging != nil {
 		close(d.hanging)
 		d.hanging = nil
+	}
+	d.mu.Unlock()
+	d.serving.Lock()
+	defer d.serving.Unlock()
+	d.mu.Lock()
+	late := d.unwritten
+	d.unwritten = nil
+	d.mu.Unlock()
+	if late == nil {
+		return
+	}
+	for _, request := range late.requests {
+		if err := d.reply(request); err != nil {
+			d.report(err)
+		}
 	}
 }
 
@@ -364,20 +415,36 @@ func (d *Disk) serve() {
 			return
 		}
 		d.hang()
-		body, errno, answered := d.answer(binary.NativeEndian.Uint32(request[4:]), binary.NativeEndian.Uint64(request[16:]), request[fuseInHeader:n])
-		if !answered {
-			continue
-		}
-		reply := make([]byte, fuseOutHeader, fuseOutHeader+len(body))
-		reply = append(reply, body...)
-		binary.NativeEndian.PutUint32(reply, uint32(len(reply)))
-		binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
-		copy(reply[8:16], request[8:16])
-		if _, err := unix.Write(int(d.server.Fd()), reply); err != nil && !errors.Is(err, unix.ENOENT) {
-			d.report(fmt.Errorf("answer request %d of FUSE: %w", binary.NativeEndian.Uint32(request[4:]), err))
+		if err := d.handle(request[:n]); err != nil {
+			d.report(err)
 			return
 		}
 	}
+}
+
+func (d *Disk) handle(request []byte) error {
+	d.serving.Lock()
+	defer d.serving.Unlock()
+	if d.keeps(request) {
+		return nil
+	}
+	return d.reply(request)
+}
+
+func (d *Disk) reply(request []byte) error {
+	body, errno, answered := d.answer(binary.NativeEndian.Uint32(request[4:]), binary.NativeEndian.Uint64(request[16:]), request[fuseInHeader:])
+	if !answered {
+		return nil
+	}
+	reply := make([]byte, fuseOutHeader, fuseOutHeader+len(body))
+	reply = append(reply, body...)
+	binary.NativeEndian.PutUint32(reply, uint32(len(reply)))
+	binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
+	copy(reply[8:16], request[8:16])
+	if _, err := unix.Write(int(d.server.Fd()), reply); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("answer request %d of FUSE: %w", binary.NativeEndian.Uint32(request[4:]), err)
+	}
+	return nil
 }
 
 func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, errno unix.Errno, answered bool) {
@@ -388,7 +455,8 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 	case fuseForget, fuseBatchForget, fuseInterrupt:
 		return nil, 0, false
 	case fuseInit:
-		return words(7, 31, fuseMaxWrite, 0, 0, fuseMaxWrite, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0), 0, true
+		const asyncDirectIO, background = 1 << 15, 1<<16 - 1 // with as many requests at a time as can be
+		return words(7, 31, fuseMaxWrite, asyncDirectIO, background<<16|background, fuseMaxWrite, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0), 0, true
 	case fuseLookup:
 		if node != rootNode || string(in) != name+"\x00" {
 			return nil, unix.ENOENT, true
