@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -40,6 +39,7 @@ const (
 	stepGiveUp  = "give-up"
 	stepRemove  = "remove"
 	stepConfirm = "confirm"
+	stepVouch   = "vouch"
 	stepAbort   = "abort"
 )
 
@@ -59,7 +59,6 @@ type moving struct {
 	leaveSnapshots bool
 	verify         transfer.Verify
 	aborted        bool
-	boot           string
 	// The target's.
 	pool, fence   string
 	evenConfirmed bool
@@ -83,17 +82,16 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 	flags.DurationVar(&m.silence, "silence", mover.Silence, "end a connection on which the other node has answered nothing for so long, at least 1s")
 	if command == moveOutCommand {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; give-up: the same of a volume that no claim wants and whose copy is aborted, and that may be gone; remove: remove it, after its copy was confirmed")
-		flags.StringVar(&m.address, "address", "", "address of move-in on the other node")
+		flags.StringVar(&m.address, "address", "", "address of move-in on the other node; with --step=remove that of one with --step=vouch, or empty to remove what nothing vouches for")
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
-		flags.StringVar(&m.boot, "boot", "", "remove it only if the machine was not started since it had this boot id (/proc/sys/kernel/random/boot_id); empty for any")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
 	} else {
-		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; abort: remove the copy")
+		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; vouch: tell the other node whether it is, when that removes its own; abort: remove the copy")
 		flags.StringVar(&m.address, "address", ":8444", "address to listen on for move-out")
 		flags.StringVar(&m.pool, "pool", "", "pool of the copy; may be empty where there is one")
-		flags.StringVar(&m.fence, "fence", "", "what move-out has reported as fence when it handed the volume over; required to confirm")
+		flags.StringVar(&m.fence, "fence", "", "what move-out has reported as fence when it handed the volume over; required to confirm and to vouch")
 		flags.BoolVar(&m.evenConfirmed, "even-confirmed", false, "abort a copy that was confirmed too: no pod has used it, and the other node has all of the volume")
 	}
 	problems := cmdline.ParseAll(flags, args)
@@ -123,9 +121,11 @@ func (m *moving) check(command, verify string) error {
 	_, moveErr := volume.ParseMoveID(m.move)
 	_, peerErr := volume.ParseNodeID(m.peer)
 	problems := errors.Join(named("volume", volumeErr), named("move", moveErr), named("peer", peerErr))
-	others := map[string][]string{moveOutCommand: {stepUndo, stepGiveUp, stepRemove}, moveInCommand: {stepConfirm, stepAbort}}[command]
-	switch {
-	case m.step == stepCopy:
+	others := map[string][]string{moveOutCommand: {stepUndo, stepGiveUp, stepRemove}, moveInCommand: {stepConfirm, stepVouch, stepAbort}}[command]
+	if m.step != stepCopy && !slices.Contains(others, m.step) {
+		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s and %s", m.step, stepCopy, strings.Join(others, ", ")))
+	}
+	if m.connects() {
 		if m.address == "" {
 			problems = errors.Join(problems, errors.New("--address: required"))
 		}
@@ -133,12 +133,9 @@ func (m *moving) check(command, verify string) error {
 		if m.identity.CertFile == "" || m.identity.KeyFile == "" || m.identity.CAFile == "" {
 			problems = errors.Join(problems, errors.New("--cert-file, --key-file and --ca-file: required"))
 		}
-	case slices.Contains(others, m.step):
-	default:
-		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s and %s", m.step, stepCopy, strings.Join(others, ", ")))
 	}
-	if m.step == stepConfirm && m.fence == "" {
-		problems = errors.Join(problems, errors.New("--fence: required to confirm"))
+	if (m.step == stepConfirm || m.step == stepVouch) && m.fence == "" {
+		problems = errors.Join(problems, errors.New("--fence: required to confirm and to vouch"))
 	}
 	if m.bytes < 0 || m.bytesPerSecond < 0 {
 		problems = errors.Join(problems, errors.New("--bytes and --bytes-per-second: must not be negative"))
@@ -155,6 +152,11 @@ func (m *moving) check(command, verify string) error {
 		problems = errors.Join(problems, fmt.Errorf("--verify: %q is neither changed nor all", verify))
 	}
 	return problems
+}
+
+// connects says whether the step needs the other node.
+func (m *moving) connects() bool {
+	return m.step == stepCopy || m.step == stepVouch || m.step == stepRemove && m.address != ""
 }
 
 // runMove does a step of a move, reports what it does as lines of JSON, and returns the exit status.
@@ -252,6 +254,8 @@ func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, r
 		return in.Confirm(ctx, m.fence)
 	case stepAbort:
 		return in.Abort(ctx, m.evenConfirmed)
+	case stepVouch:
+		in.Fence = m.fence
 	}
 	if err := in.Ready(ctx); err != nil {
 		return err
@@ -269,6 +273,11 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 		Verify: map[transfer.Verify]string{transfer.VerifyAll: "all", transfer.VerifyChanged: "changed"}[m.verify],
 		Sender: func(conn net.Conn) mover.Sender { return sender{transfer.NewSender(conn, m.options(report)), m.verify} },
 	}
+	if m.connects() {
+		if out.Dial, err = mover.Dialer(m.address, m.identity, m.silence); err != nil {
+			return last, err
+		}
+	}
 	last = mover.Event{Event: mover.Ended}
 	switch m.step {
 	case stepUndo:
@@ -276,33 +285,12 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	case stepGiveUp:
 		return last, out.GiveUp(ctx)
 	case stepRemove:
-		if err := m.sameBoot(); err != nil {
-			return last, err
-		}
 		return last, out.Remove(ctx)
-	}
-	if out.Dial, err = mover.Dialer(m.address, m.identity, m.silence); err != nil {
-		return last, err
 	}
 	last.Event = mover.HandedOver
 	last.Fence, err = out.Copy(ctx)
 	last.PromisedBytes = out.Promised()
 	return last, err
-}
-
-// sameBoot returns an error if the machine was started since the removal was asked for: what the other node had then shows nothing any more.
-func (m moving) sameBoot() error {
-	if m.boot == "" {
-		return nil
-	}
-	is, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return err
-	}
-	if now := strings.TrimSpace(string(is)); now != m.boot {
-		return fmt.Errorf("this machine was started since the removal was asked for: its boot id is %s, not %s", now, m.boot)
-	}
-	return nil
 }
 
 func (m moving) options(report func(mover.Event)) transfer.Options {

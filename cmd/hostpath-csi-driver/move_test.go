@@ -31,6 +31,12 @@ func TestParseMoving(t *testing.T) {
 		"give up":                    {moveOutCommand, append(required, "--step=give-up"), ""},
 		"give up where it goes":      {moveInCommand, append(required, "--step=give-up"), "--step"},
 		"remove":                     {moveOutCommand, append(required, "--step=remove"), ""},
+		"remove what is vouched for": {moveOutCommand, slices.Concat(required, identity, []string{"--step=remove", "--address=:1"}), ""},
+		"ask without certificates":   {moveOutCommand, append(required, "--step=remove", "--address=:1"), "--cert-file"},
+		"vouch":                      {moveInCommand, slices.Concat(required, identity, []string{"--step=vouch", "--fence=f"}), ""},
+		"vouch without a fence":      {moveInCommand, slices.Concat(required, identity, []string{"--step=vouch"}), "--fence"},
+		"vouch without certificates": {moveInCommand, append(required, "--step=vouch", "--fence=f"), "--cert-file"},
+		"vouch where it was":         {moveOutCommand, slices.Concat(required, identity, []string{"--step=vouch", "--address=:1"}), "--step"},
 		"abort":                      {moveInCommand, append(required, "--step=abort"), ""},
 		"confirm":                    {moveInCommand, append(required, "--step=confirm", "--fence=f"), ""},
 		"confirm without a fence":    {moveInCommand, append(required, "--step=confirm"), "--fence"},
@@ -95,14 +101,5 @@ func TestNamesAreNoEvents(t *testing.T) {
 	}
 	if text := log.String(); !strings.Contains(text[max(0, len(text)-kept):], `"event":"failed"`) {
 		t.Errorf("kubelet does not keep the event of an error that is long:\n%s", text)
-	}
-}
-
-// A removal that starts only after the machine was started anew is refused: what was asked before shows nothing any more.
-func TestRemovalAfterStart(t *testing.T) {
-	var log bytes.Buffer
-	args := []string{"--volume=pvc-1", "--move=3e3a4f6c-7cbb-4b9e-a9b6-0a4f1a5b0a11", "--peer=node-2", "--step=remove", "--boot=another"}
-	if exit := runMove(moveOutCommand, args, func(string) string { return "" }, &log, &log); exit != failed || !strings.Contains(log.String(), "not another") {
-		t.Errorf("it exits with %d:\n%s", exit, &log)
 	}
 }

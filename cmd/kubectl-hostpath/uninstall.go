@@ -25,13 +25,13 @@ func (r *request) checkUninstall() error {
 // uninstall removes the operator, if the user says so.
 func (r request) uninstall(ctx context.Context, in io.Reader, out, errs io.Writer) error {
 	u := kubectl.Uninstallation{Kubectl: r.kubectl, Files: r.files}
-	objects, err := u.Objects(ctx)
+	found, err := u.Find(ctx)
 	if err != nil {
 		return err
 	}
 	if !r.yes {
 		fmt.Fprintf(out, "This removes all HostPathProvisioners and VolumeMoves, what the operator in the namespace %s has deployed, and then\n\n  %s\n\nClaims and data stay. Type yes to go on: ",
-			r.kubectl.Namespace, strings.Join(objects, "\n  "))
+			r.kubectl.Namespace, joined(found.Removed, "\n  "))
 		answer, err := bufio.NewReader(in).ReadString('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
@@ -40,5 +40,19 @@ func (r request) uninstall(ctx context.Context, in io.Reader, out, errs io.Write
 			return errors.New("nothing was removed")
 		}
 	}
-	return u.Run(ctx, out, errs)
+	if err := u.Run(ctx, found, out, errs); err != nil {
+		return err
+	}
+	if len(found.Left) > 0 {
+		fmt.Fprintf(out, "Left, as it may have data, or data may go with it: %s\n", joined(found.Left, ", "))
+	}
+	return nil
+}
+
+func joined(objects []kubectl.Object, by string) string {
+	names := make([]string, len(objects))
+	for i, o := range objects {
+		names[i] = o.String()
+	}
+	return strings.Join(names, by)
 }

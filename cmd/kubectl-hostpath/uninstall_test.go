@@ -12,50 +12,60 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// Nothing is removed before the user has said so, and the operator not before it has ended what only it can.
+// Nothing is removed before the user has said so, and the operator not before it has ended what only it can. Then only what was shown is, and
+// nothing that may have data.
 func TestUninstall(t *testing.T) {
 	const (
-		files   = "--filename=operator.yaml --kustomize=classes"
-		objects = "get " + files + " --ignore-not-found --output=name"
-		found   = "get deployment hostpath-provisioner-operator --namespace=storage --output=json"
-		claims  = "get persistentvolumeclaims --namespace=storage --output=name"
-		asked   = "exec --namespace=storage deployment/hostpath-provisioner-operator --container=hostpath-provisioner-operator -- /hostpath-provisioner-operator uninstall"
-		removed = "delete " + files + " --ignore-not-found"
+		files    = "--filename=operator.yaml --kustomize=classes"
+		objects  = "get " + files + " --ignore-not-found --output=json"
+		asked    = "exec --namespace=storage deployment/hostpath-provisioner-operator --container=hostpath-provisioner-operator -- /hostpath-provisioner-operator uninstall"
+		removed  = "delete --filename=- --ignore-not-found"
+		operator = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage","labels":{LABELS}},"spec":{}}`
+		others   = `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"storage"}},` +
+			`{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"data","namespace":"default"}},` +
+			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumesnapshots.snapshot.storage.k8s.io"}},` +
+			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io"}}`
+		fed = `{"apiVersion":"v1","items":[` +
+			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io"}},` +
+			`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage"}}],"kind":"List"}`
 	)
+	list := func(items ...string) string {
+		return `{"apiVersion":"v1","kind":"List","items":[` + strings.Join(items, ",") + `]}`
+	}
 	for name, c := range map[string]struct {
-		// labels are those of the operator's Deployment, and answer what the user types.
-		labels, answer string
-		without        string // an object that the files do not have
-		claims         string // of the namespace, which the files have
-		refuses, yes   bool
-		want           []string
-		problem        string
+		// found is what kubectl finds of the files, labels are those of the operator's Deployment, and answer what the user types.
+		found, labels, answer string
+		refuses, yes          bool
+		want                  []string
+		problem               string
 	}{
-		"the user says yes":            {answer: "yes\n", want: []string{objects, found, claims, asked, removed}},
-		"the user was not asked":       {yes: true, want: []string{objects, found, claims, asked, removed}},
-		"the user says something":      {answer: "y\n", want: []string{objects, found, claims}, problem: "nothing was removed"},
-		"no user is there":             {want: []string{objects, found, claims}, problem: "nothing was removed"},
-		"the operator refuses":         {yes: true, refuses: true, want: []string{objects, found, claims, asked}, problem: "is left as it is"},
-		"the namespace has claims":     {yes: true, claims: "persistentvolumeclaim/hpp-pool-fast-here", want: []string{objects, found, claims}, problem: "persistentvolumeclaim/hpp-pool-fast-here"},
-		"files of something else":      {yes: true, without: "deployment.apps", want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
-		"Helm has installed it":        {yes: true, labels: `"app.kubernetes.io/managed-by":"Helm","app.kubernetes.io/instance":"hpp"`, want: []string{objects, found}, problem: "helm uninstall hpp --namespace storage"},
-		"a catalogue has the operator": {yes: true, labels: `"olm.owner":"operator.v1"`, want: []string{objects, found}, problem: "ClusterServiceVersion operator.v1"},
+		"the user says yes":            {answer: "yes\n", want: []string{objects, asked, removed, fed}},
+		"the user was not asked":       {yes: true, want: []string{objects, asked, removed, fed}},
+		"the user says something":      {answer: "y\n", want: []string{objects}, problem: "nothing was removed"},
+		"no user is there":             {want: []string{objects}, problem: "nothing was removed"},
+		"the operator refuses":         {yes: true, refuses: true, want: []string{objects, asked}, problem: "is left as it is"},
+		"files of nothing":             {yes: true, found: " ", want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
+		"files of something else":      {yes: true, found: list(others), want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
+		"of another namespace":         {yes: true, found: strings.ReplaceAll(operator, `"storage"`, `"other"`), want: []string{objects}, problem: "in the namespace other"},
+		"Helm has installed it":        {yes: true, labels: `"app.kubernetes.io/managed-by":"Helm","app.kubernetes.io/instance":"hpp"`, want: []string{objects}, problem: "helm uninstall hpp --namespace storage"},
+		"a catalogue has the operator": {yes: true, labels: `"olm.owner":"operator.v1"`, want: []string{objects}, problem: "ClusterServiceVersion operator.v1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			script := `#!/bin/sh
 printf '%s\n' "$*" >>` + dir + `/asked
-case $1-$2 in
-get-deployment) echo '{"metadata":{"labels":{` + c.labels + `}}}' ;;
-get-persistentvolumeclaims) echo $CLAIMS ;;
-get-*) printf 'namespace/storage\ndeployment.apps/hostpath-provisioner-operator\n' | grep -v "^${WITHOUT:-nothing}" ;;
-exec-*) exit ${REFUSES:-0} ;;
+case $1 in
+get) cat ` + dir + `/found ;;
+exec) exit ${REFUSES:-0} ;;
+delete) cat >>` + dir + `/asked ;;
 esac
 `
 			program := filepath.Join(dir, "kubectl")
 			must.Succeed(t, os.WriteFile(program, []byte(script), 0o700))
-			t.Setenv("WITHOUT", c.without)
-			t.Setenv("CLAIMS", c.claims)
+			if c.found == "" {
+				c.found = list(others, operator)
+			}
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, "found"), []byte(strings.ReplaceAll(c.found, "LABELS", c.labels)), 0o600))
 			if c.refuses {
 				t.Setenv("REFUSES", "1")
 			}
@@ -72,8 +82,13 @@ esac
 			if diff := cmp.Diff(c.want, strings.Split(strings.TrimSpace(string(asked)), "\n")); diff != "" {
 				t.Errorf("kubectl was asked (-want +got):\n%s", diff)
 			}
-			if shown := strings.Contains(out.String(), "\n  namespace/storage\n  deployment.apps/hostpath-provisioner-operator\n"); len(c.want) > 1 && c.labels == "" && shown == c.yes {
+			const shown = "\n  CustomResourceDefinition volumemoves.hostpathprovisioner.kubevirt.io\n  Deployment storage/hostpath-provisioner-operator\n"
+			if is := strings.Contains(out.String(), shown); !c.yes && !is {
 				t.Errorf("the user sees %q", out.String())
+			}
+			const left = "Namespace storage, PersistentVolumeClaim default/data, CustomResourceDefinition volumesnapshots.snapshot.storage.k8s.io"
+			if is := strings.Contains(out.String(), left); len(c.want) == 4 && !is {
+				t.Errorf("what stays is not said: %q", out.String())
 			}
 		})
 	}

@@ -282,7 +282,12 @@ func (a *Agent) Deleted(v Volume) error {
 	if err != nil || !v.Released || record.State != Bound || record.unknown() || !record.isOf(v) || record.ClaimUID != v.ClaimUID {
 		return err
 	}
-	record.State, record.Done = Cleaning, 0
+	record.State, record.Done, record.Seen = Cleaning, 0, ""
+	if number, err := blockdev.At(v.Path); err == nil {
+		if facts, err := inspect(number); err == nil {
+			record.Seen = seen(facts)
+		}
+	}
 	return a.Records.Put(record)
 }
 

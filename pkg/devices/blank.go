@@ -34,7 +34,7 @@ func sampled(size int64) (parts []span) {
 func (r Record) emptyParts(f blockdev.Facts) (parts []span, by Wipe, err error) {
 	same, err := r.isSurely(f)
 	interrupted := r.State == Cleaning
-	if err != nil || !same || r.Wipe == "" || r.Empty == WipeZero || interrupted && r.ClaimUID == "" && r.Empty == "" {
+	if err != nil || !same || r.Wipe == "" || r.Empty == WipeZero || interrupted && r.Empty == "" && (r.ClaimUID == "" || r.Done == 0 && !r.unwritten(f)) {
 		return sampled(f.SizeBytes), WipeZero, err
 	}
 	spans, by := r.cleaned(), r.Empty

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 func TestNewDeviceIsWiped(t *testing.T) {
@@ -102,6 +103,15 @@ func changed(r devices.Record, change func(*devices.Record)) devices.Record {
 	return r
 }
 
+func seen(t *testing.T, d *devicestest.Disk) string {
+	t.Helper()
+	number, err := blockdev.At(d.Node)
+	must.Succeed(t, err)
+	facts, err := blockdev.Inspect(number)
+	must.Succeed(t, err)
+	return devices.Seen(facts)
+}
+
 func TestOnlyAllowedDataIsWiped(t *testing.T) {
 	released := devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures, Identity: itsOwn, Volume: "pv", VolumeUID: "uid of pv", ClaimUID: "uid-1", Claim: "default/data"}
 	for name, c := range map[string]struct {
@@ -140,6 +150,7 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 			if c.record.Identity == itsOwn {
 				c.record.Identity = "backing_file=" + d.Image
 			}
+			c.record.Seen = seen(t, d)
 			must.Succeed(t, w.Records.Put(c.record))
 			if c.want == "" {
 				w.Offered()
@@ -383,6 +394,54 @@ func TestDeviceUsedAfterItsVolumeWasDeletedIsKept(t *testing.T) {
 	w.Refused(devices.WasBound)
 	w.Restart()
 	w.Refused(devices.WasBound)
+}
+
+// Also where that was not seen, as while the disk is not offered or in another machine, or the agent does not run.
+func TestDeviceUsedUnseenAfterItsVolumeWasDeletedIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		use       func(*devicestest.Disk)
+		elsewhere bool
+		want      devices.Reason
+	}{
+		"with a filesystem": {func(d *devicestest.Disk) { devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Node) }, false, devices.HasSignature},
+		"with raw data":     {(*devicestest.Disk).Fill, false, devices.HasData},
+		"elsewhere":         {func(d *devicestest.Disk) { devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Image) }, true, devices.HasSignature},
+		"while the kernel counts nothing": {func(d *devicestest.Disk) {
+			devicestest.CountNothing(d)
+			devicestest.Run(d, "mkfs.ext4", "-q", "-F", d.Node)
+		}, false, devices.HasSignature},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			image := filepath.Join(t.TempDir(), "image")
+			must.Succeed(t, os.WriteFile(image, nil, 0o600))
+			must.Succeed(t, os.Truncate(image, 32*mib))
+			device, err := loopfs.Attach(image)
+			must.Succeed(t, err)
+			defer func() { device.Close() }()
+			d := w.Link("disk", device.Name())
+			d.Image = image
+			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			w.Pass()
+			w.PVs = nil
+			must.Succeed(t, w.Agent.Deleted(w.Released(d.Volume("pv"))))
+			if c.elsewhere {
+				must.Succeed(t, errors.Join(os.Remove(d.Path), device.Close()))
+			}
+			c.use(d)
+			if c.elsewhere {
+				device, err = loopfs.Attach(image)
+				must.Succeed(t, err)
+				d.Node = w.Link("disk", device.Name()).Node
+			}
+			sum := d.Sum()
+			w.Restart()
+			w.Refused(c.want)
+			if d.Sum() != sum {
+				t.Error("it was written to")
+			}
+		})
+	}
 }
 
 // A record that speaks of another volume or claim than the API, as after the API was restored from a backup, leaves it

@@ -44,11 +44,12 @@ type job struct {
 
 	cancel context.CancelFunc
 	done   chan struct{}
-	// What is below is the result, after done. wrote: the device was cleaned, or partly.
-	wrote bool
-	err   error
-	held  *Held           // of a device that can be offered
-	names map[string]bool // that volumes of all nodes have
+	// What is below is the result, after done. written is what had been written to the device when the job that has cleaned it, or a part, let go
+	// of it.
+	written string
+	err     error
+	held    *Held           // of a device that can be offered
+	names   map[string]bool // that volumes of all nodes have
 
 	mu  sync.Mutex
 	now status
@@ -189,7 +190,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 // withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
 // was deleted.
 func (a *Agent) withdraw(record Record, refused error) error {
-	if !inUse(refused) || !record.permitsErasing() {
+	if !inUse(refused) || !record.givenUp() {
 		return nil
 	}
 	record.State = Bound
@@ -230,7 +231,7 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
 	}
 	record = known
-	if len(held.Facts.Partitions) > 0 && !record.permitsErasing() && !record.Erased {
+	if len(held.Facts.Partitions) > 0 && !record.permitsErasing(held.Facts) && !record.Erased {
 		return false, j.refuse(HasPartitions, "it has %s", partitionsOf(held.Facts))
 	}
 	return j.unclaimedNeeds(ctx, held, record)
@@ -306,7 +307,7 @@ func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 
 // unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
 func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
-	if record.permitsErasing() {
+	if record.permitsErasing(held.Facts) {
 		return true, nil
 	}
 	signatures, err := Signatures(ctx, held)
@@ -452,7 +453,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.Records.Put(next); err != nil {
 		return err
 	}
-	j.wrote = true
+	defer j.noteWritten(held)
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started := time.Now()
@@ -467,6 +468,12 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	c.record.State, c.record.Done, c.record.Erased = Clean, 0, false
 	return a.Records.Put(c.record)
+}
+
+// noteWritten counts what is in the page cache too. What cannot be written counts as another program's when it is, one day.
+func (j *job) noteWritten(held *erasable) {
+	_ = held.Sync()
+	j.written = held.Facts.Written()
 }
 
 // A cleaning is one that is under way.
@@ -497,7 +504,7 @@ func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
 
 // noteErased notes that what a claim left has no signature any more.
 func (c *cleaning) noteErased() error {
-	c.record.Erased = true
+	c.record.Erased, c.record.Seen = true, seen(c.held.Facts)
 	return c.agent.Records.Put(c.record)
 }
 
@@ -523,8 +530,8 @@ func (c *cleaning) noteProgress(p Progress) error {
 func (j *job) recordToClean(held *erasable) (next Record, err error) {
 	before, facts := held.record, held.Facts
 	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Cleaning,
-		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
-	if j.volume.Name == "" && before.permitsErasing() {
+		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty, Seen: seen(facts)}
+	if j.volume.Name == "" && before.State == Cleaning {
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim
 	}
 	if before.State == Cleaning && before.Wipe == j.wipe && before.Bytes == next.Bytes && (j.volume.Name == "" || before.ClaimUID == j.volume.ClaimUID) {

@@ -14,7 +14,7 @@ import (
 type sighting struct {
 	as, written string
 	since       time.Time
-	// had: it is or was that of a volume, so that no other program has attached it.
+	// had: it is or was that of a volume, so that no other program has attached it. It has been unused for long as long as it is as it was then.
 	had bool
 }
 
@@ -30,7 +30,7 @@ func appearance(f blockdev.Facts) string {
 // had notes that a device is that of a volume.
 func (a *Agent) had(number blockdev.Number) {
 	if facts, err := inspect(number); err == nil {
-		a.sightings[number] = sighting{as: appearance(facts), had: true}
+		a.sightings[number] = sighting{as: appearance(facts), written: facts.Written(), had: true}
 	}
 }
 
@@ -52,11 +52,8 @@ func (p *pass) settles(f blockdev.Facts) time.Time {
 	}
 	as, written := appearance(f), f.Written()
 	s := p.sightings[f.Number]
-	if s.as == as && s.had {
-		return time.Time{}
-	}
 	now := p.Now()
-	if s.as != as || s.written != written {
+	if s.as != as || s.written != written || s.had && written == "" {
 		s = sighting{as: as, written: written, since: now}
 		p.sightings[f.Number] = s
 	}
@@ -75,8 +72,8 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	}
 	s, known := p.sightings[found.Number]
 	used := known && j != nil && mayBeInUse(j.err)
-	if known && j != nil && j.wrote {
-		s.written, j.wrote = facts.Written(), false
+	if known && j != nil && j.written != "" {
+		s.written, j.written = j.written, ""
 	}
 	if used { // also one that was a volume's: it may have been given to something else
 		s.since, s.had = p.Now(), false

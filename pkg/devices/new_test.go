@@ -7,6 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -141,6 +142,68 @@ func TestDiskOfAVolume_isNewAfterItWasUsedByAnother(t *testing.T) {
 	end() // as that of a virtual machine which is started anew
 	w.Now = w.Now.Add(time.Second)
 	w.Refused(devices.New)
+}
+
+// Also where that was over before it was looked at: what has been written since shows it.
+func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	d := w.Blank("disk", 8*mib)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	w.Pass()
+	w.PVs = nil
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node) // and is about to mount it
+	sum, wiped := d.Sum(), w.Wiped()
+	w.Refused(devices.New)
+	if d.Sum() != sum || w.Wiped() != wiped {
+		t.Errorf("it was touched: %d bytes", w.Wiped())
+	}
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
+// Where the kernel does not count what is written, nothing shows that nothing was.
+func TestDiskOfAVolume_isNewIfNothingIsCounted(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	d := w.Blank("disk", 8*mib)
+	devicestest.CountNothing(d)
+	w.Pass()
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+	w.Pass()
+	w.PVs = nil
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	w.Refused(devices.New)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
+// What another program writes after a cleaning has failed is not taken for what that wrote.
+func TestNewDisk_isNewAgainAfterItsCleaningFailedAndAnotherWroteToIt(t *testing.T) {
+	w := settling(t)
+	w.Config.ExistingData = devices.Erase
+	ill, d := ill(w, "disk", 32*mib)
+	d.Write(devicestest.Pattern())
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	ill.Fail(disk.Write)
+	for len(w.Changed()) > 0 {
+		<-w.Changed()
+	}
+	request := w.Request()
+	request.Retry = true
+	w.Agent.Pass(request)
+	<-w.Changed()
+	ill.Heal()
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	sum := d.Sum()
+	w.Pass()
+	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Cleaning || d.Sum() != sum {
+		t.Errorf("it was written to: %+v (%v)", record, err)
+	}
 }
 
 // No other program has attached the disk of a volume.

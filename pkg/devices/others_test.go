@@ -231,6 +231,22 @@ func TestPartitionWithRecordIsCleaned(t *testing.T) {
 	}
 }
 
+// What another program has written by way of the disk is not counted as written to the partition.
+func TestPartitionWrittenToByWayOfItsDiskIsKept(t *testing.T) {
+	w := devicestest.New(t)
+	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
+	d := w.Link("disk-part2", parts[1])
+	v := d.Volume("pv")
+	v.Identity = disk.Identity() + "#2"
+	w.PVs = []devices.Volume{devicestest.Bound(v)}
+	w.Pass()
+	w.PVs = nil
+	must.Succeed(t, w.Agent.Deleted(w.Released(v)))
+	disk.WriteAt(devicestest.Pattern(), 16*mib)
+	d.Untouched()
+	w.Refused(devices.HasData)
+}
+
 // The partitions of a disk were sorted (sfdisk --reorder), or made anew: another one has the number, and the size.
 func TestPartitionThatBeginsElsewhereIsKept(t *testing.T) {
 	available := func(v devices.Volume) devices.Volume { return v }

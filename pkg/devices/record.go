@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -60,6 +61,8 @@ type Record struct {
 	Instance string `json:"instance,omitempty"`
 	// Erased says that all signatures have been erased: one that is found now was written by another program.
 	Erased bool `json:"erased,omitempty"`
+	// Seen is what was last seen of a device whose data may go: what was written since is another program's.
+	Seen string `json:"seen,omitempty"`
 }
 
 // recordVersion changes when an older program would misread a record.
@@ -266,8 +269,26 @@ func user(volume, uid, claim, claimUID string) string {
 	return text
 }
 
-// permitsErasing says that the device may be erased whatever it carries: it is known for sure, its claim was deleted, and
-// it was not used since.
-func (r Record) permitsErasing() bool {
+// givenUp says that the claim was deleted which had the device, and that this is known for sure and not erased yet.
+func (r Record) givenUp() bool {
 	return r.State == Cleaning && !r.Erased && r.Identity != "" && !r.unknown() && r.ClaimUID != ""
+}
+
+// permitsErasing says that the device may be erased whatever it carries: it was given up, and nothing was written to it since, as far as the
+// kernel knows.
+func (r Record) permitsErasing(f blockdev.Facts) bool {
+	return r.givenUp() && r.unwritten(f)
+}
+
+func (r Record) unwritten(f blockdev.Facts) bool { return r.Seen != "" && r.Seen == seen(f) }
+
+// seen changes when a device is written to, also by way of its disk, removed or found in another boot. It is empty if the kernel does not tell.
+func seen(f blockdev.Facts) string {
+	instance, err := f.Instance()
+	written := f.Written()
+	if err != nil || written == "" {
+		return ""
+	}
+	disk := blockdev.Facts{Number: f.Disk, Disk: f.Disk}
+	return strings.Join([]string{instance, written, disk.Written()}, "; ")
 }

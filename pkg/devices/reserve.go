@@ -48,7 +48,7 @@ func (a *Agent) disown(j *job, record Record) error {
 	switch {
 	case record.State == "" || record.State == Bound || j.volume.Name != "":
 		return nil
-	case record.permitsErasing():
+	case record.givenUp():
 		record.State = Bound
 	default:
 		record.State, record.ClaimUID, record.Claim = Offered, "", ""

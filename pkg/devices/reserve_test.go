@@ -118,6 +118,7 @@ func TestDiskThatAnotherNodeHadIsKept(t *testing.T) {
 			}
 			tt.record.Path, tt.record.Bytes, tt.record.Identity = d.Path, d.Bytes(), sharedDisk
 			tt.record.Volume, tt.record.VolumeUID, tt.record.ClaimUID, tt.record.Claim = "pv", "uid of pv", "uid-1", "default/data"
+			tt.record.Seen = seen(t, d)
 			must.Succeed(t, a.Records.Put(tt.record))
 			_, err := b.Reserve(t.Context(), reservation)
 			must.Succeed(t, err)

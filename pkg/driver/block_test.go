@@ -13,9 +13,9 @@ import (
 )
 
 // createBlock makes a block volume of 4 MiB.
-func (r *rig) createBlock(t *testing.T, name string) *csi.Volume {
+func (h *harness) createBlock(t *testing.T, name string) *csi.Volume {
 	t.Helper()
-	response, err := r.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
+	response, err := h.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
 		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
 	}))
 	must.Succeed(t, err)
@@ -24,9 +24,9 @@ func (r *rig) createBlock(t *testing.T, name string) *csi.Volume {
 
 func asBlock(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = block() }
 
-func (r *rig) attached(t *testing.T, want int) []loop.Device {
+func (h *harness) attached(t *testing.T, want int) []loop.Device {
 	t.Helper()
-	devices, err := r.loops.Attached()
+	devices, err := h.loops.Attached()
 	must.Succeed(t, err)
 	if len(devices) != want {
 		t.Fatalf("devices %+v, want %d", devices, want)
@@ -38,17 +38,17 @@ func (r *rig) attached(t *testing.T, want int) []loop.Device {
 func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 	held := newGate("held")
 	unmounted := make(chan struct{}, 8)
-	r := newRig(t, setup{hooks: hooks{publish: held.publish, unpublished: func(bind.Target) { unmounted <- struct{}{} }}})
-	r.createBlock(t, "vol")
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ending"), asBlock))
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish, unpublished: func(bind.Target) { unmounted <- struct{}{} }}})
+	h.createBlock(t, "vol")
+	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ending"), asBlock))
 	must.Succeed(t, err)
 	first := later(func() error {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held"), asBlock))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), asBlock))
 		return err
 	})
 	<-held.entered
 	second := later(func() error {
-		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("ending")))
+		_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("ending")))
 		return err
 	})
 	select {
@@ -56,47 +56,47 @@ func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 	case err := <-second:
 		t.Fatalf("unpublish at another target: %v", err)
 	}
-	r.attached(t, 1)
+	h.attached(t, 1)
 	close(held.open)
 	must.Succeed(t, <-first)
 	must.Succeed(t, <-second)
-	r.attached(t, 1)
-	r.unpublish(t, "vol", r.target("held"))
-	r.attached(t, 0)
+	h.attached(t, 1)
+	h.unpublish(t, "vol", h.target("held"))
+	h.attached(t, 0)
 }
 
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
-	r := newRig(t, setup{})
-	r.createBlock(t, "source")
-	made, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"})
+	h := newHarness(t, setup{})
+	h.createBlock(t, "source")
+	made, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"})
 	must.Succeed(t, err)
-	r.loops.Nodes = loop.ErrNodes
+	h.loops.Nodes = loop.ErrNodes
 	for name, source := range map[string]*csi.VolumeContentSource{
 		"new":     nil,
 		"clone":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "source"}}},
 		"restore": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: made.GetSnapshot().GetSnapshotId()}}},
 	} {
-		_, err := r.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
+		_, err := h.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
 			req.VolumeCapabilities = []*csi.VolumeCapability{block()}
 			req.VolumeContentSource = source
 		}))
 		wantCode(t, err, codes.ResourceExhausted, loop.ErrNodes.Error())
 	}
-	wantEqual(t, "the volumes", r.ids(t), []string{"source"})
-	r.create(t, "directory", "")
+	wantEqual(t, "the volumes", h.ids(t), []string{"source"})
+	h.create(t, "directory", "")
 }
 
 func TestNoLoopDevicesIsResourceExhausted(t *testing.T) {
-	r := newRig(t, setup{})
-	r.loops.Max = 1
+	h := newHarness(t, setup{})
+	h.loops.Max = 1
 	for _, name := range []string{"one", "two"} {
-		r.createBlock(t, name)
+		h.createBlock(t, name)
 	}
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("one", r.target("one"), asBlock))
+	_, err := h.NodePublishVolume(t.Context(), publishRequest("one", h.target("one"), asBlock))
 	must.Succeed(t, err)
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("two", r.target("two"), asBlock))
+	_, err = h.NodePublishVolume(t.Context(), publishRequest("two", h.target("two"), asBlock))
 	wantCode(t, err, codes.ResourceExhausted, "two")
-	if _, err := os.Lstat(r.target("two")); err == nil {
+	if _, err := os.Lstat(h.target("two")); err == nil {
 		t.Error("the target of the refused call is there")
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestGetCapacity(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"local"},{"name":"everywhere","path":"everywhere","shared":true},` +
+	h := newHarness(t, setup{pools: `[{"name":"local","path":"local"},{"name":"everywhere","path":"everywhere","shared":true},` +
 		`{"name":"away","path":"away","requireMount":true},{"name":"reserved","path":"reserved","reserve":"100%"}]`})
 	in := func(pool string) map[string]string { return map[string]string{"storagePool": pool} }
 	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
@@ -34,7 +34,7 @@ func TestGetCapacity(t *testing.T) {
 		"a pool that is reserved has none":                    {&csi.GetCapacityRequest{Parameters: in("reserved")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := r.GetCapacity(t.Context(), c.request)
+			response, err := h.GetCapacity(t.Context(), c.request)
 			must.Succeed(t, err)
 			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
@@ -56,7 +56,7 @@ func TestGetCapacity(t *testing.T) {
 // The scheduler has no words for parameters that no pool is chosen by. So it is led to
 // have CreateVolume called, which has.
 func TestGetCapacityWithBadParameters(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
+	h := newHarness(t, setup{pools: severalPool})
 	for name, c := range map[string]struct {
 		parameters map[string]string
 		says       []string
@@ -68,15 +68,15 @@ func TestGetCapacityWithBadParameters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for topology, largest := range map[*csi.Topology]int64{nil: volume.MaxBytes, onNode(nodeName): volume.MaxBytes, onNode("node-b"): 0} {
-				response, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: topology})
+				response, err := h.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: topology})
 				must.Succeed(t, err)
 				wantEqual(t, "what is available", response.GetAvailableCapacity(), int64(0))
 				wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), largest)
 			}
-			_, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.parameters }))
+			_, err := h.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.parameters }))
 			wantCode(t, err, codes.InvalidArgument, c.says...)
 			// As external-provisioner asks before a node takes a claim with immediate binding.
-			_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+			_, err = h.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 				Parameters: c.parameters, AccessibleTopology: onNode(nodeName), VolumeCapabilities: []*csi.VolumeCapability{writer()},
 			})
 			wantCode(t, err, codes.InvalidArgument, c.says...)
@@ -85,49 +85,49 @@ func TestGetCapacityWithBadParameters(t *testing.T) {
 }
 
 func TestVolumeInTwoPools(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	must.Succeed(t, os.Mkdir(r.path("other", "vol"), 0o755))
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	must.Succeed(t, os.Mkdir(h.path("other", "vol"), 0o755))
 	// The context says which is meant.
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("vol"), func(req *csi.NodePublishVolumeRequest) {
 		req.VolumeContext = map[string]string{"storagePool": "other"}
 	}))
 	must.Succeed(t, err)
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("other", ""), "vol"), []string{r.target("vol")})
-	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantEqual(t, "where it is published", h.mounts.published(t, h.path("other", ""), "vol"), []string{h.target("vol")})
+	_, err = h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
+	_, err = h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("vol")))
 	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
-	wantThere(t, r.path("local", "vol"))
-	wantThere(t, r.path("other", "vol"))
+	wantThere(t, h.path("local", "vol"))
+	wantThere(t, h.path("other", "vol"))
 	// A pod must be able to end all the same.
-	r.unpublish(t, "vol", r.target("vol"))
+	h.unpublish(t, "vol", h.target("vol"))
 }
 
 func TestMissingPool(t *testing.T) {
-	r := newRig(t, setup{pools: missingPool})
-	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("away")))
+	h := newHarness(t, setup{pools: missingPool})
+	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("away")))
 	wantCode(t, err, codes.ResourceExhausted, `"away"`, "requireMount")
 	// A volume that is not seen may be in the pool that is not seen.
 	for name, call := range map[string]func(t *testing.T) error{
 		"a volume is not reported as absent": func(t *testing.T) error {
-			_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
+			_, err := h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
 			return err
 		},
 		"a volume is not validated": func(t *testing.T) error {
-			_, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer()))
+			_, err := h.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer()))
 			return err
 		},
 		"a volume is not measured": func(t *testing.T) error {
-			_, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: r.target("unseen")})
+			_, err := h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: h.target("unseen")})
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(t), codes.Unavailable, `"away"`, "requireMount") })
 	}
-	t.Run("a pod can end", func(t *testing.T) { r.unpublish(t, "unseen", r.target("unseen")) })
+	t.Run("a pod can end", func(t *testing.T) { h.unpublish(t, "unseen", h.target("unseen")) })
 	t.Run("the driver is ready", func(t *testing.T) {
-		probe, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+		probe, err := h.Probe(t.Context(), &csi.ProbeRequest{})
 		must.Succeed(t, err)
 		wantEqual(t, "ready", probe.GetReady().GetValue(), true)
 	})

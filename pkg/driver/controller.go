@@ -308,11 +308,11 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 			return available(0), nil //nolint:nilerr // no volume of that kind fits
 		}
 	}
-	bytes, err := c.pools.Capacity(name, wanted.multiNode)
+	bytes, err := c.pools.Capacity(ctx, name, wanted.multiNode)
 	switch {
 	case err != nil:
 		return nil, err
-	case bytes == 0 && !c.pools.Serves(name):
+	case bytes == 0 && !c.pools.Serves(ctx, name):
 		return &csi.GetCapacityResponse{}, nil
 	}
 	return available(bytes), nil
@@ -327,7 +327,7 @@ func (c *controller) sendDirectory(ctx context.Context, parameters map[string]st
 	if err != nil {
 		return err
 	}
-	directory, err := c.pools.Directory(name)
+	directory, err := c.pools.Directory(ctx, name)
 	if err != nil {
 		return err
 	}

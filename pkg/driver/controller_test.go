@@ -12,10 +12,10 @@ import (
 )
 
 // conditions are those of a volume in the answers that report it.
-func (r *rig) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
+func (h *harness) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
 	t.Helper()
-	all := map[string]*oldcsi.VolumeCondition{"ControllerGetVolume": oldcsi.Condition(r.volume(t, id).GetStatus())}
-	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	all := map[string]*oldcsi.VolumeCondition{"ControllerGetVolume": oldcsi.Condition(h.volume(t, id).GetStatus())}
+	list, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must.Succeed(t, err)
 	for _, entry := range list.GetEntries() {
 		if entry.GetVolume().GetVolumeId() == id {
@@ -26,12 +26,12 @@ func (r *rig) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondi
 }
 
 func TestValidateVolumeCapabilities(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	r.create(t, "shared-vol", "everywhere")
-	r.create(t, "lost", "local")
-	must.Succeed(t, os.Remove(r.path("local", "lost")))
-	_, err := r.CreateVolume(t.Context(), createRequest("disk", func(req *csi.CreateVolumeRequest) {
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	h.create(t, "shared-vol", "everywhere")
+	h.create(t, "lost", "local")
+	must.Succeed(t, os.Remove(h.path("local", "lost")))
+	_, err := h.CreateVolume(t.Context(), createRequest("disk", func(req *csi.CreateVolumeRequest) {
 		req.Parameters = map[string]string{"storagePool": "local"}
 		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
 	}))
@@ -79,7 +79,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		"an empty id":                              {validateRequest("", writer()), codes.InvalidArgument, "empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := r.ValidateVolumeCapabilities(t.Context(), c.request)
+			response, err := h.ValidateVolumeCapabilities(t.Context(), c.request)
 			if c.code != codes.OK {
 				wantCode(t, err, c.code, c.says)
 				return

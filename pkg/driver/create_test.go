@@ -12,18 +12,18 @@ import (
 )
 
 func TestCreateVolumeResponse(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	wantEqual(t, "the volume", r.create(t, "vol", "local"), &csi.Volume{
+	h := newHarness(t, setup{pools: severalPool})
+	wantEqual(t, "the volume", h.create(t, "vol", "local"), &csi.Volume{
 		VolumeId:           "vol",
 		CapacityBytes:      4 * mib,
 		AccessibleTopology: []*csi.Topology{onNode(nodeName)},
 		VolumeContext:      map[string]string{"storagePool": "local", "sizeEnforced": "false"},
 	})
-	info, err := os.Stat(r.path("local", "vol"))
+	info, err := os.Stat(h.path("local", "vol"))
 	must.Succeed(t, err)
 	wantEqual(t, "the mode of its directory", info.Mode(), os.ModeDir|0o777)
 
-	wantEqual(t, "the volume of a shared pool", r.create(t, "shared-vol", "everywhere"), &csi.Volume{
+	wantEqual(t, "the volume of a shared pool", h.create(t, "shared-vol", "everywhere"), &csi.Volume{
 		VolumeId:      "shared-vol",
 		CapacityBytes: 4 * mib,
 		VolumeContext: map[string]string{"storagePool": "everywhere", "sizeEnforced": "false"},
@@ -31,7 +31,7 @@ func TestCreateVolumeResponse(t *testing.T) {
 }
 
 func TestCreateVolumeInvalidRequests(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
+	h := newHarness(t, setup{pools: severalPool})
 	withCapabilities := func(all ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
 		return func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = all }
 	}
@@ -81,7 +81,7 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 		"more, and the limit allows no less": {withSize(tooMuch, tooMuch), codes.ResourceExhausted, []string{`"local"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), c.change))
+			_, err := h.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), c.change))
 			wantCode(t, err, c.code, c.says...)
 		})
 	}
@@ -105,17 +105,17 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 		"a volume that is a snapshot": {another("~s"), codes.InvalidArgument, `"~s"`},
 	} {
 		t.Run("the content of "+name, func(t *testing.T) {
-			_, err := r.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), func(req *csi.CreateVolumeRequest) {
+			_, err := h.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), func(req *csi.CreateVolumeRequest) {
 				req.VolumeContentSource = c.source
 			}))
 			wantCode(t, err, c.code, c.says)
 		})
 	}
-	wantEqual(t, "what the refused calls left", r.ids(t), []string(nil))
+	wantEqual(t, "what the refused calls left", h.ids(t), []string(nil))
 }
 
 func TestCreateVolumeAccessModes(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
+	h := newHarness(t, setup{pools: severalPool})
 	for mode, in := range map[csi.VolumeCapability_AccessMode_Mode]string{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        "local",
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   "local",
@@ -125,7 +125,7 @@ func TestCreateVolumeAccessModes(t *testing.T) {
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:  "everywhere",
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:   "everywhere",
 	} {
-		_, err := r.CreateVolume(t.Context(), createRequest(mode.String(), inPool(in), func(req *csi.CreateVolumeRequest) {
+		_, err := h.CreateVolume(t.Context(), createRequest(mode.String(), inPool(in), func(req *csi.CreateVolumeRequest) {
 			req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
 		}))
 		wantCode(t, err, codes.OK)
@@ -133,7 +133,7 @@ func TestCreateVolumeAccessModes(t *testing.T) {
 }
 
 func TestCreateVolumeTopology(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
+	h := newHarness(t, setup{pools: severalPool})
 	here, there, nowhere := onNode(nodeName), onNode("node-b"), &csi.Topology{Segments: map[string]string{"zone": "z"}}
 	for name, c := range map[string]struct {
 		pool                 string
@@ -154,7 +154,7 @@ func TestCreateVolumeTopology(t *testing.T) {
 		"another node, for a pool that is not known": {"nowhere", []*csi.Topology{there}, nil, codes.InvalidArgument, []string{`"nowhere"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+			response, err := h.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
 				req.Parameters = map[string]string{"storagePool": c.pool}
 				req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: c.requisite, Preferred: c.preferred}
 			}))
@@ -167,7 +167,7 @@ func TestCreateVolumeTopology(t *testing.T) {
 				want = nil
 			}
 			wantEqual(t, "where the volume is", response.GetVolume().GetAccessibleTopology(), want)
-			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			_, err = h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 			must.Succeed(t, err)
 		})
 	}
@@ -175,17 +175,17 @@ func TestCreateVolumeTopology(t *testing.T) {
 
 // Several pods, one node.
 func TestPoolAllowsReadWriteMany(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"local","allowReadWriteMany":true}]`})
+	h := newHarness(t, setup{pools: `[{"name":"local","path":"local","allowReadWriteMany":true}]`})
 	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
-	response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+	response, err := h.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
 		req.VolumeCapabilities = []*csi.VolumeCapability{several}
 	}))
 	must.Succeed(t, err)
 	wantEqual(t, "where it is", response.GetVolume().GetAccessibleTopology(), []*csi.Topology{onNode(nodeName)})
-	confirmed, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", several))
+	confirmed, err := h.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", several))
 	must.Succeed(t, err)
 	wantEqual(t, "why it is not confirmed", confirmed.GetMessage(), "")
-	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{several}})
+	capacity, err := h.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{several}})
 	must.Succeed(t, err)
 	if capacity.GetAvailableCapacity() == 0 {
 		t.Error("no capacity for what can be made")

@@ -21,10 +21,10 @@ func enforced() setup {
 }
 
 func TestNodeExpandVolume(t *testing.T) {
-	r := newRig(t, enforced())
-	r.create(t, "vol", "")
-	r.create(t, "unpublished", "")
-	r.publish(t, "vol", r.target("vol"))
+	h := newHarness(t, enforced())
+	h.create(t, "vol", "")
+	h.create(t, "unpublished", "")
+	h.publish(t, "vol", h.target("vol"))
 	for name, c := range map[string]struct {
 		id, at     string
 		size       *csi.CapacityRange
@@ -48,8 +48,8 @@ func TestNodeExpandVolume(t *testing.T) {
 		"less, without a limit, is no error": {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib}, nil, codes.OK, 4 * mib, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-				VolumeId: c.id, VolumePath: r.target(c.at), CapacityRange: c.size, VolumeCapability: c.capability,
+			response, err := h.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+				VolumeId: c.id, VolumePath: h.target(c.at), CapacityRange: c.size, VolumeCapability: c.capability,
 			})
 			wantCode(t, err, c.code, c.says)
 			wantEqual(t, "the size", response.GetCapacityBytes(), c.bytes)

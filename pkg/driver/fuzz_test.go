@@ -67,30 +67,30 @@ func FuzzCall(f *testing.F) {
 		f.Add(byte(i), []byte(nil))
 	}
 
-	r := newRig(f, setup{pools: severalPool})
-	canary := filepath.Join(r.dir, "canary")
+	h := newHarness(f, setup{pools: severalPool})
+	canary := filepath.Join(h.dir, "canary")
 	must.Succeed(f, os.WriteFile(canary, []byte("canary"), 0o640))
-	restore(f, r)
+	restore(f, h)
 	f.Fuzz(func(t *testing.T, which byte, content []byte) {
 		m := methods[int(which)%len(methods)]
 		request := m.newRequest(t, content)
-		if request == nil || !confine(request.ProtoReflect(), r.pods) {
+		if request == nil || !confine(request.ProtoReflect(), h.pods) {
 			return // no request
 		}
 		response := m.newResponse(t)
-		err := r.connection.Invoke(t.Context(), m.path, request, response)
+		err := h.connection.Invoke(t.Context(), m.path, request, response)
 		wantAnswer(t, m.path, err)
 		if err == nil {
-			wantTrue(t, r, request, response)
-			restore(t, r)
+			wantTrue(t, h, request, response)
+			restore(t, h)
 		}
-		if _, panicked := r.calls.seen(); len(panicked) > 0 {
+		if _, panicked := h.calls.seen(); len(panicked) > 0 {
 			t.Errorf("%s panicked with %v", m.path, request)
 		}
 		if got, err := os.ReadFile(canary); err != nil || string(got) != "canary" {
 			t.Errorf("%s of %v changed what is outside the pools: %q, %v", m.path, request, got, err)
 		}
-		if names, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(names) != len([]string{"away", "canary", "dev", "everywhere", "local", "other", "pods"}) {
+		if names, err := filepath.Glob(filepath.Join(h.dir, "*")); err != nil || len(names) != len([]string{"away", "canary", "dev", "everywhere", "local", "other", "pods"}) {
 			t.Errorf("after %s of %v there are %q", m.path, request, names)
 		}
 	})
@@ -112,7 +112,7 @@ func wantAnswer(t *testing.T, path string, err error) {
 }
 
 // wantTrue expects what was acknowledged to be so, and takes it back.
-func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
+func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 	t.Helper()
 	switch req := request.(type) {
 	case *csi.CreateVolumeRequest:
@@ -122,17 +122,17 @@ func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
 			limit > 0 && made.GetCapacityBytes() > limit || made.GetCapacityBytes() <= 0 {
 			t.Errorf("%v was answered by %v", req, made)
 		}
-		again, err := r.CreateVolume(t.Context(), req)
+		again, err := h.CreateVolume(t.Context(), req)
 		must.Succeed(t, err)
 		wantEqual(t, "the answer to the repeated call", again, response)
-		if seen := r.volume(t, made.GetVolumeId()); seen.GetVolume().GetCapacityBytes() != made.GetCapacityBytes() {
+		if seen := h.volume(t, made.GetVolumeId()); seen.GetVolume().GetCapacityBytes() != made.GetCapacityBytes() {
 			t.Errorf("%v was made, but there is %v", made, seen)
 		}
 		if req.GetName() != kept {
-			remove(t, r, made.GetVolumeId())
+			remove(t, h, made.GetVolumeId())
 		}
 	case *csi.DeleteVolumeRequest:
-		if seen := r.volume(t, req.GetVolumeId()); seen != nil && req.GetVolumeId() != "" {
+		if seen := h.volume(t, req.GetVolumeId()); seen != nil && req.GetVolumeId() != "" {
 			t.Errorf("%s was deleted, but there is %v", req.GetVolumeId(), seen)
 		}
 	case *csi.ListVolumesRequest:
@@ -141,33 +141,33 @@ func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
 			t.Errorf("%v was answered by %d entries", req, len(page.GetEntries()))
 		}
 	case *csi.NodePublishVolumeRequest:
-		_, err := r.NodePublishVolume(t.Context(), req)
+		_, err := h.NodePublishVolume(t.Context(), req)
 		must.Succeed(t, err)
-		if req.GetTargetPath() != r.target(kept) {
-			r.unpublish(t, req.GetVolumeId(), req.GetTargetPath())
+		if req.GetTargetPath() != h.target(kept) {
+			h.unpublish(t, req.GetVolumeId(), req.GetTargetPath())
 		}
 	}
 }
 
-func remove(t *testing.T, r *rig, id string) {
+func remove(t *testing.T, h *harness, id string) {
 	t.Helper()
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	must.Succeed(t, err)
 }
 
 // restore brings back the volume that is always there.
-func restore(t testing.TB, r *rig) {
+func restore(t testing.TB, h *harness) {
 	t.Helper()
-	if err := os.MkdirAll(r.pods, 0o750); err != nil {
+	if err := os.MkdirAll(h.pods, 0o750); err != nil {
 		t.Fatal(err)
 	}
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error {
-			_, err := r.CreateVolume(ctx, createRequest(kept, inLocal))
+			_, err := h.CreateVolume(ctx, createRequest(kept, inLocal))
 			return err
 		},
 		func(ctx context.Context) error {
-			_, err := r.NodePublishVolume(ctx, publishRequest(kept, r.target(kept)))
+			_, err := h.NodePublishVolume(ctx, publishRequest(kept, h.target(kept)))
 			return err
 		},
 	} {

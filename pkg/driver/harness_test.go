@@ -64,9 +64,9 @@ type setup struct {
 	unlooked bool
 }
 
-// A rig is a driver that serves on a socket, and clients that speak CSI to it.
+// A harness is a driver that serves on a socket, and clients that speak CSI to it.
 // The pools are real; mounts and labels are kept in memory.
-type rig struct {
+type harness struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
@@ -85,10 +85,10 @@ type rig struct {
 	served <-chan error
 }
 
-func newRig(t testing.TB, s setup) *rig {
+func newHarness(t testing.TB, s setup) *harness {
 	t.Helper()
 	n := pooltest.New(t, t.TempDir())
-	r := &rig{dir: n.Root, pods: n.Path("pods"), loops: n.Loops, mounts: &mounts{Fake: n.Mounts, hooks: s.hooks}, calls: &calls{}}
+	r := &harness{dir: n.Root, pods: n.Path("pods"), loops: n.Loops, mounts: &mounts{Fake: n.Mounts, hooks: s.hooks}, calls: &calls{}}
 	if s.pools == "" {
 		s.pools = onePool
 	}
@@ -110,37 +110,37 @@ func newRig(t testing.TB, s setup) *rig {
 	return r
 }
 
-// serve starts a server on the rig's pools, and connects the rig to it.
-func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
+// serve starts a server on the harness's pools, and connects the harness to it.
+func (h *harness) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
-	r.socket = filepath.Join(testenv.SocketDir(t), "s")
-	listener, err := driver.Listen(t.Context(), r.socket)
+	h.socket = filepath.Join(testenv.SocketDir(t), "s")
+	listener, err := driver.Listen(t.Context(), h.socket)
 	must.Succeed(t, err)
 	if s.config == (driver.Config{}) {
 		s.config = driver.Config{Name: "test.example.com", Version: "v1.2.3"}
 	}
-	s.config.Node = r.node
+	s.config.Node = h.node
 	if s.observer == nil {
-		s.observer = r.calls
+		s.observer = h.calls
 	}
-	server := driver.NewServer(s.config, r.set, s.observer, s.log)
+	server := driver.NewServer(s.config, h.set, s.observer, s.log)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	served, ended := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(ended)
 		served <- server.Serve(ctx, listener, grace)
 	}()
-	connection, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix://"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must.Succeed(t, err)
 	t.Cleanup(func() {
 		must.Succeed(t, connection.Close())
 		stop()
 		<-ended
 	})
-	r.stop, r.served, r.connection = stop, served, connection
-	r.IdentityClient = csi.NewIdentityClient(connection)
-	r.ControllerClient = csi.NewControllerClient(connection)
-	r.NodeClient = csi.NewNodeClient(connection)
+	h.stop, h.served, h.connection = stop, served, connection
+	h.IdentityClient = csi.NewIdentityClient(connection)
+	h.ControllerClient = csi.NewControllerClient(connection)
+	h.NodeClient = csi.NewNodeClient(connection)
 }
 
 func node(t testing.TB, name string) volume.NodeID {
@@ -151,9 +151,9 @@ func node(t testing.TB, name string) volume.NodeID {
 }
 
 // create makes a volume of 4 MiB in a pool; none is named by "".
-func (r *rig) create(t *testing.T, name, in string) *csi.Volume {
+func (h *harness) create(t *testing.T, name, in string) *csi.Volume {
 	t.Helper()
-	response, err := r.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
+	response, err := h.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
 		if in != "" {
 			req.Parameters = map[string]string{"storagePool": in}
 		}
@@ -162,22 +162,22 @@ func (r *rig) create(t *testing.T, name, in string) *csi.Volume {
 	return response.GetVolume()
 }
 
-func (r *rig) publish(t *testing.T, volume, target string) {
+func (h *harness) publish(t *testing.T, volume, target string) {
 	t.Helper()
-	_, err := r.NodePublishVolume(t.Context(), publishRequest(volume, target))
+	_, err := h.NodePublishVolume(t.Context(), publishRequest(volume, target))
 	must.Succeed(t, err)
 }
 
-func (r *rig) unpublish(t *testing.T, volume, target string) {
+func (h *harness) unpublish(t *testing.T, volume, target string) {
 	t.Helper()
-	_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(volume, target))
+	_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest(volume, target))
 	must.Succeed(t, err)
 }
 
 // volume is what the driver says of a volume; nil if there is none.
-func (r *rig) volume(t *testing.T, id string) *csi.ControllerGetVolumeResponse {
+func (h *harness) volume(t *testing.T, id string) *csi.ControllerGetVolumeResponse {
 	t.Helper()
-	response, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	response, err := h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 	if status.Code(err) == codes.NotFound {
 		return nil
 	}
@@ -186,9 +186,9 @@ func (r *rig) volume(t *testing.T, id string) *csi.ControllerGetVolumeResponse {
 }
 
 // ids are those of all volumes, in the order of the list.
-func (r *rig) ids(t *testing.T) []string {
+func (h *harness) ids(t *testing.T) []string {
 	t.Helper()
-	response, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	response, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must.Succeed(t, err)
 	return idsOf(response)
 }
@@ -202,10 +202,10 @@ func idsOf(response *csi.ListVolumesResponse) []string {
 }
 
 // path is that of a volume's directory.
-func (r *rig) path(in, id string) string { return filepath.Join(r.dir, in, id) }
+func (h *harness) path(in, id string) string { return filepath.Join(h.dir, in, id) }
 
 // target is a path where a volume can be published.
-func (r *rig) target(name string) string { return filepath.Join(r.pods, name) }
+func (h *harness) target(name string) string { return filepath.Join(h.pods, name) }
 
 func createRequest(name string, change ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
@@ -398,11 +398,11 @@ func (m *mounts) published(t *testing.T, parent, name string) []string {
 }
 
 // hold makes unmounting a target fail until the returned function is called.
-func (r *rig) hold(t *testing.T, target string) (release func()) {
+func (h *harness) hold(t *testing.T, target string) (release func()) {
 	t.Helper()
 	parsed, err := bind.ParseTarget(target)
 	must.Succeed(t, err)
-	return r.mounts.Hold(parsed)
+	return h.mounts.Hold(parsed)
 }
 
 // A gate holds the publications at one target until it is opened.

@@ -25,7 +25,7 @@ import (
 
 // A patient is a driver with one volume, "vol", that is published.
 type patient struct {
-	*rig
+	*harness
 	pool   string // its directory
 	quota  *quotatest.Fake
 	broken atomic.Bool  // reading a quota fails
@@ -66,7 +66,7 @@ func (s sick) Outside(*dir.Dir) (int, error) { return int(s.patient.nested.Load(
 
 func (p *patient) start(t *testing.T, options string) {
 	t.Helper()
-	p.rig = newRig(t, setup{
+	p.harness = newHarness(t, setup{
 		pools: `[{"name":"local","path":"` + p.pool + `"` + options + `}]`,
 		options: func(o *pool.Options) {
 			o.DetectQuota = func(*dir.Dir) (quota.Facility, error) {

@@ -15,8 +15,8 @@ import (
 )
 
 func TestPluginInfo(t *testing.T) {
-	r := newRig(t, setup{config: driver.Config{Name: driver.DefaultName, Version: "v1.2.3"}})
-	response, err := r.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	h := newHarness(t, setup{config: driver.Config{Name: driver.DefaultName, Version: "v1.2.3"}})
+	response, err := h.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
 }
@@ -37,10 +37,10 @@ func TestDriverName(t *testing.T) {
 }
 
 func TestCapabilities(t *testing.T) {
-	r := newRig(t, setup{})
-	plugin := must.Value(r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(t)
-	controller := must.Value(r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
-	node := must.Value(r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
+	h := newHarness(t, setup{})
+	plugin := must.Value(h.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{}))(t)
+	controller := must.Value(h.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}))(t)
+	node := must.Value(h.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}))(t)
 	var ofPlugin, ofController, ofNode []string
 	for _, c := range plugin.GetCapabilities() {
 		if expansion := c.GetVolumeExpansion(); expansion != nil {
@@ -72,7 +72,7 @@ func TestCapabilities(t *testing.T) {
 
 func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
 	hang := make(chan struct{})
-	r := newRig(t, setup{
+	h := newHarness(t, setup{
 		unlooked: true,
 		hooks:    hooks{sameFilesystem: func() { <-hang }},
 		options: func(o *pool.Options) {
@@ -81,21 +81,21 @@ func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
 	})
 	ready := func() bool {
 		t.Helper()
-		response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+		response, err := h.Probe(t.Context(), &csi.ProbeRequest{})
 		must.Succeed(t, err)
 		return response.GetReady().GetValue()
 	}
 	wantEqual(t, "ready before", ready(), false)
-	wantCode(t, must.Err(r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})), codes.Unavailable)
-	wantCode(t, must.Err(r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})), codes.Unavailable)
+	wantCode(t, must.Err(h.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})), codes.Unavailable)
+	wantCode(t, must.Err(h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})), codes.Unavailable)
 	close(hang)
-	must.Succeed(t, r.set.Wait(t.Context()))
+	must.Succeed(t, h.set.Wait(t.Context()))
 	wantEqual(t, "ready after", ready(), true)
 }
 
 func TestProbeIsReadyWhilePoolHangs(t *testing.T) {
 	hangs, hang := make(chan struct{}, 1), make(chan struct{})
-	r := newRig(t, setup{
+	h := newHarness(t, setup{
 		hooks: hooks{sameFilesystem: func() {
 			select {
 			case hangs <- struct{}{}:
@@ -109,7 +109,7 @@ func TestProbeIsReadyWhilePoolHangs(t *testing.T) {
 	})
 	defer close(hang)
 	<-hangs
-	response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+	response, err := h.Probe(t.Context(), &csi.ProbeRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "ready", response.GetReady().GetValue(), true)
 }

@@ -27,51 +27,51 @@ func inline(size string, more ...string) func(*csi.NodePublishVolumeRequest) {
 	}
 }
 
-func (r *rig) publishInline(t *testing.T, id, target string) {
+func (h *harness) publishInline(t *testing.T, id, target string) {
 	t.Helper()
-	_, err := r.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))
+	_, err := h.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))
 	must.Succeed(t, err)
 }
 
 func TestUnpublishDeletesOnlyInlineVolumes(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "csi-persistent", "")
-	must.Succeed(t, os.Mkdir(r.path("local", "csi-adopted"), 0o755))
+	h := newHarness(t, setup{})
+	h.create(t, "csi-persistent", "")
+	must.Succeed(t, os.Mkdir(h.path("local", "csi-adopted"), 0o755))
 	for _, id := range []string{"csi-persistent", "csi-adopted"} {
 		t.Run(id, func(t *testing.T) {
-			data := r.path("local", id) + "/data"
+			data := h.path("local", id) + "/data"
 			must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
-			r.publish(t, id, r.target(id))
+			h.publish(t, id, h.target(id))
 			// What a request says of an inline volume does not make it one.
-			_, err := r.NodePublishVolume(t.Context(), publishRequest(id, r.target("again"), inline("")))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest(id, h.target("again"), inline("")))
 			wantCode(t, err, codes.AlreadyExists, id)
-			r.unpublish(t, id, r.target("again"))
-			r.unpublish(t, id, r.target(id))
+			h.unpublish(t, id, h.target("again"))
+			h.unpublish(t, id, h.target(id))
 			wantThere(t, data)
 		})
 	}
 }
 
 func TestInlineVolumeIsNotDeletedWhenUnmountFails(t *testing.T) {
-	r := newRig(t, setup{})
-	target, data := r.target("vol"), r.path("local", "csi-1")+"/data"
-	r.publishInline(t, "csi-1", target)
+	h := newHarness(t, setup{})
+	target, data := h.target("vol"), h.path("local", "csi-1")+"/data"
+	h.publishInline(t, "csi-1", target)
 	must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
-	release := r.hold(t, target)
+	release := h.hold(t, target)
 	for range 2 {
-		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("csi-1", target))
+		_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("csi-1", target))
 		wantCode(t, err, codes.FailedPrecondition, "csi-1", target)
 		wantThere(t, data)
 	}
 	release()
-	r.unpublish(t, "csi-1", target)
-	wantGone(t, r.path("local", "csi-1"))
+	h.unpublish(t, "csi-1", target)
+	wantGone(t, h.path("local", "csi-1"))
 }
 
 func TestInvalidInlineVolumes(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "second", "local")
-	r.publish(t, "second", r.target("taken"))
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "second", "local")
+	h.publish(t, "second", h.target("taken"))
 	for name, c := range map[string]struct {
 		target string
 		change func(*csi.NodePublishVolumeRequest)
@@ -85,7 +85,7 @@ func TestInvalidInlineVolumes(t *testing.T) {
 		"an unknown pool":               {"vol", inline("1Mi", "storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`}},
 		"the pool's key misspelled":     {"vol", inline("1Mi", "storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`}},
 		"a pool among several":          {"vol", inline("1Mi"), codes.InvalidArgument, []string{`"local"`, `"other"`}},
-		"a target that is taken":        {"taken", inline("1Mi", "storagePool", "local"), codes.AlreadyExists, []string{r.target("taken")}},
+		"a target that is taken":        {"taken", inline("1Mi", "storagePool", "local"), codes.AlreadyExists, []string{h.target("taken")}},
 		"a target without a parent":     {"no/such", inline("1Mi", "storagePool", "local"), codes.InvalidArgument, []string{"target"}},
 		"one that is not called inline": {"vol", inline("1Mi", "csi.storage.k8s.io/ephemeral", "false"), codes.NotFound, []string{"csi-1"}},
 		"a block device": {"vol", func(req *csi.NodePublishVolumeRequest) {
@@ -98,19 +98,19 @@ func TestInvalidInlineVolumes(t *testing.T) {
 		}, codes.InvalidArgument, []string{"not shared"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target(c.target), c.change))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest("csi-1", h.target(c.target), c.change))
 			wantCode(t, err, c.code, c.says...)
-			wantEqual(t, "all volumes", r.ids(t), []string{"second"})
-			wantGone(t, r.target("vol"))
+			wantEqual(t, "all volumes", h.ids(t), []string{"second"})
+			wantGone(t, h.target("vol"))
 		})
 	}
 	t.Run("one that is there with another size", func(t *testing.T) {
-		r.publishInline(t, "csi-1", r.target("vol"))
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target("vol"), inline("9Mi", "storagePool", "local")))
+		h.publishInline(t, "csi-1", h.target("vol"))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("csi-1", h.target("vol"), inline("9Mi", "storagePool", "local")))
 		wantCode(t, err, codes.AlreadyExists, "csi-1")
 		// A call that failed takes nothing away from one that did not.
-		_, err = r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target("taken"), inline("8Mi", "storagePool", "local")))
-		wantCode(t, err, codes.AlreadyExists, r.target("taken"))
-		wantThere(t, r.path("local", "csi-1"))
+		_, err = h.NodePublishVolume(t.Context(), publishRequest("csi-1", h.target("taken"), inline("8Mi", "storagePool", "local")))
+		wantCode(t, err, codes.AlreadyExists, h.target("taken"))
+		wantThere(t, h.path("local", "csi-1"))
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func (r *rig) page(t *testing.T, token string, most int32) *csi.ListVolumesResponse {
+func (h *harness) page(t *testing.T, token string, most int32) *csi.ListVolumesResponse {
 	t.Helper()
-	response, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most})
+	response, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most})
 	must.Succeed(t, err)
 	return response
 }
@@ -26,11 +26,11 @@ func TestListVolumesPageLimit(t *testing.T) {
 	for i := range volumes {
 		must.Succeed(t, os.Mkdir(filepath.Join(root, fmt.Sprintf("pvc-%d", i)), 0o750))
 	}
-	r := newRig(t, setup{pools: `[{"name":"local","path":"` + root + `"}]`})
+	h := newHarness(t, setup{pools: `[{"name":"local","path":"` + root + `"}]`})
 	for _, most := range []int32{0, volumes} {
 		var sizes []int
 		for token := ""; len(sizes) == 0 || token != ""; {
-			page := r.page(t, token, most)
+			page := h.page(t, token, most)
 			sizes = append(sizes, len(page.GetEntries()))
 			token = page.GetNextToken()
 		}
@@ -40,37 +40,37 @@ func TestListVolumesPageLimit(t *testing.T) {
 
 // What the index has, and the disk has no more, was deleted since the page was begun.
 func TestListVolumesPageOfDeletedVolumesIsFilled(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
-		r.create(t, id, "")
+		h.create(t, id, "")
 	}
 	remove := func(ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			must.Succeed(t, os.RemoveAll(r.path("local", id)))
-			must.Succeed(t, os.Remove(r.path("local", ".hostpath-provisioner/volumes/"+id+".json")))
+			must.Succeed(t, os.RemoveAll(h.path("local", id)))
+			must.Succeed(t, os.Remove(h.path("local", ".hostpath-provisioner/volumes/"+id+".json")))
 		}
 	}
 	remove("a", "b", "c")
-	first := r.page(t, "", 2)
+	first := h.page(t, "", 2)
 	wantEqual(t, "the first page", idsOf(first), []string{"d", "e"})
 	remove("f")
-	wantEqual(t, "the last page", r.page(t, first.GetNextToken(), 2), &csi.ListVolumesResponse{})
+	wantEqual(t, "the last page", h.page(t, first.GetNextToken(), 2), &csi.ListVolumesResponse{})
 	remove("d", "e")
-	wantEqual(t, "the only page", r.page(t, "", 1), &csi.ListVolumesResponse{})
+	wantEqual(t, "the only page", h.page(t, "", 1), &csi.ListVolumesResponse{})
 }
 
 func TestListVolumesInvalidToken(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "vol", "")
+	h := newHarness(t, setup{})
+	h.create(t, "vol", "")
 	for _, token := range []string{"vol", "after:a/b"} {
 		t.Run("the token "+token, func(t *testing.T) {
-			_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
+			_, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
 			wantCode(t, err, codes.Aborted, "token")
 		})
 	}
 	t.Run("a negative limit", func(t *testing.T) {
-		_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
+		_, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
 		wantCode(t, err, codes.InvalidArgument, "max_entries", "-1")
 	})
 }

@@ -23,79 +23,79 @@ func later(call func() error) <-chan error {
 
 func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 	held := newGate("held")
-	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
-	r.create(t, "vol", "")
-	r.create(t, "second", "")
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
+	h.create(t, "vol", "")
+	h.create(t, "second", "")
 	first := later(func() error {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
 		return err
 	})
 	<-held.entered
 
 	for name, call := range map[string]func() error{
 		"CreateVolume": func() error {
-			_, err := r.CreateVolume(t.Context(), createRequest("vol"))
+			_, err := h.CreateVolume(t.Context(), createRequest("vol"))
 			return err
 		},
 		"DeleteVolume": func() error {
-			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 			return err
 		},
 		"NodePublishVolume at the same target": func() error {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
 			return err
 		},
 		"NodePublishVolume that allows no other target": func() error {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free"), singleWriter))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("free"), singleWriter))
 			return err
 		},
 		"NodeExpandVolume": func() error {
-			_, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: r.target("held")})
+			_, err := h.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: h.target("held")})
 			return err
 		},
 		"NodeUnpublishVolume at the same target": func() error {
-			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("held")))
+			_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("held")))
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Aborted, "vol") })
 	}
 	t.Run("another volume at the same target", func(t *testing.T) {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("second", r.target("held")))
-		wantCode(t, err, codes.Aborted, r.target("held"))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("second", h.target("held")))
+		wantCode(t, err, codes.Aborted, h.target("held"))
 	})
 	t.Run("the volume at another target", func(t *testing.T) {
-		r.publish(t, "vol", r.target("sibling"))
-		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("sibling")})
-		r.publish(t, "vol", r.target("ending"))
-		r.unpublish(t, "vol", r.target("ending"))
-		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("sibling")})
+		h.publish(t, "vol", h.target("sibling"))
+		wantEqual(t, "where it is published", h.mounts.published(t, h.path("local", ""), "vol"), []string{h.target("sibling")})
+		h.publish(t, "vol", h.target("ending"))
+		h.unpublish(t, "vol", h.target("ending"))
+		wantEqual(t, "where it is published", h.mounts.published(t, h.path("local", ""), "vol"), []string{h.target("sibling")})
 	})
 	t.Run("other volumes do not wait", func(t *testing.T) {
-		r.create(t, "third", "")
-		r.publish(t, "second", r.target("free"))
-		r.unpublish(t, "second", r.target("free"))
-		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})
+		h.create(t, "third", "")
+		h.publish(t, "second", h.target("free"))
+		h.unpublish(t, "second", h.target("free"))
+		_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})
 		must.Succeed(t, err)
 	})
 	t.Run("calls that change nothing do not wait", func(t *testing.T) {
-		wantEqual(t, "all volumes", r.ids(t), []string{"second", "vol"})
-		if r.volume(t, "vol") == nil {
+		wantEqual(t, "all volumes", h.ids(t), []string{"second", "vol"})
+		if h.volume(t, "vol") == nil {
 			t.Error("the volume is not found")
 		}
-		_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		_, err := h.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 		must.Succeed(t, err)
-		_, err = r.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
+		_, err = h.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
 		must.Succeed(t, err)
-		_, err = r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("held")})
+		_, err = h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: h.target("held")})
 		wantCode(t, err, codes.NotFound)
 	})
 
 	close(held.open)
 	must.Succeed(t, <-first)
-	r.publish(t, "vol", r.target("held"))
-	r.unpublish(t, "vol", r.target("held"))
-	r.unpublish(t, "vol", r.target("sibling"))
+	h.publish(t, "vol", h.target("held"))
+	h.unpublish(t, "vol", h.target("held"))
+	h.unpublish(t, "vol", h.target("sibling"))
 }
 
 func singleWriter(req *csi.NodePublishVolumeRequest) {
@@ -104,14 +104,14 @@ func singleWriter(req *csi.NodePublishVolumeRequest) {
 
 func TestExclusivePublishLocksOutOtherTargets(t *testing.T) {
 	held := newGate("held")
-	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
-	r.create(t, "vol", "")
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
+	h.create(t, "vol", "")
 	first := later(func() error {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held"), singleWriter))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), singleWriter))
 		return err
 	})
 	<-held.entered
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free")))
+	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("free")))
 	wantCode(t, err, codes.Aborted, "vol")
 	close(held.open)
 	must.Succeed(t, <-first)
@@ -121,8 +121,8 @@ func TestExclusivePublishLocksOutOtherTargets(t *testing.T) {
 func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
 	held := newGate("held")
 	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
-	a := newRig(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
-	b := newRig(t, setup{pools: pools, node: "node-b"})
+	a := newHarness(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
+	b := newHarness(t, setup{pools: pools, node: "node-b"})
 	a.create(t, "vol", "")
 	first := later(func() error {
 		_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held")))
@@ -146,8 +146,8 @@ func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
 func TestUnpublishKeepsMarkOfPublicationUnderWay(t *testing.T) {
 	held := newGate("held")
 	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
-	a := newRig(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
-	b := newRig(t, setup{pools: pools, node: "node-b"})
+	a := newHarness(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
+	b := newHarness(t, setup{pools: pools, node: "node-b"})
 	a.create(t, "vol", "")
 	a.publish(t, "vol", a.target("ending"))
 	first := later(func() error {
@@ -175,12 +175,12 @@ func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 		capability *csi.VolumeCapability
 	}{"directories": {"local", writer()}, "directories of several nodes": {"everywhere", writer()}, "block devices": {"local", block()}} {
 		t.Run(kind, func(t *testing.T) {
-			r := newRig(t, setup{pools: severalPool, options: always})
+			h := newHarness(t, setup{pools: severalPool, options: always})
 			const volumes, inFlight = 4, 16
 			create := func(name string) error {
 				req := createRequest(name, inPool(c.pool))
 				req.VolumeCapabilities = []*csi.VolumeCapability{c.capability}
-				return must.Err(r.CreateVolume(t.Context(), req))
+				return must.Err(h.CreateVolume(t.Context(), req))
 			}
 			for n := range volumes {
 				must.Succeed(t, create(fmt.Sprint("vol-", n)))
@@ -190,10 +190,10 @@ func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 				both  func(n int) error
 			}{
 				"publish and unpublish": {512, func(n int) error {
-					id, target := fmt.Sprint("vol-", n%volumes), r.target(fmt.Sprint("pod-", n))
-					err := must.Err(r.NodePublishVolume(t.Context(), publishRequest(id, target, func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c.capability })))
+					id, target := fmt.Sprint("vol-", n%volumes), h.target(fmt.Sprint("pod-", n))
+					err := must.Err(h.NodePublishVolume(t.Context(), publishRequest(id, target, func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c.capability })))
 					if err == nil {
-						_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
+						_, err = h.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
 					}
 					return err
 				}},
@@ -201,7 +201,7 @@ func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
 					name := fmt.Sprint("new-", n)
 					err := create(name)
 					if err == nil {
-						_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: name})
+						_, err = h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: name})
 					}
 					return err
 				}},

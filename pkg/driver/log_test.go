@@ -92,19 +92,19 @@ func TestLogVerbosity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := &logged{}
-			r := newRig(t, setup{log: log.logger(c.verbosity)})
-			r.create(t, "vol", "")
-			r.publish(t, "vol", r.target("vol"))
-			r.unpublish(t, "vol", r.target("vol"))
-			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			h := newHarness(t, setup{log: log.logger(c.verbosity)})
+			h.create(t, "vol", "")
+			h.publish(t, "vol", h.target("vol"))
+			h.unpublish(t, "vol", h.target("vol"))
+			_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 			must.Succeed(t, err)
-			_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "vol"})
+			_, err = h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "vol"})
 			wantCode(t, err, codes.NotFound)
-			_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
+			_, err = h.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
 			wantCode(t, err, codes.Unimplemented)
-			r.ids(t)
-			must.Succeed(t, os.WriteFile(r.path("local", ".hostpath-provisioner/volumes/torn.json"), []byte("}"), 0o600))
-			_, err = r.CreateVolume(t.Context(), createRequest("torn"))
+			h.ids(t)
+			must.Succeed(t, os.WriteFile(h.path("local", ".hostpath-provisioner/volumes/torn.json"), []byte("}"), 0o600))
+			_, err = h.CreateVolume(t.Context(), createRequest("torn"))
 			wantCode(t, err, codes.Internal)
 
 			wantEqual(t, "the calls in the log", log.calls(), c.want)
@@ -116,18 +116,18 @@ func TestLogVerbosity(t *testing.T) {
 func TestLogHasNoSecrets(t *testing.T) {
 	const secret = "hunter2"
 	log := &logged{}
-	r := newRig(t, setup{log: log.logger(10)})
+	h := newHarness(t, setup{log: log.logger(10)})
 	secrets := map[string]string{"password": secret}
 	ctx := t.Context()
 	for _, name := range []string{"vol", ".."} {
-		_, _ = r.CreateVolume(ctx, createRequest(name, func(req *csi.CreateVolumeRequest) { req.Secrets = secrets }))
-		_, _ = r.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: name, Secrets: secrets})
-		_, _ = r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: name, Secrets: secrets})
-		_, _ = r.NodePublishVolume(ctx, publishRequest(name, r.target("vol"), func(req *csi.NodePublishVolumeRequest) { req.Secrets = secrets }))
-		_, _ = r.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: name, Secrets: secrets})
-		_, _ = r.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: name, Secrets: secrets})
-		_, _ = r.NodeUnpublishVolume(ctx, unpublishRequest(name, r.target("vol")))
-		_, _ = r.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = h.CreateVolume(ctx, createRequest(name, func(req *csi.CreateVolumeRequest) { req.Secrets = secrets }))
+		_, _ = h.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: name, Secrets: secrets})
+		_, _ = h.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = h.NodePublishVolume(ctx, publishRequest(name, h.target("vol"), func(req *csi.NodePublishVolumeRequest) { req.Secrets = secrets }))
+		_, _ = h.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = h.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = h.NodeUnpublishVolume(ctx, unpublishRequest(name, h.target("vol")))
+		_, _ = h.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: name, Secrets: secrets})
 	}
 	wantContains(t, log.String(), `"Request"`, "CreateVolume", "NodePublishVolume", "stripped")
 	for line := range strings.Lines(log.String()) {
@@ -139,8 +139,8 @@ func TestLogHasNoSecrets(t *testing.T) {
 
 func TestHostileIDIsOneLogLine(t *testing.T) {
 	log := &logged{}
-	r := newRig(t, setup{log: log.logger(10)})
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol\nE1120 forged"})
+	h := newHarness(t, setup{log: log.logger(10)})
+	_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol\nE1120 forged"})
 	wantCode(t, err, codes.InvalidArgument)
 	for line := range strings.Lines(log.String()) {
 		if strings.HasPrefix(line, "E1120 forged") {
@@ -153,31 +153,31 @@ func TestHostileIDIsOneLogLine(t *testing.T) {
 func TestLongFieldsAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 100<<10)
 	log := &logged{}
-	r := newRig(t, setup{log: log.logger(6)})
-	r.create(t, "vol", "")
+	h := newHarness(t, setup{log: log.logger(6)})
+	h.create(t, "vol", "")
 	ctx := t.Context()
 	for name, call := range map[string]func() error{
-		"name": func() error { _, err := r.CreateVolume(ctx, createRequest(long)); return err },
+		"name": func() error { _, err := h.CreateVolume(ctx, createRequest(long)); return err },
 		"mount option": func() error {
-			_, err := r.CreateVolume(ctx, createRequest("a", func(req *csi.CreateVolumeRequest) {
+			_, err := h.CreateVolume(ctx, createRequest("a", func(req *csi.CreateVolumeRequest) {
 				req.VolumeCapabilities = []*csi.VolumeCapability{writer(long)}
 			}))
 			return err
 		},
-		"id": func() error { _, err := r.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: long}); return err },
+		"id": func() error { _, err := h.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: long}); return err },
 		"size of an inline volume": func() error {
-			_, err := r.NodePublishVolume(ctx, publishRequest("inline", r.target("inline"), func(req *csi.NodePublishVolumeRequest) {
+			_, err := h.NodePublishVolume(ctx, publishRequest("inline", h.target("inline"), func(req *csi.NodePublishVolumeRequest) {
 				req.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": long}
 			}))
 			return err
 		},
 		"path": func() error {
-			_, err := r.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: "/" + long})
+			_, err := h.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: "/" + long})
 			return err
 		},
-		"token": func() error { _, err := r.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: long}); return err },
+		"token": func() error { _, err := h.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: long}); return err },
 		"snapshot's parameter": func() error {
-			_, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: map[string]string{"consistency": long}})
+			_, err := h.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: map[string]string{"consistency": long}})
 			return err
 		},
 	} {

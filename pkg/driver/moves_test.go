@@ -16,18 +16,18 @@ import (
 
 // moveOf is a driver, and a request about a volume that moves between it and another node.
 type moveOf struct {
-	*rig
+	*harness
 	*moves.Client
 	request moves.Request
 }
 
 func newMoveOf(t *testing.T, name, peer string) *moveOf {
 	t.Helper()
-	r := newRig(t, setup{node: name})
-	client, err := moves.Dial(r.socket)
+	h := newHarness(t, setup{node: name})
+	client, err := moves.Dial(h.socket)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, client.Close()) })
-	return &moveOf{r, client, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: peer}}
+	return &moveOf{h, client, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: peer}}
 }
 
 // call makes a call that has to succeed.

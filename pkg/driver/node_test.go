@@ -15,41 +15,41 @@ import (
 )
 
 func TestNodeGetInfo(t *testing.T) {
-	r := newRig(t, setup{})
-	response, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	h := newHarness(t, setup{})
+	response, err := h.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
 }
 
 // No call takes an id that no volume has, or a path that none is published at.
 func TestBadIDsAndPathsAreRefused(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	for call, f := range map[string]func(id, path string) error{
-		"CreateVolume": func(id, _ string) error { return must.Err(r.CreateVolume(t.Context(), createRequest(id))) },
+		"CreateVolume": func(id, _ string) error { return must.Err(h.CreateVolume(t.Context(), createRequest(id))) },
 		"DeleteVolume": func(id, _ string) error {
-			return must.Err(r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}))
+			return must.Err(h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}))
 		},
 		"ControllerGetVolume": func(id, _ string) error {
-			return must.Err(r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id}))
+			return must.Err(h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id}))
 		},
 		"ControllerGetVolumeHealth": func(id, _ string) error {
-			return must.Err(r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id}))
+			return must.Err(h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id}))
 		},
 		"NodeGetVolumeHealth": func(id, _ string) error {
-			return must.Err(r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id}))
+			return must.Err(h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id}))
 		},
 		"NodePublishVolume": func(id, path string) error {
-			return must.Err(r.NodePublishVolume(t.Context(), publishRequest(id, path)))
+			return must.Err(h.NodePublishVolume(t.Context(), publishRequest(id, path)))
 		},
 		"NodeUnpublishVolume": func(id, path string) error {
-			return must.Err(r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, path)))
+			return must.Err(h.NodeUnpublishVolume(t.Context(), unpublishRequest(id, path)))
 		},
 		"NodeGetVolumeStats": func(id, path string) error {
-			return must.Err(r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path}))
+			return must.Err(h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path}))
 		},
 	} {
 		for name, c := range badIDs {
-			t.Run(call+": "+name, func(t *testing.T) { wantCode(t, f(c.id, r.target("vol")), codes.InvalidArgument, c.says) })
+			t.Run(call+": "+name, func(t *testing.T) { wantCode(t, f(c.id, h.target("vol")), codes.InvalidArgument, c.says) })
 		}
 		for name, c := range badPaths {
 			want := codes.InvalidArgument
@@ -64,13 +64,13 @@ func TestBadIDsAndPathsAreRefused(t *testing.T) {
 }
 
 func TestNodePublishVolumeInvalidRequests(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	r.create(t, "second", "local")
-	r.publish(t, "second", r.target("taken"))
-	must.Succeed(t, os.WriteFile(r.target("file"), []byte("data"), 0o600))
-	must.Succeed(t, os.Symlink("/etc", r.target("link")))
-	must.Succeed(t, os.Symlink(r.target("nothing"), r.target("dangling")))
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	h.create(t, "second", "local")
+	h.publish(t, "second", h.target("taken"))
+	must.Succeed(t, os.WriteFile(h.target("file"), []byte("data"), 0o600))
+	must.Succeed(t, os.Symlink("/etc", h.target("link")))
+	must.Succeed(t, os.Symlink(h.target("nothing"), h.target("dangling")))
 	withCapability := func(c *csi.VolumeCapability) func(*csi.NodePublishVolumeRequest) {
 		return func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c }
 	}
@@ -81,7 +81,7 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 		return func(req *csi.NodePublishVolumeRequest) { req.VolumeContext = map[string]string{key: value} }
 	}
 	at := func(target string) func(*csi.NodePublishVolumeRequest) {
-		return func(req *csi.NodePublishVolumeRequest) { req.TargetPath = r.target(target) }
+		return func(req *csi.NodePublishVolumeRequest) { req.TargetPath = h.target(target) }
 	}
 	of := func(id string) func(*csi.NodePublishVolumeRequest) {
 		return func(req *csi.NodePublishVolumeRequest) { req.VolumeId = id }
@@ -107,19 +107,19 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 		"a context with a pool that is a path": {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
 		"a context with the key misspelled":    {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
 		"in no pool":                           {inPool("other"), codes.NotFound, []string{"absent"}},
-		"a target that carries another volume": {at("taken"), codes.AlreadyExists, []string{r.target("taken")}},
-		"a target that is a file":              {at("file"), codes.AlreadyExists, []string{r.target("file")}},
-		"a target that is a link":              {at("link"), codes.InvalidArgument, []string{r.target("link")}},
-		"a target that is a dangling link":     {at("dangling"), codes.InvalidArgument, []string{r.target("dangling")}},
+		"a target that carries another volume": {at("taken"), codes.AlreadyExists, []string{h.target("taken")}},
+		"a target that is a file":              {at("file"), codes.AlreadyExists, []string{h.target("file")}},
+		"a target that is a link":              {at("link"), codes.InvalidArgument, []string{h.target("link")}},
+		"a target that is a dangling link":     {at("dangling"), codes.InvalidArgument, []string{h.target("dangling")}},
 		"a target whose parent is not there":   {at("no/such"), codes.InvalidArgument, []string{"target"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), c.change))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("vol"), c.change))
 			wantCode(t, err, c.code, c.says...)
 		})
 	}
-	wantGone(t, r.target("vol"))
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
+	wantGone(t, h.target("vol"))
+	wantEqual(t, "where it is published", h.mounts.published(t, h.path("local", ""), "vol"), []string(nil))
 }
 
 // The attributes of a PersistentVolume never change: they name the pool in which the volume was made, by the name that it had then.
@@ -128,30 +128,30 @@ func TestNodePublishVolumeFindsVolumeOfContextsOldPool(t *testing.T) {
 	pools := func(names ...string) setup {
 		return setup{pools: fmt.Sprintf(`[{"name":%q,"path":%q},{"name":%q,"path":%q}]`, names[0], one, names[1], other)}
 	}
-	before := newRig(t, pools("Fast_1", "other"))
+	before := newHarness(t, pools("Fast_1", "other"))
 	made := before.create(t, "vol", "Fast_1")
-	wantPublished := func(r *rig) {
+	wantPublished := func(h *harness) {
 		t.Helper()
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("vol"), func(req *csi.NodePublishVolumeRequest) {
 			req.VolumeContext = made.GetVolumeContext()
 		}))
 		must.Succeed(t, err)
-		r.unpublish(t, "vol", r.target("vol"))
-		must.Succeed(t, r.set.Close(t.Context()))
+		h.unpublish(t, "vol", h.target("vol"))
+		must.Succeed(t, h.set.Close(t.Context()))
 	}
 	wantPublished(before)
-	wantPublished(newRig(t, pools("fast-1", "other"))) // renamed
+	wantPublished(newHarness(t, pools("fast-1", "other"))) // renamed
 	must.Succeed(t, os.Rename(filepath.Join(one, "vol"), filepath.Join(other, "vol")))
 	records := filepath.Join(".hostpath-provisioner", "volumes", "vol.json")
 	must.Succeed(t, os.Rename(filepath.Join(one, records), filepath.Join(other, records)))
-	wantPublished(newRig(t, pools("Fast_1", "other"))) // moved by hand
-	wantPublished(newRig(t, pools("new", "other")))    // and its first pool taken out of use
+	wantPublished(newHarness(t, pools("Fast_1", "other"))) // moved by hand
+	wantPublished(newHarness(t, pools("new", "other")))    // and its first pool taken out of use
 }
 
 func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	r.create(t, "shared-vol", "everywhere")
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	h.create(t, "shared-vol", "everywhere")
 	reader := csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 	for name, c := range map[string]struct {
 		volume   string
@@ -173,12 +173,12 @@ func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
 		"those of the capability, read": {"vol", writer("nosuid"), true, []string{"nosuid", "ro"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest(c.volume, r.target("at"), func(req *csi.NodePublishVolumeRequest) {
+			_, err := h.NodePublishVolume(t.Context(), publishRequest(c.volume, h.target("at"), func(req *csi.NodePublishVolumeRequest) {
 				req.VolumeCapability, req.Readonly = c.wanted, c.readonly
 			}))
 			must.Succeed(t, err)
-			r.mounts.wantFlags(t, r.target("at"), c.want...)
-			r.unpublish(t, c.volume, r.target("at"))
+			h.mounts.wantFlags(t, h.target("at"), c.want...)
+			h.unpublish(t, c.volume, h.target("at"))
 		})
 	}
 }
@@ -186,9 +186,9 @@ func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
 // PersistentVolumes of the upstream KubeVirt driver are ReadWriteMany and pinned to one node:
 // all their pods are there.
 func TestMultiNodeModesOnOneNode(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	must.Succeed(t, os.Mkdir(r.path("local", "old"), 0o777)) // without a record
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	must.Succeed(t, os.Mkdir(h.path("local", "old"), 0o777)) // without a record
 	for _, c := range []struct {
 		mode  csi.VolumeCapability_AccessMode_Mode
 		flags []string
@@ -200,14 +200,14 @@ func TestMultiNodeModesOnOneNode(t *testing.T) {
 		for _, id := range []string{"vol", "old"} {
 			t.Run(id+" "+c.mode.String(), func(t *testing.T) {
 				for _, pod := range []string{"one", "two"} {
-					_, err := r.NodePublishVolume(t.Context(), publishRequest(id, r.target(pod), func(req *csi.NodePublishVolumeRequest) {
+					_, err := h.NodePublishVolume(t.Context(), publishRequest(id, h.target(pod), func(req *csi.NodePublishVolumeRequest) {
 						req.VolumeCapability = capability(c.mode)
 					}))
 					must.Succeed(t, err)
-					r.mounts.wantFlags(t, r.target(pod), c.flags...)
+					h.mounts.wantFlags(t, h.target(pod), c.flags...)
 				}
 				for _, pod := range []string{"one", "two"} {
-					r.unpublish(t, id, r.target(pod))
+					h.unpublish(t, id, h.target(pod))
 				}
 			})
 		}
@@ -215,54 +215,54 @@ func TestMultiNodeModesOnOneNode(t *testing.T) {
 }
 
 func TestTargetInsidePool(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	r.create(t, "vol", "local")
-	r.create(t, "second", "local")
-	must.Succeed(t, os.Mkdir(r.path("local", "second")+"/sub", 0o755))
-	must.Succeed(t, os.Symlink(r.path("local", ""), r.target("link")))
+	h := newHarness(t, setup{pools: severalPool})
+	h.create(t, "vol", "local")
+	h.create(t, "second", "local")
+	must.Succeed(t, os.Mkdir(h.path("local", "second")+"/sub", 0o755))
+	must.Succeed(t, os.Symlink(h.path("local", ""), h.target("link")))
 	for name, target := range map[string]string{
-		"the pool":                       r.path("local", ""),
-		"the driver's directory":         r.path("local", ".hostpath-provisioner"),
-		"the volume itself":              r.path("local", "vol"),
-		"in the volume itself":           r.path("local", "vol/target"),
-		"deep in another volume":         r.path("local", "second/sub/target"),
-		"in another pool":                r.path("other", "target"),
-		"in the pool, reached by a link": r.target("link") + "/target",
+		"the pool":                       h.path("local", ""),
+		"the driver's directory":         h.path("local", ".hostpath-provisioner"),
+		"the volume itself":              h.path("local", "vol"),
+		"in the volume itself":           h.path("local", "vol/target"),
+		"deep in another volume":         h.path("local", "second/sub/target"),
+		"in another pool":                h.path("other", "target"),
+		"in the pool, reached by a link": h.target("link") + "/target",
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target))
+			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", target))
 			wantCode(t, err, codes.InvalidArgument, target, "inside pool")
 			inline := publishRequest("inline", target)
 			inline.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "storagePool": "local"}
-			_, err = r.NodePublishVolume(t.Context(), inline)
+			_, err = h.NodePublishVolume(t.Context(), inline)
 			wantCode(t, err, codes.InvalidArgument, target, "inside pool")
-			wantGone(t, r.path("local", "inline"))
+			wantGone(t, h.path("local", "inline"))
 		})
 	}
 	t.Run("unpublishing removes nothing", func(t *testing.T) {
-		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.path("local", "vol")))
+		_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.path("local", "vol")))
 		wantCode(t, err, codes.InvalidArgument, "inside pool")
-		wantThere(t, r.path("local", "vol"))
+		wantThere(t, h.path("local", "vol"))
 	})
 	t.Run("the pool's own parent is no pool", func(t *testing.T) {
-		target := filepath.Dir(r.path("local", "")) + "/target"
-		r.publish(t, "vol", target)
-		r.unpublish(t, "vol", target)
+		target := filepath.Dir(h.path("local", "")) + "/target"
+		h.publish(t, "vol", target)
+		h.unpublish(t, "vol", target)
 	})
 }
 
 func TestNodeGetVolumeStats(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	stats := func(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
-		return r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+		return h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
 	}
-	r.create(t, "vol", "")
-	r.create(t, "second", "")
-	r.publish(t, "vol", r.target("vol"))
-	r.publish(t, "second", r.target("second"))
-	must.Succeed(t, os.Mkdir(r.target("directory"), 0o755))
-	must.Succeed(t, os.WriteFile(r.target("file"), nil, 0o600))
-	must.Succeed(t, os.Symlink(r.target("vol"), r.target("link")))
+	h.create(t, "vol", "")
+	h.create(t, "second", "")
+	h.publish(t, "vol", h.target("vol"))
+	h.publish(t, "second", h.target("second"))
+	must.Succeed(t, os.Mkdir(h.target("directory"), 0o755))
+	must.Succeed(t, os.WriteFile(h.target("file"), nil, 0o600))
+	must.Succeed(t, os.Symlink(h.target("vol"), h.target("link")))
 	for name, c := range map[string]struct{ id, at string }{
 		"a volume that is not there":             {"absent", "vol"},
 		"a path that is not there":               {"vol", "nothing"},
@@ -274,12 +274,12 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		"a path below that of the volume itself": {"vol", "vol/sub"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := stats(c.id, r.target(c.at))
+			_, err := stats(c.id, h.target(c.at))
 			wantCode(t, err, codes.NotFound)
 		})
 	}
 	t.Run("a published volume is measured", func(t *testing.T) {
-		response, err := stats("vol", r.target("vol"))
+		response, err := stats("vol", h.target("vol"))
 		must.Succeed(t, err)
 		units := make(map[csi.VolumeUsage_Unit]bool)
 		for _, usage := range response.GetUsage() {
@@ -296,9 +296,9 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		}
 	})
 	t.Run("a read-only publication is not abnormal", func(t *testing.T) {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ro"), func(req *csi.NodePublishVolumeRequest) { req.Readonly = true }))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ro"), func(req *csi.NodePublishVolumeRequest) { req.Readonly = true }))
 		must.Succeed(t, err)
-		response, err := stats("vol", r.target("ro"))
+		response, err := stats("vol", h.target("ro"))
 		must.Succeed(t, err)
 		wantEqual(t, "abnormal", oldcsi.Condition(response).GetAbnormal(), false)
 	})

@@ -19,87 +19,87 @@ import (
 
 func TestPanicFailsOneCall(t *testing.T) {
 	log := &logged{}
-	r := newRig(t, setup{log: log.logger(2), hooks: hooks{publish: func(target bind.Target) {
+	h := newHarness(t, setup{log: log.logger(2), hooks: hooks{publish: func(target bind.Target) {
 		if filepath.Base(target.String()) == "cursed" {
 			panic("a curse")
 		}
 	}}})
-	r.create(t, "vol", "")
+	h.create(t, "vol", "")
 	for range 2 {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("cursed")))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("cursed")))
 		wantCode(t, err, codes.Internal, "NodePublishVolume panicked")
 	}
-	answered, panicked := r.calls.seen()
+	answered, panicked := h.calls.seen()
 	wantEqual(t, "the panics counted", panicked, []string{"NodePublishVolume", "NodePublishVolume"})
 	wantEqual(t, "the calls counted", answered, []string{"CreateVolume OK", "NodePublishVolume Internal", "NodePublishVolume Internal"})
 	line := log.line(t, "a curse")
 	wantContains(t, line, `method="NodePublishVolume"`, `volume="vol"`)
 	wantContains(t, log.String(), "server_test.go") // where it was
 
-	r.publish(t, "vol", r.target("vol"))
-	r.unpublish(t, "vol", r.target("vol"))
+	h.publish(t, "vol", h.target("vol"))
+	h.unpublish(t, "vol", h.target("vol"))
 }
 
 func TestStuckCallIsAnsweredAndKeepsLock(t *testing.T) {
 	stuck := newGate("stuck")
-	r := newRig(t, setup{hooks: hooks{publish: stuck.publish}})
-	r.create(t, "vol", "")
-	hasty := *r
+	h := newHarness(t, setup{hooks: hooks{publish: stuck.publish}})
+	h.create(t, "vol", "")
+	hasty := *h
 	hasty.serve(t, setup{config: driver.Config{CallLimit: time.Millisecond}}, time.Minute)
 
-	_, err := hasty.NodePublishVolume(t.Context(), publishRequest("vol", r.target("stuck")))
+	_, err := hasty.NodePublishVolume(t.Context(), publishRequest("vol", h.target("stuck")))
 	wantCode(t, err, codes.DeadlineExceeded)
 	// It may be answered before it has begun.
 	<-stuck.entered
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("stuck")))
+	_, err = h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("stuck")))
 	wantCode(t, err, codes.Aborted, "vol")
 
 	close(stuck.open)
 	hasty.stop()
 	must.Succeed(t, <-hasty.served) // once the call has ended
-	r.publish(t, "vol", r.target("stuck"))
+	h.publish(t, "vol", h.target("stuck"))
 }
 
 func TestCallOutlivesItsCaller(t *testing.T) {
 	held := newGate("held")
-	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
-	r.create(t, "vol", "")
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
+	h.create(t, "vol", "")
 	ctx, giveUp := context.WithCancel(t.Context())
 	call := later(func() error {
-		_, err := r.NodePublishVolume(ctx, publishRequest("vol", r.target("held")))
+		_, err := h.NodePublishVolume(ctx, publishRequest("vol", h.target("held")))
 		return err
 	})
 	<-held.entered
 	giveUp()
 	wantCode(t, <-call, codes.Canceled)
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	wantCode(t, err, codes.Aborted, "vol")
 	close(held.open)
-	r.stop()
-	must.Succeed(t, <-r.served)
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("held")})
+	h.stop()
+	must.Succeed(t, <-h.served)
+	wantEqual(t, "where it is published", h.mounts.published(t, h.path("local", ""), "vol"), []string{h.target("held")})
 }
 
 func TestShutdownWaitsForCalls(t *testing.T) {
 	held := newGate("held")
-	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
-	r.create(t, "vol", "")
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
+	h.create(t, "vol", "")
 	call := later(func() error {
-		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
 		return err
 	})
 	<-held.entered
-	r.stop()
-	refused(t, r.socket)
+	h.stop()
+	refused(t, h.socket)
 	select {
-	case err := <-r.served:
+	case err := <-h.served:
 		t.Fatalf("Serve answered %v before the call in flight had ended", err)
 	default:
 	}
 	close(held.open)
 	must.Succeed(t, <-call)
-	must.Succeed(t, <-r.served)
-	wantGone(t, r.socket)
+	must.Succeed(t, <-h.served)
+	wantGone(t, h.socket)
 }
 
 // A connection on which nothing was ever sent, or only the beginning of HTTP/2, must not hold
@@ -107,8 +107,8 @@ func TestShutdownWaitsForCalls(t *testing.T) {
 func TestShutdownIgnoresIdleConnections(t *testing.T) {
 	for name, sent := range map[string]string{"nothing sent": "", "preface sent": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, setup{})
-			connection, err := net.Dial("unix", r.socket)
+			h := newHarness(t, setup{})
+			connection, err := net.Dial("unix", h.socket)
 			must.Succeed(t, err)
 			defer connection.Close()
 			_, err = io.WriteString(connection, sent)
@@ -117,8 +117,8 @@ func TestShutdownIgnoresIdleConnections(t *testing.T) {
 			_, err = io.ReadFull(connection, make([]byte, 1))
 			must.Succeed(t, err)
 			start := time.Now()
-			r.stop()
-			must.Succeed(t, <-r.served)
+			h.stop()
+			must.Succeed(t, <-h.served)
 			if took := time.Since(start); took > 30*time.Second {
 				t.Errorf("it took %v", took)
 			}
@@ -129,12 +129,12 @@ func TestShutdownIgnoresIdleConnections(t *testing.T) {
 func TestShutdownTimeout(t *testing.T) {
 	held := newGate("held")
 	log := &logged{}
-	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
-	r.create(t, "vol", "")
-	brief := *r
+	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
+	h.create(t, "vol", "")
+	brief := *h
 	brief.serve(t, setup{log: log.logger(0)}, time.Millisecond)
 	call := later(func() error {
-		_, err := brief.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		_, err := brief.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
 		return err
 	})
 	<-held.entered
@@ -146,10 +146,10 @@ func TestShutdownTimeout(t *testing.T) {
 }
 
 func TestServeWithCanceledContext(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
-	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
+	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, h.set, h.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	must.Succeed(t, server.Serve(ctx, listener, time.Minute))
@@ -157,11 +157,11 @@ func TestServeWithCanceledContext(t *testing.T) {
 }
 
 func TestServeReportsSocketError(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
 	must.Succeed(t, listener.Close())
-	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
+	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, h.set, h.calls, logger())
 	err = server.Serve(t.Context(), listener, time.Minute)
 	if err == nil {
 		t.Fatal("it served a socket that was closed")

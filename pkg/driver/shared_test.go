@@ -10,10 +10,10 @@ import (
 )
 
 // twoNodes serve one pool.
-func twoNodes(t *testing.T) (a, b *rig) {
+func twoNodes(t *testing.T) (a, b *harness) {
 	t.Helper()
 	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
-	return newRig(t, setup{pools: pools, node: "node-a"}), newRig(t, setup{pools: pools, node: "node-b"})
+	return newHarness(t, setup{pools: pools, node: "node-a"}), newHarness(t, setup{pools: pools, node: "node-b"})
 }
 
 // Each node's external-provisioner deletes the volumes of a shared pool, and a request names no
@@ -22,7 +22,7 @@ func twoNodes(t *testing.T) (a, b *rig) {
 func TestDeleteOnNodeWithoutSharedPool(t *testing.T) {
 	a, _ := twoNodes(t)
 	a.create(t, "vol", "")
-	before := newRig(t, setup{node: "node-b"})
+	before := newHarness(t, setup{node: "node-b"})
 	_, err := before.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	must.Succeed(t, err)
 	wantEqual(t, "the list of the node that has the pool", a.ids(t), []string{"vol"})

@@ -15,10 +15,10 @@ func inPool(name string) func(*csi.CreateVolumeRequest) {
 }
 
 func TestCreateSnapshotRequests(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	h := newHarness(t, setup{pools: severalPool})
+	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
 	must.Succeed(t, err)
-	_, err = r.CreateVolume(t.Context(), createRequest("shared", inPool("everywhere")))
+	_, err = h.CreateVolume(t.Context(), createRequest("shared", inPool("everywhere")))
 	must.Succeed(t, err)
 	parameter := func(key, value string) map[string]string { return map[string]string{key: value} }
 	for name, c := range map[string]struct {
@@ -42,24 +42,24 @@ func TestCreateSnapshotRequests(t *testing.T) {
 		"an unknown parameter":         {&csi.CreateSnapshotRequest{Name: "t", SourceVolumeId: "vol", Parameters: parameter("other", "x")}, codes.OK, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.CreateSnapshot(t.Context(), c.request)
+			_, err := h.CreateSnapshot(t.Context(), c.request)
 			wantCode(t, err, c.code, c.says...)
 		})
 	}
 }
 
 func TestListSnapshotsPages(t *testing.T) {
-	r := newRig(t, setup{})
-	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	h := newHarness(t, setup{})
+	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
 	must.Succeed(t, err)
 	for _, name := range []string{"s-3", "s-1", "s-2"} {
-		_, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})
+		_, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})
 		must.Succeed(t, err)
 	}
 	var got []string
 	token := ""
 	for {
-		page, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 1, StartingToken: token})
+		page, err := h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 1, StartingToken: token})
 		must.Succeed(t, err)
 		for _, e := range page.GetEntries() {
 			name, _, _ := strings.Cut(e.GetSnapshot().GetSnapshotId(), "@")
@@ -69,41 +69,41 @@ func TestListSnapshotsPages(t *testing.T) {
 			break
 		}
 		// What a token names may be gone when it comes back.
-		_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: got[len(got)-1]})
+		_, err = h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: got[len(got)-1]})
 		must.Succeed(t, err)
 	}
 	wantEqual(t, "the pages together", got, []string{"s-1", "s-2", "s-3"})
-	_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "s-1"})
+	_, err = h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "s-1"})
 	wantCode(t, err, codes.Aborted, "starting token")
-	_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
+	_, err = h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
 	wantCode(t, err, codes.InvalidArgument, "negative")
 	for _, id := range []string{"s-9", "../s", "s-9@elsewhere"} {
-		list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id})
+		list, err := h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id})
 		must.Succeed(t, err)
 		wantEqual(t, "the list of "+id, len(list.GetEntries()), 0)
 	}
-	got2, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-3"})
+	got2, err := h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-3"})
 	must.Succeed(t, err)
 	wantEqual(t, "the source", got2.GetSnapshot().GetSourceVolumeId(), "vol")
-	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-1"})
+	_, err = h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-1"})
 	wantCode(t, err, codes.NotFound, "snapshot s-1")
 }
 
 // A snapshot can be restored on the node of its volume, and a client is told so.
 func TestSnapshotTopology(t *testing.T) {
-	r := newRig(t, setup{})
-	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	h := newHarness(t, setup{})
+	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
 	must.Succeed(t, err)
 	here, there := onNode(nodeName), onNode("elsewhere")
 	snapshot := func(required *csi.TopologyRequirement) (*csi.CreateSnapshotResponse, error) {
-		return r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", AccessibilityRequirements: required})
+		return h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", AccessibilityRequirements: required})
 	}
 	foreign := &csi.TopologyRequirement{Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{there}}
 	for _, required := range []*csi.TopologyRequirement{foreign, {Preferred: []*csi.Topology{there}}, {Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{here}}} {
 		_, err = snapshot(required)
 		wantCode(t, err, codes.ResourceExhausted, "vol", nodeName)
 	}
-	list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	list, err := h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the snapshots after that", len(list.GetEntries()), 0)
 
@@ -120,10 +120,10 @@ func TestSnapshotTopology(t *testing.T) {
 	// It is there, and cannot be reached from where it has to be.
 	_, err = snapshot(foreign)
 	wantCode(t, err, codes.ResourceExhausted)
-	list, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	list, err = h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must.Succeed(t, err)
 	wantEqual(t, "the listed topology", list.GetEntries()[0].GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
-	got, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: list.GetEntries()[0].GetSnapshot().GetSnapshotId()})
+	got, err := h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: list.GetEntries()[0].GetSnapshot().GetSnapshotId()})
 	must.Succeed(t, err)
 	wantEqual(t, "the topology of one", got.GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
 }

@@ -98,13 +98,13 @@ func TestListenReplacesSocketOfDeadProcess(t *testing.T) {
 }
 
 func TestListenKeepsServedSocket(t *testing.T) {
-	r := newRig(t, setup{})
-	_, err := driver.Listen(t.Context(), r.socket)
+	h := newHarness(t, setup{})
+	_, err := driver.Listen(t.Context(), h.socket)
 	if err == nil {
 		t.Fatal("it took the socket of another driver")
 	}
-	wantContains(t, err.Error(), r.socket, "another process serves it")
-	r.create(t, "vol", "")
+	wantContains(t, err.Error(), h.socket, "another process serves it")
+	h.create(t, "vol", "")
 }
 
 func TestListenKeepsSocketOfBusyProcess(t *testing.T) {

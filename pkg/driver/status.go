@@ -3,23 +3,29 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
+
+type errorCode struct {
+	err  error
+	code codes.Code
+}
 
 // errorCodes is the one place where errors become codes, first match first. The
 // meanings are those of the CSI specification v1.13, "Error Scheme" and the tables
 // of each call. RESOURCE_EXHAUSTED is what makes external-provisioner try another
 // node; ABORTED and UNAVAILABLE mean that the call may still be under way.
-var errorCodes = []struct {
-	err  error
-	code codes.Code
-}{
+var errorCodes = []errorCode{
 	{volume.ErrInvalid, codes.InvalidArgument},
 	// Not OUT_OF_RANGE: kubelet expands at each mount a volume whose claim was enlarged, and
 	// mounts it at its old size only after this code.
@@ -42,7 +48,8 @@ var errorCodes = []struct {
 	{context.Canceled, codes.Canceled},
 }
 
-// toStatus gives an error its code; one that is not in the table is INTERNAL.
+// toStatus gives an error its code; one that is not in the table is INTERNAL. That of a pool that hangs has the reason
+// health.PoolHangs as a detail.
 func toStatus(err error) error {
 	if err == nil {
 		return nil
@@ -52,13 +59,20 @@ func toStatus(err error) error {
 		short.Message = bounded(short.GetMessage(), maxMessage)
 		return status.ErrorProto(short)
 	}
-	message := bounded(err.Error(), maxMessage)
-	for _, known := range errorCodes {
-		if errors.Is(err, known.err) {
-			return status.Error(known.code, message)
-		}
+	code := codes.Internal
+	if i := slices.IndexFunc(errorCodes, func(known errorCode) bool { return errors.Is(err, known.err) }); i >= 0 {
+		code = errorCodes[i].code
 	}
-	return status.Error(codes.Internal, message)
+	s := status.New(code, bounded(err.Error(), maxMessage))
+	if !errors.Is(err, hang.ErrTimeout) {
+		return s.Err()
+	}
+	// A program can tell by it that the disk may merely be busy.
+	detailed, err := s.WithDetails(wrapperspb.String(string(health.PoolHangs)))
+	if err != nil {
+		return s.Err()
+	}
+	return detailed.Err()
 }
 
 // What callers write is repeated in errors, events, logs and spans, with each retry: the

@@ -9,13 +9,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -57,6 +60,19 @@ func TestPoolErrorsHaveCodes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Clients that retry can tell a disk that is slow from one that is away without reading the message.
+func TestErrorOfHangingPoolHasItsReason(t *testing.T) {
+	for _, as := range []error{volume.ErrUnavailable, volume.ErrNoSpace} {
+		details := status.Convert(toStatus(fmt.Errorf("%w: pool: %w", as, hang.Stuck(time.Second)))).Details()
+		if len(details) != 1 || fmt.Sprint(details[0]) != fmt.Sprint(wrapperspb.String("PoolHangs")) {
+			t.Errorf("%v: the details are %v, want PoolHangs", as, details)
+		}
+	}
+	if details := status.Convert(toStatus(volume.ErrUnavailable)).Details(); len(details) > 0 {
+		t.Errorf("the details of another error are %v", details)
 	}
 }
 

@@ -38,9 +38,9 @@ func fromSnapshot(id string) func(*csi.CreateVolumeRequest) {
 	}
 }
 
-func (r *rig) snapshots(t *testing.T, request *csi.ListSnapshotsRequest) (ids []string) {
+func (h *harness) snapshots(t *testing.T, request *csi.ListSnapshotsRequest) (ids []string) {
 	t.Helper()
-	list, err := r.ListSnapshots(t.Context(), request)
+	list, err := h.ListSnapshots(t.Context(), request)
 	must.Succeed(t, err)
 	for _, e := range list.GetEntries() {
 		ids = append(ids, e.GetSnapshot().GetSnapshotId())
@@ -63,22 +63,22 @@ func TestUpstreamSnapshots(t *testing.T) {
 			must.Succeed(t, os.MkdirAll(path+"/half/data", 0o755))
 			must.Succeed(t, os.MkdirAll(path+"/mine/data", 0o755))
 			must.Succeed(t, os.WriteFile(path+"/mine/notes", nil, 0o600))
-			r := newRig(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + path + `","snapshotProvider":"reflink"}]`})
-			_, err := r.CreateVolume(t.Context(), createRequest("pvc-1"))
+			h := newHarness(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + path + `","snapshotProvider":"reflink"}]`})
+			_, err := h.CreateVolume(t.Context(), createRequest("pvc-1"))
 			must.Succeed(t, err)
-			own, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "snapshot-15", SourceVolumeId: "pvc-1"})
+			own, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "snapshot-15", SourceVolumeId: "pvc-1"})
 			must.Succeed(t, err)
 
-			wantEqual(t, "all snapshots", r.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-1", own.GetSnapshot().GetSnapshotId(), "snapshot-2"})
-			wantEqual(t, "the second page", r.snapshots(t, &csi.ListSnapshotsRequest{StartingToken: "after:snapshot-15"}), []string{"snapshot-2"})
-			wantEqual(t, "those of a volume", r.snapshots(t, &csi.ListSnapshotsRequest{SourceVolumeId: "pvc-gone"}), []string{"snapshot-1"})
-			wantEqual(t, "one", r.snapshots(t, &csi.ListSnapshotsRequest{SnapshotId: "snapshot-2"}), []string{"snapshot-2"})
-			got, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "snapshot-1"})
+			wantEqual(t, "all snapshots", h.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-1", own.GetSnapshot().GetSnapshotId(), "snapshot-2"})
+			wantEqual(t, "the second page", h.snapshots(t, &csi.ListSnapshotsRequest{StartingToken: "after:snapshot-15"}), []string{"snapshot-2"})
+			wantEqual(t, "those of a volume", h.snapshots(t, &csi.ListSnapshotsRequest{SourceVolumeId: "pvc-gone"}), []string{"snapshot-1"})
+			wantEqual(t, "one", h.snapshots(t, &csi.ListSnapshotsRequest{SnapshotId: "snapshot-2"}), []string{"snapshot-2"})
+			got, err := h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "snapshot-1"})
 			must.Succeed(t, err)
 			if s := got.GetSnapshot(); s.GetSourceVolumeId() != "pvc-gone" || !s.GetReadyToUse() || s.GetSizeBytes() != 0 || s.GetCreationTime().AsTime().IsZero() {
 				t.Errorf("the snapshot is %v", s)
 			}
-			_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "snapshot-1@" + nodeName})
+			_, err = h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "snapshot-1@" + nodeName})
 			wantCode(t, err, codes.NotFound, "snapshot-1")
 
 			data := filepath.Join(path, "snapshot-1", "data")
@@ -86,35 +86,35 @@ func TestUpstreamSnapshots(t *testing.T) {
 			clonetest.Copy(t, data, kept)
 			restore := createRequest("pvc-2", fromSnapshot("snapshot-1"))
 			for range 2 { // the second is a repeated call
-				_, err := r.CreateVolume(t.Context(), restore)
+				_, err := h.CreateVolume(t.Context(), restore)
 				must.Succeed(t, err)
 				clonetest.Same(t, kept, filepath.Join(pool, "pvc-2"))
 				must.Succeed(t, os.WriteFile(filepath.Join(pool, "pvc-2", "disk.img"), []byte("written by a pod"), 0o660))
 				must.Succeed(t, os.WriteFile(filepath.Join(kept, "disk.img"), []byte("written by a pod"), 0o660))
 				mtime(t, filepath.Join(pool, "pvc-2", "disk.img"), filepath.Join(kept, "disk.img"))
 			}
-			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("snapshot-9")))
+			_, err = h.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("snapshot-9")))
 			wantCode(t, err, codes.NotFound, "snapshot-9")
-			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("half")))
+			_, err = h.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("half")))
 			wantCode(t, err, codes.Internal, "did not finish")
-			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("mine")))
+			_, err = h.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("mine")))
 			wantCode(t, err, codes.FailedPrecondition, `"notes"`)
 			wantGone(t, filepath.Join(pool, "pvc-3"))
 
-			_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "mine"})
+			_, err = h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "mine"})
 			wantCode(t, err, codes.FailedPrecondition, `"notes"`)
-			_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "snapshot-1@" + nodeName})
+			_, err = h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "snapshot-1@" + nodeName})
 			must.Succeed(t, err) // of this driver there is none
 			wantThere(t, data)
 			for _, id := range []string{"snapshot-1", "snapshot-1", "half", "../pvc-1", own.GetSnapshot().GetSnapshotId()} {
-				_, err := r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
+				_, err := h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
 				must.Succeed(t, err)
 			}
-			wantEqual(t, "what is left", r.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-2"})
+			wantEqual(t, "what is left", h.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-2"})
 			wantGone(t, filepath.Join(path, "snapshot-1"))
 			wantGone(t, filepath.Join(path, "half"))
 			wantThere(t, filepath.Join(path, "mine", "notes"))
-			wantEqual(t, "the volumes", r.ids(t), []string{"pvc-1", "pvc-2"})
+			wantEqual(t, "the volumes", h.ids(t), []string{"pvc-1", "pvc-2"})
 		})
 	}
 }
@@ -130,12 +130,12 @@ func mtime(t *testing.T, to, from string) {
 // A snapshotPath that is not mounted must not be taken for one without snapshots.
 func TestUnmountedSnapshotPathIsUnavailable(t *testing.T) {
 	pool := t.TempDir()
-	r := newRig(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `-away","snapshotProvider":"reflink"}]`})
-	_, err := r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "snapshot-1"})
+	h := newHarness(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `-away","snapshotProvider":"reflink"}]`})
+	_, err := h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "snapshot-1"})
 	wantCode(t, err, codes.Unavailable, "snapshotPath", pool+"-away")
-	_, err = r.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
+	_, err = h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
 	wantCode(t, err, codes.Unavailable, "snapshotPath")
-	wantEqual(t, "the snapshots", len(r.snapshots(t, &csi.ListSnapshotsRequest{})), 0)
+	wantEqual(t, "the snapshots", len(h.snapshots(t, &csi.ListSnapshotsRequest{})), 0)
 }
 
 // What is promised to the restore is not there if it shares blocks.
@@ -144,8 +144,8 @@ func TestRestoreOfUpstreamSnapshotSharesNoBlocks(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			pool := testenv.LoopFS(t, kind, 512<<20)
 			upstreamSnapshot(t, pool+"/snapshots", "snapshot-1", "pvc-gone")
-			r := newRig(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `/snapshots","snapshotProvider":"reflink"}]`})
-			_, err := r.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
+			h := newHarness(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `/snapshots","snapshotProvider":"reflink"}]`})
+			_, err := h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
 			must.Succeed(t, err)
 			if taken, shared := clonetest.Extents(t, filepath.Join(pool, "pvc-1", "disk.img")); taken == 0 || shared {
 				t.Errorf("the restored disk takes %d bytes, and shares blocks: %v", taken, shared)

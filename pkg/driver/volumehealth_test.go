@@ -50,12 +50,12 @@ func entries(h *csi.VolumeHealth) string {
 	return strings.Join(all, ", ")
 }
 
-func (r *rig) nodeHealth(t *testing.T, id, path string) *csi.VolumeHealth {
+func (h *harness) nodeHealth(t *testing.T, id, path string) *csi.VolumeHealth {
 	t.Helper()
 	var response *csi.NodeGetVolumeHealthResponse
 	eventually(t, "no other call is at work on "+id, func() bool {
 		var err error
-		response, err = r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
+		response, err = h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path})
 		if status.Code(err) == codes.Aborted {
 			return false
 		}
@@ -67,11 +67,11 @@ func (r *rig) nodeHealth(t *testing.T, id, path string) *csi.VolumeHealth {
 }
 
 // ill lists the volumes that are not healthy, some at a time.
-func (r *rig) ill(t *testing.T, most int32) map[string]string {
+func (h *harness) ill(t *testing.T, most int32) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
 	for token := ""; ; {
-		page, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: most, StartingToken: token})
+		page, err := h.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: most, StartingToken: token})
 		must.Succeed(t, err)
 		if most > 0 && len(page.GetEntries()) > int(most) {
 			t.Errorf("a page has %d entries, want at most %d", len(page.GetEntries()), most)
@@ -89,48 +89,48 @@ func (r *rig) ill(t *testing.T, most int32) map[string]string {
 }
 
 func TestGetVolumeHealthOfUnknownVolumes(t *testing.T) {
-	r := newRig(t, setup{})
+	h := newHarness(t, setup{})
 	for name, ask := range map[string]func(id string) error{
 		"ControllerGetVolumeHealth": func(id string) error {
-			_, err := r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+			_, err := h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
 			return err
 		},
 		"NodeGetVolumeHealth": func(id string) error {
-			_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+			_, err := h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
 			return err
 		},
 	} {
 		t.Run(name+" of one that is not there", func(t *testing.T) { wantCode(t, ask("pvc-1"), codes.NotFound, "pvc-1") })
 	}
-	_, err := r.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "pvc-1", VolumePublishPath: "relative"})
+	_, err := h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "pvc-1", VolumePublishPath: "relative"})
 	wantCode(t, err, codes.InvalidArgument, "not absolute")
 }
 
 // A volume is there or is not, whether it is published or not.
 func TestNodeGetVolumeHealthOfUnpublishedVolume(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool, options: often})
-	r.create(t, "pvc-1", "other")
-	for _, path := range []string{"", r.target("pvc-1")} {
-		wantEqual(t, "while nothing is wrong", entries(r.nodeHealth(t, "pvc-1", path)), "")
+	h := newHarness(t, setup{pools: severalPool, options: often})
+	h.create(t, "pvc-1", "other")
+	for _, path := range []string{"", h.target("pvc-1")} {
+		wantEqual(t, "while nothing is wrong", entries(h.nodeHealth(t, "pvc-1", path)), "")
 	}
-	must.Succeed(t, os.Rename(r.path("other", "pvc-1"), r.path("other", ".aside")))
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("pvc-1", r.target("pvc-1")))
+	must.Succeed(t, os.Rename(h.path("other", "pvc-1"), h.path("other", ".aside")))
+	_, err := h.NodePublishVolume(t.Context(), publishRequest("pvc-1", h.target("pvc-1")))
 	wantCode(t, err, codes.NotFound, "lost")
-	for _, path := range []string{"", r.target("pvc-1")} {
-		wantEqual(t, "without its directory", entries(r.nodeHealth(t, "pvc-1", path)), "DATA_LOSS DirectoryMissing")
+	for _, path := range []string{"", h.target("pvc-1")} {
+		wantEqual(t, "without its directory", entries(h.nodeHealth(t, "pvc-1", path)), "DATA_LOSS DirectoryMissing")
 	}
-	must.Succeed(t, os.Rename(r.path("other", ".hostpath-provisioner"), r.path("other", ".own")))
+	must.Succeed(t, os.Rename(h.path("other", ".hostpath-provisioner"), h.path("other", ".own")))
 	eventually(t, "the pool is missing", func() bool {
-		return strings.HasPrefix(entries(r.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolMissing")
+		return strings.HasPrefix(entries(h.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolMissing")
 	})
 	// One that was never seen may be in that pool. Only this node is asked to publish it.
-	wantEqual(t, "a volume that may be in the pool", entries(r.nodeHealth(t, "pvc-2", "")), "INACCESSIBLE PoolMissing")
-	_, err = r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "pvc-2"})
+	wantEqual(t, "a volume that may be in the pool", entries(h.nodeHealth(t, "pvc-2", "")), "INACCESSIBLE PoolMissing")
+	_, err = h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "pvc-2"})
 	wantCode(t, err, codes.Unavailable, "other")
 
-	must.Succeed(t, os.Rename(r.path("other", ".own"), r.path("other", ".hostpath-provisioner")))
-	must.Succeed(t, os.Rename(r.path("other", ".aside"), r.path("other", "pvc-1")))
-	wantEqual(t, "when all is back", entries(r.nodeHealth(t, "pvc-1", "")), "")
+	must.Succeed(t, os.Rename(h.path("other", ".own"), h.path("other", ".hostpath-provisioner")))
+	must.Succeed(t, os.Rename(h.path("other", ".aside"), h.path("other", "pvc-1")))
+	wantEqual(t, "when all is back", entries(h.nodeHealth(t, "pvc-1", "")), "")
 }
 
 // hungQuota does not answer while it has a channel that is open.
@@ -149,58 +149,58 @@ func (h hungQuota) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 // The answer does not wait for the disk, and the next ones not at all.
 func TestVolumeHealthWhileDiskHangs(t *testing.T) {
 	hangs, until := make(chan struct{}), atomic.Pointer[chan struct{}]{}
-	r := newRig(t, setup{options: func(o *pool.Options) {
+	h := newHarness(t, setup{options: func(o *pool.Options) {
 		o.HangAfter, o.CheckEvery, o.SyncEvery = 5*time.Second, time.Hour, time.Hour
 		o.DetectQuota = func(*dir.Dir) (quota.Facility, error) { return hungQuota{&quotatest.Fake{}, &until}, nil }
 	}})
-	r.create(t, "pvc-1", "")
+	h.create(t, "pvc-1", "")
 	until.Store(&hangs)
 	defer close(hangs)
 	for range 3 {
-		wantEqual(t, "while the disk hangs", entries(r.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolHangs")
+		wantEqual(t, "while the disk hangs", entries(h.nodeHealth(t, "pvc-1", "")), "INACCESSIBLE PoolHangs")
 	}
 }
 
 func TestControllerListVolumeHealth(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool, options: often})
+	h := newHarness(t, setup{pools: severalPool, options: often})
 	for _, id := range []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4", "pvc-5", "pvc-6"} {
-		r.create(t, id, "other")
+		h.create(t, id, "other")
 	}
-	eventually(t, "all are healthy", func() bool { return len(r.ill(t, 0)) == 0 })
+	eventually(t, "all are healthy", func() bool { return len(h.ill(t, 0)) == 0 })
 	lost := map[string]string{"pvc-1": "DATA_LOSS DirectoryMissing", "pvc-3": "DATA_LOSS DirectoryMissing", "pvc-6": "DATA_LOSS DirectoryMissing"}
 	for id := range lost {
-		must.Succeed(t, os.Rename(r.path("other", id), r.path("other", "."+id)))
+		must.Succeed(t, os.Rename(h.path("other", id), h.path("other", "."+id)))
 	}
-	eventually(t, "the lost ones are listed", func() bool { return len(r.ill(t, 0)) == len(lost) })
+	eventually(t, "the lost ones are listed", func() bool { return len(h.ill(t, 0)) == len(lost) })
 	for most := range int32(5) {
-		wantEqual(t, "the volumes in pages", r.ill(t, most), lost)
+		wantEqual(t, "the volumes in pages", h.ill(t, most), lost)
 	}
 	// What is well again is not listed, also before the next survey.
-	must.Succeed(t, os.Rename(r.path("other", ".pvc-3"), r.path("other", "pvc-3")))
+	must.Succeed(t, os.Rename(h.path("other", ".pvc-3"), h.path("other", "pvc-3")))
 	delete(lost, "pvc-3")
-	wantEqual(t, "with one that is back", r.ill(t, 1), lost)
+	wantEqual(t, "with one that is back", h.ill(t, 1), lost)
 
-	must.Succeed(t, os.Rename(r.path("other", ".hostpath-provisioner"), r.path("other", ".own")))
-	eventually(t, "all volumes of a pool that is missing are listed", func() bool { return len(r.ill(t, 4)) == 6 })
+	must.Succeed(t, os.Rename(h.path("other", ".hostpath-provisioner"), h.path("other", ".own")))
+	eventually(t, "all volumes of a pool that is missing are listed", func() bool { return len(h.ill(t, 4)) == 6 })
 
-	_, err := r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{StartingToken: "unknown"})
+	_, err := h.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{StartingToken: "unknown"})
 	wantCode(t, err, codes.Aborted)
-	_, err = r.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
+	_, err = h.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
 	wantCode(t, err, codes.InvalidArgument)
 }
 
 func TestNodeGetStorageHealth(t *testing.T) {
-	r := newRig(t, setup{
+	h := newHarness(t, setup{
 		pools:   `[{"name":"a","path":"a"},{"name":"b","path":"b"},{"name":"c","path":"c"}]`,
 		options: func(o *pool.Options) { often(o); o.CountErrors = countIn("c") },
 	})
 	storage := func() []*csi.NodeGetStorageHealthResponse_StorageBackendHealth {
-		response, err := r.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		response, err := h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 		must.Succeed(t, err)
 		return response.GetBackendHealth()
 	}
 	for _, in := range []string{"a", "b"} {
-		must.Succeed(t, os.Rename(r.path(in, ".hostpath-provisioner"), r.path(in, ".own")))
+		must.Succeed(t, os.Rename(h.path(in, ".hostpath-provisioner"), h.path(in, ".own")))
 	}
 	eventually(t, "both pools are missing", func() bool {
 		got := storage()
@@ -214,7 +214,7 @@ func TestNodeGetStorageHealth(t *testing.T) {
 	wantEqual(t, "the second reason", got[1].GetReason(), string(health.FilesystemErrors))
 	wantContains(t, got[1].GetMessage(), `pool "c"`, "2 errors")
 	for _, in := range []string{"a", "b"} {
-		must.Succeed(t, os.Rename(r.path(in, ".own"), r.path(in, ".hostpath-provisioner")))
+		must.Succeed(t, os.Rename(h.path(in, ".own"), h.path(in, ".hostpath-provisioner")))
 	}
 	eventually(t, "the pools are back", func() bool { return len(storage()) == 1 })
 }

@@ -190,7 +190,7 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 		if v.Abnormal || v.Quota != string(b.Quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
 			t.Errorf("the pool is seen as %+v, want it in order and enforced", v)
 		}
-		capacity, err := b.Capacity(volume.PoolName{}, false)
+		capacity, err := b.Capacity(t.Context(), volume.PoolName{}, false)
 		must.Succeed(t, err)
 		if *v.PromisedBytes != 30*mib || *v.AvailableBytes != capacity {
 			t.Errorf("%d bytes are seen as promised and %d as available, want %d and %d", *v.PromisedBytes, *v.AvailableBytes, 30*mib, capacity)

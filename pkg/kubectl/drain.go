@@ -57,6 +57,7 @@ type storage struct {
 	claims     []corev1.PersistentVolumeClaim
 	pods       []corev1.Pod
 	nodes      []corev1.Node
+	classes    []storagev1.StorageClass
 	capacities []storagev1.CSIStorageCapacity
 	// snapshots are how many each volume has, by its id.
 	snapshots map[string]int
@@ -119,6 +120,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
 		func() error { return get(ctx, k, &s.pods, "pods") },
 		func() error { return list(ctx, k, &s.nodes, "nodes") },
+		func() error { return list(ctx, k, &s.classes, classes) },
 		func() error { return get(ctx, k, &s.capacities, "csistoragecapacities") },
 	} {
 		if err := read(); err != nil {
@@ -261,6 +263,8 @@ func (s *storage) place(group []*Planned, to string) {
 	switch {
 	case refused[to] != "":
 		on, problem = "", refused[to]
+	case !known && to == "" && len(refused) > 0 && len(refused) == len(s.nodes)-1:
+		problem = strings.Join(append([]string{"no other node can take it"}, slices.Sorted(maps.Values(refused))...), ", and ")
 	case !known: // the class is gone, or no node reports: the operator and the driver of the target decide
 		on = to
 	case on == "" && to != "":
@@ -281,19 +285,36 @@ func (s *storage) place(group []*Planned, to string) {
 // refused says of nodes why the scheduler would have no pods of a group run there.
 func (s *storage) refused(group []*Planned) map[string]string {
 	refused := map[string]string{}
-	var pods []corev1.Pod
+	var pods, beside []corev1.Pod
 	for _, pod := range s.pods {
+		if !hasEnded(pod) {
+			beside = append(beside, pod)
+		}
 		if !hasEnded(pod) && slices.ContainsFunc(group, func(p *Planned) bool { return pod.Namespace == p.Namespace && mounts(pod, p.Claim) }) {
 			pods = append(pods, pod)
 		}
 	}
 	for i := range s.nodes {
 		node := &s.nodes[i]
-		if why := schedule.Refuses(pods, node); why != "" && node.Name != group[0].From {
+		why := ""
+		for _, p := range group {
+			why = cmp.Or(why, s.notAllowed(p, node))
+		}
+		if why = cmp.Or(why, schedule.Refuses(pods, node, schedule.Neighbours{Pods: beside, Nodes: s.nodes})); why != "" && node.Name != group[0].From {
 			refused[node.Name] = why
 		}
 	}
 	return refused
+}
+
+// notAllowed says that the class of a volume does not allow it on a node.
+func (s *storage) notAllowed(p *Planned, node *corev1.Node) string {
+	name := s.volumeOf(p).Spec.StorageClassName
+	i := slices.IndexFunc(s.classes, func(c storagev1.StorageClass) bool { return c.Name == name })
+	if i < 0 {
+		return "" // it is gone
+	}
+	return schedule.NotAllowed(&s.classes[i], node, topologyKey)
 }
 
 // roomiest is the node with the most room for a volume that has enough for all that is needed, and does not refuse its pods; empty for none.

@@ -25,6 +25,8 @@ type Kubectl struct {
 	// Namespace is that of the driver. Pods in other namespaces are not asked, whatever their labels: any user who can create pods
 	// can label them like the driver's, and have them report what is not so.
 	Namespace string
+	// Within is how long the API server may take for a call amid moves, which is made again then; 0 for half a minute.
+	Within time.Duration
 }
 
 // grace is how long kubectl may take to end after its time is over.

@@ -69,8 +69,8 @@ const (
 	// mostFailures are how many looks in a row may fail after the first one, and mostRefusals how often a VolumeMove may not be made.
 	mostFailures = 30
 	mostRefusals = 3
-	// answering is how long the API server may take.
-	answering = 30 * time.Second
+	// within is how long the API server may take, if nothing else is said.
+	within = 30 * time.Second
 )
 
 // Moves has the operator move the volumes of claims, so many at once. It goes on with VolumeMoves that are there: after an
@@ -110,7 +110,7 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 
 // look reads how far the moves are.
 func (k Kubectl) look(ctx context.Context, moves []Moved) error {
-	ctx, cancel := inTime(ctx)
+	ctx, cancel := k.inTime(ctx)
 	defer cancel()
 	var all []v1alpha1.VolumeMove
 	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
@@ -139,8 +139,8 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 
 var errSilent = errors.New("the API server has not answered")
 
-func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, answering, errSilent)
+func (k Kubectl) inTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, cmp.Or(k.Within, within), errSilent)
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {
@@ -200,7 +200,7 @@ func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := inTime(ctx)
+	ctx, cancel := k.inTime(ctx)
 	defer cancel()
 	out, err := k.feed(ctx, bytes.NewReader(text), "create", "--filename=-", "--output=json")
 	if err != nil {

@@ -80,6 +80,7 @@ func TestPlanOfDrain(t *testing.T) {
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
 		"get nodes":                listOf(),
+		"get storageclasses":       listOf(),
 	}
 	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{{Source: "pv-snapped"}, {Source: "pv-snapped"}}}}}}
 	got := map[string]string{}
@@ -115,6 +116,10 @@ func TestPlanOfDrain(t *testing.T) {
 	}
 }
 
+func inClass(volume map[string]any, class string) map[string]any {
+	return with(volume, "spec", "storageClassName", class)
+}
+
 func aPlace(name string, spec map[string]any) any {
 	return map[string]any{"metadata": map[string]any{"name": name, "labels": map[string]any{"kubernetes.io/hostname": name, "disk": name}}, "spec": spec}
 }
@@ -126,13 +131,25 @@ func TestPlanAsksWherePodsMayRun(t *testing.T) {
 			map[string]any{"matchExpressions": []any{map[string]any{"key": "disk", "operator": "NotIn", "values": []any{name}}}},
 		}}}}
 	}
+	apart := map[string]any{"podAntiAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": []any{
+		map[string]any{"labelSelector": map[string]any{"matchLabels": map[string]any{"app": "apart"}}, "topologyKey": "kubernetes.io/hostname"},
+	}}}
 	a := answers{
-		"get persistentvolumes":      listOf(aVolume("free", "1Gi"), aVolume("bound", "1Gi"), aVolume("selects", "1Gi"), aVolume("unused", "1Gi")),
+		"get persistentvolumes": listOf(
+			aVolume("free", "1Gi"), aVolume("bound", "1Gi"), aVolume("selects", "1Gi"), aVolume("unused", "1Gi"), aVolume("apart", "1Gi"),
+			inClass(aVolume("limited", "1Gi"), "limited"),
+		),
+		"get storageclasses": listOf(map[string]any{
+			"metadata":          map[string]any{"name": "limited"},
+			"allowedTopologies": []any{map[string]any{"matchLabelExpressions": []any{map[string]any{"key": topologyKey, "values": []any{"node-a", "node-d"}}}}},
+		}),
 		"get persistentvolumeclaims": listOf(),
 		"get pods": listOf(
 			with(aUser("free-0", "free"), "spec", "tolerations", []any{map[string]any{"operator": "Exists"}}),
 			with(aUser("bound-0", "bound"), "spec", "affinity", disk("node-c")),
 			with(aUser("selects-0", "selects"), "spec", "nodeSelector", map[string]any{"disk": "node-c"}),
+			with(aUser("apart-0", "apart"), "spec", "affinity", apart),
+			with(with(aUser("apart-1", "another"), "spec", "nodeName", "node-c"), "metadata", "labels", map[string]any{"app": "apart"}),
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "90Gi"), aCapacity("node-c", "50Gi"), aCapacity("node-d", "70Gi")),
 		"get nodes": listOf(
@@ -150,6 +167,11 @@ func TestPlanAsksWherePodsMayRun(t *testing.T) {
 		"free": "node-d", "selects": "node-c", "unused": "node-c",
 		"bound": "no other node has room for it, and node node-b is cordoned, and pod bound-0 does not tolerate the taint own of node node-d, and " +
 			"pod bound-0 may not run on node node-c by its node selector or affinity",
+		"apart": "no other node has room for it, and node node-b is cordoned, and pod apart-0 does not tolerate the taint own of node node-d, and " +
+			"pod apart-0 may not run on node node-c, by the anti-affinity to pod apart-1",
+		"limited": "no other node can take it, and node node-b is not in the topologies that the StorageClass limited allows, and " +
+			"node node-c is not in the topologies that the StorageClass limited allows, and " +
+			"node node-d has the taint own",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -180,6 +202,7 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "6Gi"), aCapacity("node-c", "4Gi")),
 		"get nodes":                listOf(),
+		"get storageclasses":       listOf(),
 	}
 	want := map[string]string{
 		"after": "node-b", "data": "node-b", "logs": "node-b", "single": "node-c",
@@ -307,6 +330,23 @@ func TestMovesSurviveCallsThatFail(t *testing.T) {
 	must.Succeed(t, err)
 	if failed != 2 || refused != mostRefusals || moves[0].Done() || !strings.Contains(moves[0].Message, "make a VolumeMove: ") || !moves[1].Done() {
 		t.Errorf("%d calls failed, %d were refused, and the moves are %+v", failed, refused, moves)
+	}
+	// One that is never answered ends in time.
+	k = answers{asked: listOf(aMove("first-1", "first", says("Copying", "copies"))), "aside": listOf(aMove("first-1", "first", says("Succeeded", "was moved")))}.kubectl(t)
+	k.Within = time.Second
+	at, aside = filepath.Join(os.Getenv("KUBECTL_ANSWERS"), asked), filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "aside")
+	silent := 0
+	moves, err = Moves(t.Context(), k, plan[:1], 1, time.Millisecond, MoveOptions{}, func(p Progress) {
+		switch {
+		case p.Problem == "" && silent == 0:
+			must.Succeed(t, os.WriteFile(at, []byte("hang"), 0o600))
+		case strings.Contains(p.Problem, "has not answered"):
+			silent++
+			must.Succeed(t, os.Rename(aside, at))
+		}
+	})
+	if err != nil || silent != 1 || !moves[0].Done() {
+		t.Errorf("%d calls were not answered, and the moves are %+v, %v", silent, moves, err)
 	}
 	// One that fails for ever ends it.
 	k = answers{asked: listOf(aMove("first-1", "first", says("Copying", "copies")))}.kubectl(t)

@@ -59,12 +59,12 @@ type driver struct{ set *pool.Set }
 
 func (driver) Name(context.Context) (string, error) { return driverName, nil }
 
-func (d driver) Directory(_ context.Context, parameters map[string]string) (dir.ID, error) {
+func (d driver) Directory(ctx context.Context, parameters map[string]string) (dir.ID, error) {
 	name, err := volume.ParsePoolName(parameters["storagePool"])
 	if err != nil {
 		return dir.ID{}, err
 	}
-	return d.set.Directory(name)
+	return d.set.Directory(ctx, name)
 }
 
 func (d driver) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {

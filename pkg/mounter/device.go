@@ -201,6 +201,15 @@ func (d *Device) Is(mount *mountinfo.Mount, root dir.ID) (bool, error) {
 	return id == root, errors.Join(err, again.Close())
 }
 
+// Unused opens the device exclusively.
+func (d *Device) Unused() error {
+	device, err := blockdev.Find(d.Path)
+	if err != nil {
+		return err
+	}
+	return device.CheckUnused()
+}
+
 // Grow compares the size of the device with the last one, and has the filesystem fill the device if it
 // changed. After a start it always does: the last mounter may have been killed before that.
 func (d *Device) Grow(at *mountinfo.Mount) error {

@@ -47,6 +47,8 @@ type Claim interface {
 	Is(mount *mountinfo.Mount, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
 	Grow(mount *mountinfo.Mount) error
+	// Unused returns an error if the claim is known to be in use, here or where this process does not see it.
+	Unused() error
 }
 
 // A Mounter keeps one pool mounted.
@@ -392,10 +394,10 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
 	}
 	defer unlock()
-	for {
+	for was := false; ; was = true {
 		top, err := look(place)
 		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
-			return m.isGone(place)
+			return m.isGone(place, was)
 		}
 		if err != nil {
 			return err
@@ -423,12 +425,31 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	}
 }
 
-// isGone removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere.
-func (m *Mounter) isGone(place mounts.Place) error {
+// isGone removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere. Copies of what was mounted there do
+// not count.
+func (m *Mounter) isGone(place mounts.Place, was bool) error {
 	if err := errors.Join(m.checkUncovered(), checkUnused(place)); err != nil {
 		return err
 	}
+	if before, err := recorded(place); err != nil || before == nil && !was {
+		if err := errors.Join(err, m.checkUnseen()); err != nil {
+			return err
+		}
+	}
 	return forgetMount(place)
+}
+
+// checkUnseen returns ErrInUse if the pool may be mounted on the node and not in this container, which began when something was mounted over a
+// directory above.
+func (m *Mounter) checkUnseen() error {
+	if m.Claim == nil {
+		return nil
+	}
+	if err := m.Claim.Unused(); err != nil {
+		return fmt.Errorf("%s: %w: nothing is mounted there that this container sees, and the claim is used: %w. If something is mounted on the node over a directory above, unmount that first",
+			m.Target, ErrInUse, err)
+	}
+	return nil
 }
 
 // checkUncovered returns ErrOccupied if a mount at the pool's path cannot be reached, because something is mounted over a directory above.

@@ -25,7 +25,10 @@ type In struct {
 	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir, block bool, finished func() error) error
 	// Volume is the volume id, Move the uid of the move, Peer the other node, and Pool that of the copy; empty where there is one.
 	Volume, Move, Peer, Pool string
-	Report                   func(Event)
+	// Fence is that as of which the copy was confirmed: then Serve only tells the source, as often as that asks, whether this node has the
+	// volume. Empty for a copy that is filled.
+	Fence  string
+	Report func(Event)
 }
 
 // Ready returns an error if the driver cannot get a volume, since it is of another version.
@@ -37,7 +40,7 @@ func (i *In) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Serve has the source copy the volume, until it has handed it over. A session of the source ends the one before, whose connection
+// Serve has the source copy the volume, until it has handed it over, or vouches for the volume, until ctx ends. A session of the source ends the one before, whose connection
 // may have been cut without a word. A connection that fails ends nothing else. Serve closes the listener, and can be repeated.
 func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 	ctx, end := context.WithCancelCause(ctx)
@@ -178,6 +181,8 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 		return nil, reply, fmt.Errorf("version %d is spoken here, not %d", sessions, says.Version)
 	case says.Volume != i.Volume || says.Move != i.Move:
 		return nil, reply, fmt.Errorf("move %s of volume %s is expected here, not %s of %s", i.Move, i.Volume, says.Move, says.Volume)
+	case (says.Kind == sessionVouch) != (i.Fence != ""):
+		return nil, reply, fmt.Errorf("a session of the kind %q is not served here", says.Kind)
 	}
 	switch says.Kind {
 	case sessionPass:
@@ -194,6 +199,8 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 		return nil, reply, i.received(ctx, says)
 	case sessionEnd:
 		return nil, reply, i.whole(ctx, says)
+	case sessionVouch:
+		return nil, reply, i.Confirm(ctx, i.Fence)
 	}
 	return nil, reply, fmt.Errorf("a session of the kind %q is not known here", says.Kind)
 }
@@ -254,7 +261,8 @@ func (i *In) whole(ctx context.Context, says hello) error {
 	return err
 }
 
-// Confirm makes the copy the volume. The fence is what the source has reported when it had handed the volume over.
+// Confirm makes the copy the volume. The fence is what the source has reported when it had handed the volume over. Repeated, it succeeds
+// only where the volume is.
 func (i *In) Confirm(ctx context.Context, fence string) error {
 	_, err := i.Driver.Repeat(ctx, moves.ConfirmTarget, i.request(fence))
 	return err

@@ -73,6 +73,7 @@ const (
 	sessionPass     = "pass"     // passes follow
 	sessionReceived = "received" // the copy is whole
 	sessionEnd      = "end"      // the source is handed over
+	sessionVouch    = "vouch"    // the copy is the volume
 )
 
 // A hello begins a session.

@@ -235,6 +235,8 @@ func (r *rig) wantMoved(fence, data string) {
 	if err := r.in.Abort(r.t.Context(), false); err == nil {
 		r.t.Error("the confirmed volume is aborted")
 	}
+	r.in.Fence = fence
+	r.listen()
 	for range 2 {
 		must.Succeed(r.t, r.out.Remove(r.t.Context()))
 	}
@@ -559,6 +561,45 @@ func TestAbortWhileCopyIsMade(t *testing.T) {
 	must.Succeed(t, r.in.Abort(t.Context(), false))
 	if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("an aborted copy is left: %+v (%v)", state, err)
+	}
+}
+
+// The source removes what it has only if the target has the volume at that moment, and only the target of the move says so.
+func TestRemovalIsVouchedFor(t *testing.T) {
+	for name, lost := range map[string]func(r *rig){
+		"the target has another disk": func(r *rig) { r.in.Driver = r.from },
+		"its directory is gone":       func(r *rig) { must.Succeed(t, os.RemoveAll(r.to.Path("pool", "pvc-1"))) },
+		"it copies":                   func(r *rig) { r.in.Fence = "" },
+		"it is of another move":       func(r *rig) { r.in.Move = "move-2" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ended := r.listen()
+			fence, err := r.out.Copy(t.Context())
+			must.Succeed(t, err, ended(), r.in.Confirm(t.Context(), fence))
+			r.in.Fence = fence
+			lost(r)
+			r.listen()
+			if err := r.out.Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "node-2") {
+				t.Errorf("the error is %v, want one that names the other node", err)
+			}
+			if _, err := r.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
+				t.Errorf("the source is removed: %v", err)
+			}
+		})
+	}
+}
+
+// A mover that vouches fills no copy, and does not say that one is whole.
+func TestVouchingOnly(t *testing.T) {
+	r := newRig(t)
+	r.in.Fence = "fence"
+	r.listen()
+	if _, err := r.out.Copy(t.Context()); err == nil {
+		t.Error("a volume is copied to what only vouches")
+	}
+	if _, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("the target has %v", err)
 	}
 }
 

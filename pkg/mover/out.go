@@ -46,7 +46,7 @@ type Sender interface {
 type Out struct {
 	Driver Driver
 	Open   Open
-	// Dial connects to the target.
+	// Dial connects to the target. Remove does without where it is nil.
 	Dial   func(ctx context.Context) (net.Conn, error)
 	Sender func(conn net.Conn) Sender
 	// Volume is the volume id, Move the uid of the move, and Peer the other node.
@@ -207,8 +207,17 @@ func (o *Out) unfence(ctx context.Context, aborted bool) error {
 	return err
 }
 
-// Remove removes the volume after its copy was confirmed.
+// Remove removes the volume after its copy was confirmed. The target has to vouch for that now: it may have been set up anew since the
+// removal was asked for, and this node may hear of that late.
 func (o *Out) Remove(ctx context.Context) error {
+	if o.Dial != nil {
+		if err := o.session(ctx, sessionVouch, hello{}, nil); err != nil {
+			return fmt.Errorf("ask node %s whether it has the volume: %w", o.Peer, err)
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, answerWithin) // a driver that answers later is asked after the target is asked again
+		defer cancel()
+	}
 	_, err := o.call(ctx, moves.RemoveSource, "")
 	return err
 }

@@ -204,7 +204,8 @@ func (c *cluster) snapshots(ctx context.Context) (found []unstructured.Unstructu
 	}
 }
 
-// eachPod reads all pods of the cluster that have not ended, page by page.
+// eachPod reads all pods of the cluster that have not ended, page by page. One that is being deleted has not, as long as it is there: kubelet may have to
+// unpublish its volumes.
 func (c *cluster) eachPod(ctx context.Context, do func(*corev1.Pod)) error {
 	for next := ""; ; {
 		list := &corev1.PodList{}
@@ -212,8 +213,8 @@ func (c *cluster) eachPod(ctx context.Context, do func(*corev1.Pod)) error {
 			return err
 		}
 		for i := range list.Items {
-			if !ended(&list.Items[i]) {
-				do(&list.Items[i])
+			if pod := &list.Items[i]; !ended(pod) || pod.DeletionTimestamp != nil {
+				do(pod)
 			}
 		}
 		if next = list.Continue; next == "" {

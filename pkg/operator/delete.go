@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -16,6 +17,7 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
@@ -63,7 +65,7 @@ func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, obje
 		return waiting, err
 	}
 	if object.Annotations[podsAnnotation] != "" {
-		if waiting, err = r.cluster().podsWithVolumes(ctx); len(waiting) > 0 || err != nil {
+		if waiting, err = r.awaitPods(ctx, object); len(waiting) > 0 || err != nil {
 			return waiting, err
 		}
 	}
@@ -72,6 +74,20 @@ func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, obje
 		return nil, err
 	}
 	return r.cluster().running(ctx, ofDriver)
+}
+
+// awaitPods says which pods with volumes a deletion waits for. The driver is deployed again for one that was published after it was looked for pods,
+// and before the pod of the driver on its node had ended.
+func (r *Reconciler) awaitPods(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	waiting, err = r.cluster().podsWithVolumes(ctx)
+	if len(waiting) == 0 || err != nil {
+		return nil, err
+	}
+	driver, err := get[appsv1.DaemonSet](ctx, r.cluster(), render.DriverDaemonSet)
+	if err == nil && driver == nil {
+		_, err = r.deploy(ctx, withoutPools(object, func(p *hppv1.StoragePool) bool { return p.PVCTemplate != nil }))
+	}
+	return waiting, err
 }
 
 // removePools unmounts the pools on claims: the driver serves the others, and unpublishes what is left. As long as pods use such

@@ -96,10 +96,11 @@ func (u *Uninstallation) Run(ctx context.Context) error {
 	}
 	waits := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, podsAnnotation))
 	for i := range objects {
+		seen := objects[i].UID // what is patched may be another object by then
 		if err := u.Client.Patch(ctx, &objects[i], waits); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("have the deletion of HostPathProvisioner %s wait for pods: %w", named(&objects[i]), err)
 		}
-		if err := u.delete(ctx, &objects[i], client.Preconditions{UID: &objects[i].UID}); err != nil {
+		if err := u.delete(ctx, &objects[i], client.Preconditions{UID: &seen}); err != nil {
 			return err
 		}
 	}

@@ -37,6 +37,8 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 	ephemeral := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
 	ended := podWith("user", "here", claimed("data"))
 	ended.Status.Phase = corev1.PodFailed
+	leaving := ended.DeepCopy()
+	leaving.DeletionTimestamp, leaving.Finalizers = new(metav1.Now()), []string{"test"} // which the stand-in wants
 	mounter := podWith("user", "here", claimed("data"))
 	mounter.Namespace, mounter.Labels = "storage", render.PoolLabels("local")
 	claim := volumeOn("of-mounter", "here", func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.Namespace = "storage" })
@@ -51,6 +53,7 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 		"a pod with an ephemeral claim":             {podWith("claim-of-an", "here", ephemeral), "pod space/claim-of-an on here"},
 		"a pod that waits for a node":               {podWith("user", "", claimed("data")), ""},
 		"a pod that has ended":                      {ended, ""},
+		"a pod that has ended, and is not gone":     {leaving, pod},
 		"a pod with a volume of another driver":     {podWith("user", "here", claimed("foreign")), ""},
 		"a pod with one of the pre-CSI provisioner": {podWith("user", "here", claimed("legacy")), ""},
 		"a pod that keeps a pool mounted":           {mounter, ""},
@@ -131,6 +134,34 @@ func TestUninstallationWaitsForPodThatStartsMeanwhile(t *testing.T) {
 		s.reconcile("hpp")
 	}).Run(t.Context()))
 	if looks < 2 || s.has(set) {
+		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
+	}
+}
+
+// The driver of a node may publish until its pod has ended: only a driver can unpublish that again.
+func TestUninstallationDeploysTheDriverForPodThatStartsWhileItEnds(t *testing.T) {
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	user, driver := podWith("user", "here", claimed("data")), driverPod("here")
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"), driver)
+	s.reconcile("hpp")
+	looks := 0
+	must.Succeed(t, s.uninstallation(func() {
+		switch looks++; looks {
+		case 2:
+			if s.has(set) {
+				t.Error("the driver was not removed")
+			}
+			must.Succeed(t, s.Create(t.Context(), user))
+		case 3:
+			if _, available := s.status(); !s.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
+				t.Errorf("the driver is there: %t; the condition says %q", s.has(set), available.Message)
+			}
+			must.Succeed(t, s.Delete(t.Context(), user))
+			must.Succeed(t, s.Delete(t.Context(), driver))
+		}
+		s.reconcile("hpp")
+	}).Run(t.Context()))
+	if looks < 3 || s.has(set) {
 		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
 	}
 }

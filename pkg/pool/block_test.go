@@ -23,122 +23,122 @@ import (
 
 const thin = `[{"name":"local","path":"pool","allocation":"thin"}]`
 
-func (b *bench) tryCreateBlock(name string, bytes int64) (pool.Volume, error) {
-	return b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: bytes}})
+func (h *harness) tryCreateBlock(name string, bytes int64) (pool.Volume, error) {
+	return h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: bytes}})
 }
 
-func (b *bench) createBlock(name string, bytes int64) pool.Volume {
-	b.t.Helper()
-	v, err := b.tryCreateBlock(name, bytes)
-	must.Succeed(b.t, err)
+func (h *harness) createBlock(name string, bytes int64) pool.Volume {
+	h.t.Helper()
+	v, err := h.tryCreateBlock(name, bytes)
+	must.Succeed(h.t, err)
 	return v
 }
 
-func (b *bench) publishBlock(name, target string, change ...func(*pool.Publication)) error {
-	p := pool.Publication{ID: id(b.t, name), Target: b.Target(target), Mode: volume.ModeBlock}
+func (h *harness) publishBlock(name, target string, change ...func(*pool.Publication)) error {
+	p := pool.Publication{ID: id(h.t, name), Target: h.Target(target), Mode: volume.ModeBlock}
 	for _, c := range change {
 		c(&p)
 	}
-	return b.Publications().Publish(b.t.Context(), p)
+	return h.Publications().Publish(h.t.Context(), p)
 }
 
 func readOnly(p *pool.Publication)  { p.ReadOnly = true }
 func singleUse(p *pool.Publication) { p.SingleTarget = true }
 
 // attached are the devices there are, which a test expects to be so many.
-func (b *bench) attached(want int) []loop.Device {
-	b.t.Helper()
-	devices, err := b.Loops.Attached()
-	must.Succeed(b.t, err)
+func (h *harness) attached(want int) []loop.Device {
+	h.t.Helper()
+	devices, err := h.Loops.Attached()
+	must.Succeed(h.t, err)
 	if len(devices) != want {
-		b.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
+		h.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
 	}
 	return devices
 }
 
-func (b *bench) disk(name string) *loop.File {
-	b.t.Helper()
-	f, err := loop.Open(b.open(name), "disk.img")
-	must.Succeed(b.t, err)
-	b.t.Cleanup(func() { must.Succeed(b.t, f.Close()) })
+func (h *harness) disk(name string) *loop.File {
+	h.t.Helper()
+	f, err := loop.Open(h.open(name), "disk.img")
+	must.Succeed(h.t, err)
+	h.t.Cleanup(func() { must.Succeed(h.t, f.Close()) })
 	return f
 }
 
-func (b *bench) stat(name string) *syscall.Stat_t {
-	b.t.Helper()
+func (h *harness) stat(name string) *syscall.Stat_t {
+	h.t.Helper()
 	var st syscall.Stat_t
-	must.Succeed(b.t, syscall.Stat(b.Path("pool", name, "disk.img"), &st))
+	must.Succeed(h.t, syscall.Stat(h.Path("pool", name, "disk.img"), &st))
 	return &st
 }
 
 func TestSingleTargetBlockVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
 		for range 2 {
-			must.Succeed(t, b.publishBlock("pvc-1", "a", singleUse))
+			must.Succeed(t, h.publishBlock("pvc-1", "a", singleUse))
 		}
-		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
+		wantError(t, h.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
 		// Kubelet mounts the node once more for itself.
-		must.Succeed(t, b.Mounts.PublishDevice(b.Dev, b.attached(1)[0].Name, b.Target("kubelet")))
-		must.Succeed(t, b.publishBlock("pvc-1", "a", singleUse))
-		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
-		must.Succeed(t, b.Mounts.Unpublish(b.Target("kubelet"), nil))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
+		must.Succeed(t, h.Mounts.PublishDevice(h.Dev, h.attached(1)[0].Name, h.Target("kubelet")))
+		must.Succeed(t, h.publishBlock("pvc-1", "a", singleUse))
+		wantError(t, h.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
+		must.Succeed(t, h.Mounts.Unpublish(h.Target("kubelet"), nil))
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.attached(0)
 	})
 }
 
 // fourDevices makes volumes whose devices are published, attached, held open by a process until release, and attached by
 // another process.
-func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device) {
-	b.t.Helper()
+func (h *harness) fourDevices(readOnly bool) (release func(), foreign loop.Device) {
+	h.t.Helper()
 	for _, name := range []string{"published", "attached", "held", "foreign"} {
-		b.createBlock(name, mib)
+		h.createBlock(name, mib)
 	}
-	must.Succeed(b.t, b.publishBlock("published", "a"))
-	_, err := b.Loops.Attach(b.disk("attached"), loop.Options{})
-	must.Succeed(b.t, err)
-	held, err := b.Loops.Attach(b.disk("held"), loop.Options{})
-	must.Succeed(b.t, err)
-	release, err = b.Loops.Hold(held.Name)
-	must.Succeed(b.t, err)
-	foreign, err = b.Loops.AttachForeign(b.disk("foreign"), readOnly)
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, h.publishBlock("published", "a"))
+	_, err := h.Loops.Attach(h.disk("attached"), loop.Options{})
+	must.Succeed(h.t, err)
+	held, err := h.Loops.Attach(h.disk("held"), loop.Options{})
+	must.Succeed(h.t, err)
+	release, err = h.Loops.Hold(held.Name)
+	must.Succeed(h.t, err)
+	foreign, err = h.Loops.AttachForeign(h.disk("foreign"), readOnly)
+	must.Succeed(h.t, err)
 	return release, foreign
 }
 
 // As the upstream driver leaves it, which removes the directory and knows of no device.
 func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		release, foreign := b.fourDevices(false)
-		must.Succeed(t, b.Close(t.Context()))
+	inBubble(t, func(t *testing.T, h *harness) {
+		release, foreign := h.fourDevices(false)
+		must.Succeed(t, h.Close(t.Context()))
 		for _, name := range []string{"published", "attached", "held", "foreign"} {
-			must.Succeed(t, os.RemoveAll(b.Path("pool", name)))
-			must.Succeed(t, os.Remove(b.Own("volumes", name+".json")))
+			must.Succeed(t, os.RemoveAll(h.Path("pool", name)))
+			must.Succeed(t, os.Remove(h.Own("volumes", name+".json")))
 		}
-		b.start(local)
-		b.attached(3)
+		h.start(local)
+		h.attached(3)
 		release()
-		b.later(time.Minute)
-		b.attached(2)
-		must.Succeed(t, b.unpublish("published", "a"))
-		b.later(time.Minute)
-		if left := b.attached(1); left[0].Name != foreign.Name {
+		h.later(time.Minute)
+		h.attached(2)
+		must.Succeed(t, h.unpublish("published", "a"))
+		h.later(time.Minute)
+		if left := h.attached(1); left[0].Name != foreign.Name {
 			t.Errorf("%+v is left, want the device that another process attached", left)
 		}
-		must.Succeed(t, b.Loops.End(foreign.Name))
+		must.Succeed(t, h.Loops.End(foreign.Name))
 	})
 }
 
 func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("broken")))
-		must.Succeed(t, os.CopyFS(b.Path("pool", "pvc-1"), os.DirFS(b.Path("broken"))))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
-		wantGone(t, b.Path("pods", "a"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Path("broken")))
+		must.Succeed(t, os.CopyFS(h.Path("pool", "pvc-1"), os.DirFS(h.Path("broken"))))
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.attached(0)
+		wantGone(t, h.Path("pods", "a"))
 	})
 }
 
@@ -149,43 +149,43 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 		"the record is gone":    func(t *testing.T, record string) { must.Succeed(t, os.Remove(record)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bench) {
-				b.createBlock("pvc-1", mib)
-				b.createBlock("pvc-2", mib)
-				must.Succeed(t, b.publishBlock("pvc-1", "a"))
-				change(t, b.Own("volumes", "pvc-1.json"))
+			inBubble(t, func(t *testing.T, h *harness) {
+				h.createBlock("pvc-1", mib)
+				h.createBlock("pvc-2", mib)
+				must.Succeed(t, h.publishBlock("pvc-1", "a"))
+				change(t, h.Own("volumes", "pvc-1.json"))
 				for range 2 {
-					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-					wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-					if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
+					wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+					wantError(t, h.unpublish("pvc-2", "a"), volume.ErrInUse)
+					if v := h.volume("pvc-1"); len(v.Nodes) != 1 {
 						t.Errorf("the volume is published on %v, want this node", v.Nodes)
 					}
-					if page, _ := b.List(t.Context(), volume.ID{}, 1); len(page[0].Nodes) != 1 {
+					if page, _ := h.List(t.Context(), volume.ID{}, 1); len(page[0].Nodes) != 1 {
 						t.Errorf("list %+v, want the volume published on this node", page)
 					}
-					if _, err := b.Publications().Stats(t.Context(), id(t, "pvc-1"), b.Target("a")); err != nil {
+					if _, err := h.Publications().Stats(t.Context(), id(t, "pvc-1"), h.Target("a")); err != nil {
 						t.Error(err)
 					}
-					b.restart(local)
+					h.restart(local)
 				}
-				must.Succeed(t, b.unpublish("pvc-1", "a"))
-				b.attached(0)
-				b.delete("pvc-1")
-				b.delete("pvc-2")
-				b.wantClean()
+				must.Succeed(t, h.unpublish("pvc-1", "a"))
+				h.attached(0)
+				h.delete("pvc-1")
+				h.delete("pvc-2")
+				h.wantClean()
 			})
 		})
 	}
 }
 
 func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		_, err := b.Loops.Attach(b.disk("pvc-1"), loop.Options{})
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		_, err := h.Loops.Attach(h.disk("pvc-1"), loop.Options{})
 		must.Succeed(t, err)
-		must.Succeed(t, os.Truncate(b.Own("volumes", "pvc-1.json"), 20))
-		b.restart(local)
-		b.attached(0)
+		must.Succeed(t, os.Truncate(h.Own("volumes", "pvc-1.json"), 20))
+		h.restart(local)
+		h.attached(0)
 	})
 }
 
@@ -193,62 +193,62 @@ func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 // that has not as much free again.
 func TestInterruptedExpandIsFinishedAtStart(t *testing.T) {
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.Tmpfs(t, 100*mib), local, func(t *testing.T, b *bench, _ *faulty) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, b.disk("pvc-1").Grow(t.Context(), 70*mib, loop.Thick))
-		b.restart(local)
-		if v := b.volume("pvc-1"); v.Bytes != 70*mib || v.Condition.Abnormal || b.limitOf("pvc-1") < 70*mib {
-			t.Errorf("volume %+v under a limit of %d, want 70 MiB in order", v, b.limitOf("pvc-1"))
+	withFaultsAt(t, testenv.Tmpfs(t, 100*mib), local, func(t *testing.T, h *harness, _ *faulty) {
+		h.createBlock("pvc-1", 10*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
+		must.Succeed(t, h.disk("pvc-1").Grow(t.Context(), 70*mib, loop.Thick))
+		h.restart(local)
+		if v := h.volume("pvc-1"); v.Bytes != 70*mib || v.Condition.Abnormal || h.limitOf("pvc-1") < 70*mib {
+			t.Errorf("volume %+v under a limit of %d, want 70 MiB in order", v, h.limitOf("pvc-1"))
 		}
-		if device := b.attached(1)[0]; device.SizeBytes != 70*mib {
+		if device := h.attached(1)[0]; device.SizeBytes != 70*mib {
 			t.Errorf("the device has %d bytes, want 70 MiB", device.SizeBytes)
 		}
-		if got := b.capacity(); got > 30*mib {
+		if got := h.capacity(); got > 30*mib {
 			t.Errorf("capacity %d, want 30 MiB at most", got)
 		}
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
+		bytes, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
 		must.Succeed(t, err)
 		if bytes != 70*mib {
 			t.Errorf("expanded to %d, want 70 MiB", bytes)
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
 func TestExpandBeyondFreeSpaceChangesNothing(t *testing.T) {
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", 10*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		// Others take what is free between the check and the allocation.
-		fill := func() { must.Succeed(t, os.WriteFile(b.Path("filler"), make([]byte, 30*mib), 0o600)) }
+		fill := func() { must.Succeed(t, os.WriteFile(h.Path("filler"), make([]byte, 30*mib), 0o600)) }
 		f.meanwhile.Store(&fill)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
+		_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
 		wantError(t, err, volume.ErrNoSpace)
-		b.wantUnchanged("pvc-1", 10*mib)
+		h.wantUnchanged("pvc-1", 10*mib)
 	})
 }
 
 func TestExpandKeepsFileWhenLimitFails(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", 10*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		f.failBefore.Store(true)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
+		_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
 		wantError(t, err, errFault)
 		f.failBefore.Store(false)
-		b.wantUnchanged("pvc-1", 10*mib)
+		h.wantUnchanged("pvc-1", 10*mib)
 	})
 }
 
 func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, _ *faulty) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, h *harness, _ *faulty) {
+		h.createBlock("pvc-1", 10*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
-			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
+			_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
 			return err
 		}
 		// All that is free, so that the record finds no room.
@@ -258,49 +258,49 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 		}
 		wantError(t, err, volume.ErrNoSpace)
 		wantError(t, err, volume.ErrCannotGrow)
-		b.wantUnchanged("pvc-1", 10*mib)
+		h.wantUnchanged("pvc-1", 10*mib)
 		must.Succeed(t, expand(12*mib))
-		b.wantUnchanged("pvc-1", 12*mib)
+		h.wantUnchanged("pvc-1", 12*mib)
 	})
 }
 
 // The file is larger than its record, from a growth that could not be taken back, and
 // what is beyond is in use by now: none of it may be cut off.
 func TestExpandIsUndoneToPreviousFileSize(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", 10*mib)
-		must.Succeed(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", 10*mib)
+		must.Succeed(t, h.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		// The record cannot be written.
-		must.Succeed(t, os.MkdirAll(b.Own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
+		must.Succeed(t, os.MkdirAll(h.Own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
+		_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
 		if err == nil {
 			t.Error("grew without a record")
 		}
-		if st := b.stat("pvc-1"); st.Size != 20*mib {
+		if st := h.stat("pvc-1"); st.Size != 20*mib {
 			t.Errorf("the file has %d bytes, want the 20 MiB that its device has", st.Size)
 		}
 	})
 }
 
 // wantUnchanged expects file, device and promise to have that size.
-func (b *bench) wantUnchanged(name string, bytes int64) {
-	b.t.Helper()
-	if st := b.stat(name); st.Size != bytes {
-		b.t.Errorf("the file has %d bytes, want %d", st.Size, bytes)
+func (h *harness) wantUnchanged(name string, bytes int64) {
+	h.t.Helper()
+	if st := h.stat(name); st.Size != bytes {
+		h.t.Errorf("the file has %d bytes, want %d", st.Size, bytes)
 	}
-	if device := b.attached(1)[0]; device.SizeBytes != bytes {
-		b.t.Errorf("the device has %d bytes, want %d", device.SizeBytes, bytes)
+	if device := h.attached(1)[0]; device.SizeBytes != bytes {
+		h.t.Errorf("the device has %d bytes, want %d", device.SizeBytes, bytes)
 	}
-	if v := b.volume(name); v.Bytes != bytes || v.Condition.Abnormal {
-		b.t.Errorf("volume %+v, want %d bytes in order", v, bytes)
+	if v := h.volume(name); v.Bytes != bytes || v.Condition.Abnormal {
+		h.t.Errorf("volume %+v, want %d bytes in order", v, bytes)
 	}
-	b.wantClean()
+	h.wantClean()
 }
 
 // A volume of the upstream KubeVirt driver is its user's, and so is what he calls a disk.
 func TestDiskFileOfUserIsIgnored(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
+	inBubble(t, func(t *testing.T, h *harness) {
 		for i, makeEntry := range []func(string) error{
 			func(path string) error { return os.Symlink("/etc/passwd", path) },
 			func(path string) error { return syscall.Mkfifo(path, 0o600) },
@@ -308,54 +308,54 @@ func TestDiskFileOfUserIsIgnored(t *testing.T) {
 			func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
 		} {
 			name := fmt.Sprintf("old-%d", i)
-			must.Succeed(t, os.Mkdir(b.Path("pool", name), 0o777))
-			must.Succeed(t, makeEntry(b.Path("pool", name, "disk.img")))
-			must.Succeed(t, b.publish(name, "a"))
-			must.Succeed(t, b.unpublish(name, "a"))
-			b.delete(name)
+			must.Succeed(t, os.Mkdir(h.Path("pool", name), 0o777))
+			must.Succeed(t, makeEntry(h.Path("pool", name, "disk.img")))
+			must.Succeed(t, h.publish(name, "a"))
+			must.Succeed(t, h.unpublish(name, "a"))
+			h.delete(name)
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
 // A pod can have a device that only reads show another file of its own (LOOP_CHANGE_FD), also one that has the name of a disk
 // in a directory without a record.
 func TestUnpublishDeviceThatShowsFileOfDirectory(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a", readOnly))
-		must.Succeed(t, os.Mkdir(b.Path("pool", "old"), 0o777))
-		must.Succeed(t, os.WriteFile(b.Path("pool", "old", "disk.img"), make([]byte, mib), 0o600))
-		must.Succeed(t, b.publish("old", "b"))
-		published := b.attached(1)[0]
-		must.Succeed(t, b.Loops.End(published.Name))
-		changed, err := b.Loops.Attach(b.disk("old"), loop.Options{ReadOnly: true})
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a", readOnly))
+		must.Succeed(t, os.Mkdir(h.Path("pool", "old"), 0o777))
+		must.Succeed(t, os.WriteFile(h.Path("pool", "old", "disk.img"), make([]byte, mib), 0o600))
+		must.Succeed(t, h.publish("old", "b"))
+		published := h.attached(1)[0]
+		must.Succeed(t, h.Loops.End(published.Name))
+		changed, err := h.Loops.Attach(h.disk("old"), loop.Options{ReadOnly: true})
 		must.Succeed(t, err)
 		if changed.Name != published.Name {
 			t.Fatalf("the file is on %s, want %s", changed.Name, published.Name)
 		}
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.attached(0)
 	})
 }
 
 func TestUnpublishKeepsReadOnlyDeviceOfVolumeWithBadRecord(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a", readOnly))
-		must.Succeed(t, os.Truncate(b.Own("volumes", "pvc-1.json"), 10))
-		b.restart(local)
-		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		b.attached(1)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.attached(0)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a", readOnly))
+		must.Succeed(t, os.Truncate(h.Own("volumes", "pvc-1.json"), 10))
+		h.restart(local)
+		wantError(t, h.unpublish("pvc-2", "a"), volume.ErrInUse)
+		h.attached(1)
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.attached(0)
 	})
 }
 
 func TestBlockVolumeLimitIncludesMetadata(t *testing.T) {
-	withQuota(t, "", func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", 64*mib)
-		if got := b.limitOf("pvc-1"); got != 69*mib {
+	withQuota(t, "", func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", 64*mib)
+		if got := h.limitOf("pvc-1"); got != 69*mib {
 			t.Errorf("the limit is %d, want 69 MiB", got)
 		}
 	})
@@ -367,13 +367,13 @@ type dead struct{ *looptest.Fake }
 func (dead) Inspect(string) (loop.Device, error) { return loop.Device{}, syscall.EIO }
 
 func TestUnpublishOnDeadFilesystem(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		b.devices = dead{b.Loops}
-		b.restart(local)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		wantGone(t, b.Path("pods", "a"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
+		h.devices = dead{h.Loops}
+		h.restart(local)
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		wantGone(t, h.Path("pods", "a"))
 	})
 }
 
@@ -402,14 +402,14 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				b.each = true
-				b.start(local)
-				b.createBlock("pvc-1", mib)
-				must.Succeed(t, b.publishBlock("pvc-1", "a"))
-				b.devices = devices(b.Loops)
-				b.restart(local)
-				for call, condition := range b.conditions("pvc-1", "a") {
+				h := newHarness(t, t.TempDir())
+				h.each = true
+				h.start(local)
+				h.createBlock("pvc-1", mib)
+				must.Succeed(t, h.publishBlock("pvc-1", "a"))
+				h.devices = devices(h.Loops)
+				h.restart(local)
+				for call, condition := range h.conditions("pvc-1", "a") {
 					if diff := cmp.Diff(health.Condition{Message: "in order"}, condition); diff != "" {
 						t.Errorf("the condition by %s (-want +got):\n%s", call, diff)
 					}
@@ -420,33 +420,33 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 }
 
 // conditions is how a volume is, by all calls that report it.
-func (b *bench) conditions(name, target string) map[string]health.Condition {
-	b.t.Helper()
-	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
-	stats, err := b.Publications().Stats(b.t.Context(), id(b.t, name), b.Target(target))
-	must.Succeed(b.t, err)
-	surveyed := b.Surveyed()
+func (h *harness) conditions(name, target string) map[string]health.Condition {
+	h.t.Helper()
+	page, _ := h.List(h.t.Context(), volume.ID{}, 2)
+	stats, err := h.Publications().Stats(h.t.Context(), id(h.t, name), h.Target(target))
+	must.Succeed(h.t, err)
+	surveyed := h.Surveyed()
 	if len(page) != 1 || len(surveyed) != 1 {
-		b.t.Fatalf("listed are %+v, surveyed %+v; want one volume", page, surveyed)
+		h.t.Fatalf("listed are %+v, surveyed %+v; want one volume", page, surveyed)
 	}
 	return map[string]health.Condition{
-		"Volume":   b.volume(name).Condition,
+		"Volume":   h.volume(name).Condition,
 		"List":     page[0].Condition,
 		"Stats":    stats.Condition,
 		"Surveyed": surveyed[0].Condition,
-		"inspect":  b.seen(local),
+		"inspect":  h.seen(local),
 	}
 }
 
 func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.devices = &silent{Fake: b.Loops, path: "/elsewhere/pvc-1/disk.img"}
-		b.start(local)
+		h := newHarness(t, t.TempDir())
+		h.devices = &silent{Fake: h.Loops, path: "/elsewhere/pvc-1/disk.img"}
+		h.start(local)
 		for name, want := range map[string]error{"pvc-1": volume.ErrUnavailable, "pvc-2": nil} {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
+			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
 			must.Succeed(t, err)
-			if err := b.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
+			if err := h.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
 				t.Errorf("deleting %s: %v, want %v", name, err, want)
 			}
 		}
@@ -457,21 +457,21 @@ func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 // keeps no pool away and no pod.
 func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
 	const shared = `[{"name":"local","path":"pool","shared":true}]`
-	onPools(t, shared, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		b.create("pvc-2", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, b.Mounts.Unpublish(b.Target("a"), nil)) // as a node that was started again
-		b.devices = &silent{Fake: b.Loops, path: "/elsewhere/pvc-1/disk.img"}
-		b.restart(shared)
-		must.Succeed(t, b.publish("pvc-2", "b"))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		mark := b.Own("published", "node-1", "pvc-1")
+	onPools(t, shared, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		h.create("pvc-2", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
+		must.Succeed(t, h.Mounts.Unpublish(h.Target("a"), nil)) // as a node that was started again
+		h.devices = &silent{Fake: h.Loops, path: "/elsewhere/pvc-1/disk.img"}
+		h.restart(shared)
+		must.Succeed(t, h.publish("pvc-2", "b"))
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		mark := h.Own("published", "node-1", "pvc-1")
 		if _, err := os.Stat(mark); err != nil {
 			t.Errorf("the mark is gone: %v", err)
 		}
-		b.devices = b.Loops
-		b.restart(shared)
+		h.devices = h.Loops
+		h.restart(shared)
 		if _, err := os.Stat(mark); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the mark is still there: %v", err)
 		}

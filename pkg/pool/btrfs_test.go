@@ -34,31 +34,31 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
 	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
 		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
 		switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
-		b.later(20 * time.Second)
-		if got := b.Status()[0]; !got.Enforced || got.Restored == 0 {
+		h.later(20 * time.Second)
+		if got := h.Status()[0]; !got.Enforced || got.Restored == 0 {
 			t.Errorf("after the switch enforced is %v, and %d limits were set again", got.Enforced, got.Restored)
 		}
-		b.create("pvc-2", 16*mib)
+		h.create("pvc-2", 16*mib)
 		for _, name := range []string{"pvc-1", "pvc-2"} {
-			nested := b.Path("pool", name, "nested")
+			nested := h.Path("pool", name, "nested")
 			command(t, "btrfs", "subvolume", "create", nested)
-			for _, in := range []string{b.Path("pool", name), nested} {
+			for _, in := range []string{h.Path("pool", name), nested} {
 				if err := os.WriteFile(in+"/data", make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
 					t.Errorf("writing 32 MiB into 16 at %s: %v, want EDQUOT", in, err)
 				}
 				must.Succeed(t, os.Remove(in+"/data"))
 				syncfs(t, root)
 			}
-			if c := b.volume(name).Condition; c.Abnormal {
+			if c := h.volume(name).Condition; c.Abnormal {
 				t.Errorf("%s is %+v", name, c)
 			}
-			b.delete(name)
+			h.delete(name)
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
@@ -66,29 +66,29 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
-		b.later(time.Minute)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		h.later(time.Minute)
 		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
 		switchQuotas(t, root, 1) // BTRFS_QUOTA_CTL_ENABLE
-		b.wantAbnormal("pvc-1", "limit is missing")
-		b.later(2 * time.Minute)
-		if got := b.Status()[0].Restored; got == 0 {
+		h.wantAbnormal("pvc-1", "limit is missing")
+		h.later(2 * time.Minute)
+		if got := h.Status()[0].Restored; got == 0 {
 			t.Error("no limit was set again")
 		}
-		if c := b.volume("pvc-1").Condition; c.Abnormal {
+		if c := h.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("the volume is %+v", c)
 		}
-		if err := os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
+		if err := os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
 			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
 		}
-		restored := b.Status()[0].Restored
-		b.later(5 * time.Minute)
-		if got := b.Status()[0].Restored; got != restored {
+		restored := h.Status()[0].Restored
+		h.later(5 * time.Minute)
+		if got := h.Status()[0].Restored; got != restored {
 			t.Errorf("%d limits were set again, and then %d", restored, got)
 		}
-		b.delete("pvc-1")
-		b.wantClean()
+		h.delete("pvc-1")
+		h.wantClean()
 	})
 }
 
@@ -97,18 +97,18 @@ func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 func TestUseAbovePromiseIsForeign(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
 		const used, empty = 192 * mib, 128 * mib
-		b.createBlock("pvc-used", used)
-		b.create("pvc-empty", empty)
-		disk := b.Path("pool", "pvc-used", "disk.img")
+		h.createBlock("pvc-used", used)
+		h.create("pvc-empty", empty)
+		disk := h.Path("pool", "pvc-used", "disk.img")
 		writeEvery(t, disk, used, 4096)
-		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-used")})
+		_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-used")})
 		must.Succeed(t, err)
 		writeEvery(t, disk, used, 8192)
-		must.Succeed(t, b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
+		must.Succeed(t, h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
 		for range 10 {
-			b.later(time.Minute)
+			h.later(time.Minute)
 			syncfs(t, root)
 		}
 		d, err := dir.Open(root)
@@ -116,11 +116,11 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		defer func() { must.Succeed(t, d.Close()) }()
 		space, err := dir.SpaceOf(d)
 		must.Succeed(t, err)
-		if got, most := b.capacity(), space.FreeBytes-empty; got > most {
+		if got, most := h.capacity(), space.FreeBytes-empty; got > most {
 			t.Errorf("%d MiB are free and %d of them promised, but the capacity is %d", space.FreeBytes/mib, empty/mib, got/mib)
 		}
 		for _, name := range []string{"pvc-used", "pvc-empty"} {
-			b.delete(name)
+			h.delete(name)
 		}
 	})
 }
@@ -130,15 +130,15 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
 		const size = 64 * mib
-		b.createBlock("pvc-1", size)
-		disk := b.Path("pool", "pvc-1", "disk.img")
+		h.createBlock("pvc-1", size)
+		disk := h.Path("pool", "pvc-1", "disk.img")
 		refused := 0
 		for n := range int64(6) {
 			writeBehind(t, disk, size, n*4096)
-			err := b.snapshot(fmt.Sprint("s-", n), "pvc-1")
-			_, cloned := b.Create(t.Context(), pool.Request{
+			err := h.snapshot(fmt.Sprint("s-", n), "pvc-1")
+			_, cloned := h.Create(t.Context(), pool.Request{
 				ID: id(t, fmt.Sprint("pvc-clone-", n)), Mode: volume.ModeBlock, Source: &pool.Source{ID: id(t, "pvc-1")},
 			})
 			if err != nil {
@@ -148,26 +148,26 @@ func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 				continue
 			}
 			must.Succeed(t, cloned)
-			b.delete(fmt.Sprint("pvc-clone-", n))
+			h.delete(fmt.Sprint("pvc-clone-", n))
 			last := snapshotID(t, fmt.Sprint("s-", n-1))
 			if n > 0 {
-				must.Succeed(t, b.Snapshots().Delete(t.Context(), last))
-				b.later(time.Minute)
+				must.Succeed(t, h.Snapshots().Delete(t.Context(), last))
+				h.later(time.Minute)
 			}
 		}
 		if refused == 0 || refused == 6 {
 			t.Errorf("%d of 6 snapshots were refused", refused)
 		}
 		// What was made can be written in full, too.
-		_, err := b.Create(t.Context(), pool.Request{
+		_, err := h.Create(t.Context(), pool.Request{
 			ID: id(t, "pvc-2"), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, fmt.Sprint("s-", 5-refused))},
 		})
 		must.Succeed(t, err)
 		for n := range int64(3) {
-			writeBehind(t, b.Path("pool", "pvc-2", "disk.img"), size, (10+n)*4096)
+			writeBehind(t, h.Path("pool", "pvc-2", "disk.img"), size, (10+n)*4096)
 		}
-		b.delete("pvc-1")
-		b.delete("pvc-2")
+		h.delete("pvc-1")
+		h.delete("pvc-2")
 	})
 }
 
@@ -189,27 +189,27 @@ func writeBehind(t *testing.T, path string, bytes, skip int64) {
 func TestSnapshotOfDiscardedDiskIsPromisedItsExtents(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 1<<30)
-	withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, b *bench) {
+	withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, h *harness) {
 		const size, part = 128 * mib, 32 * mib
-		b.createBlock("pvc-1", size)
-		disk := b.Path("pool", "pvc-1", "disk.img")
+		h.createBlock("pvc-1", size)
+		disk := h.Path("pool", "pvc-1", "disk.img")
 		writeBehind(t, disk, size, 0)
 		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
 		must.Succeed(t, err)
 		for at := int64(0); at < size; at += part {
 			must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, part-4096))
 		}
-		must.Succeed(t, f.Sync(), f.Close(), b.snapshot("s-1", "pvc-1"))
+		must.Succeed(t, f.Sync(), f.Close(), h.snapshot("s-1", "pvc-1"))
 		syncfs(t, root)
 		before := freeBytes(t, root)
 		writeBehind(t, disk, size, 0)
 		syncfs(t, root)
-		found, err := b.Snapshots().Find(t.Context(), snapshotID(t, "s-1"))
+		found, err := h.Snapshots().Find(t.Context(), snapshotID(t, "s-1"))
 		must.Succeed(t, err)
 		if held := before - freeBytes(t, root); found.Promised < held-mib {
 			t.Errorf("the snapshot is promised %d bytes and keeps %d", found.Promised, held)
 		}
-		b.delete("pvc-1")
+		h.delete("pvc-1")
 	})
 }
 
@@ -242,99 +242,99 @@ func writeEvery(t *testing.T, path string, bytes, step int64) {
 func TestCopiesWithSimpleQuotas(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.SimpleBtrfs(t, 2<<30)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.snapshotBetweenWrites("pvc-disk", 32*mib)
-		b.rewriteAfterSnapshot("pvc-tree", 64*mib)
-		b.cloneAndWrite("pvc-first", 64*mib)
-		b.later(10 * time.Minute)
-		b.wantClean()
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.snapshotBetweenWrites("pvc-disk", 32*mib)
+		h.rewriteAfterSnapshot("pvc-tree", 64*mib)
+		h.cloneAndWrite("pvc-first", 64*mib)
+		h.later(10 * time.Minute)
+		h.wantClean()
 	})
 }
 
 // snapshotBetweenWrites writes a block volume in turns with snapshots, and then a restore of the last.
-func (b *bench) snapshotBetweenWrites(name string, bytes int64) {
-	b.t.Helper()
-	b.createBlock(name, bytes)
+func (h *harness) snapshotBetweenWrites(name string, bytes int64) {
+	h.t.Helper()
+	h.createBlock(name, bytes)
 	const restored = "pvc-restored"
 	var snapshots []string
 	for n := range 3 {
-		writeEvery(b.t, b.Path("pool", name, "disk.img"), bytes, 4096)
+		writeEvery(h.t, h.Path("pool", name, "disk.img"), bytes, 4096)
 		snapshots = append(snapshots, fmt.Sprint("s-", n))
-		must.Succeed(b.t, b.snapshot(snapshots[n], name))
-		b.wantHeldWithinPromises(snapshots[n])
+		must.Succeed(h.t, h.snapshot(snapshots[n], name))
+		h.wantHeldWithinPromises(snapshots[n])
 	}
-	_, err := b.Create(b.t.Context(), pool.Request{
-		ID: id(b.t, restored), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(b.t, snapshots[2])},
+	_, err := h.Create(h.t.Context(), pool.Request{
+		ID: id(h.t, restored), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(h.t, snapshots[2])},
 	})
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, err)
 	for range 3 { // a file that is copied on write would be counted twice
-		writeEvery(b.t, b.Path("pool", restored, "disk.img"), bytes, 8192)
+		writeEvery(h.t, h.Path("pool", restored, "disk.img"), bytes, 8192)
 	}
-	b.delete(name)
-	b.delete(restored)
+	h.delete(name)
+	h.delete(restored)
 	for _, name := range snapshots {
-		must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, name)))
+		must.Succeed(h.t, h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, name)))
 	}
-	b.later(10 * time.Minute)
+	h.later(10 * time.Minute)
 }
 
 // rewriteAfterSnapshot rewrites the files of a volume that has a snapshot, removes them and fills it.
-func (b *bench) rewriteAfterSnapshot(name string, bytes int64) {
-	b.t.Helper()
-	b.create(name, bytes)
-	data := b.Path("pool", name, "data")
+func (h *harness) rewriteAfterSnapshot(name string, bytes int64) {
+	h.t.Helper()
+	h.create(name, bytes)
+	data := h.Path("pool", name, "data")
 	for range 2 {
-		must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*6/10), 0o600))
-		syncfs(b.t, b.Path("pool"))
-		_ = b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-tree"))
-		must.Succeed(b.t, b.snapshot("s-tree", name))
-		b.wantHeldWithinPromises("s-tree")
-		must.Succeed(b.t, os.Remove(data))
-		syncfs(b.t, b.Path("pool"))
+		must.Succeed(h.t, os.WriteFile(data, make([]byte, bytes*6/10), 0o600))
+		syncfs(h.t, h.Path("pool"))
+		_ = h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, "s-tree"))
+		must.Succeed(h.t, h.snapshot("s-tree", name))
+		h.wantHeldWithinPromises("s-tree")
+		must.Succeed(h.t, os.Remove(data))
+		syncfs(h.t, h.Path("pool"))
 	}
-	must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*9/10), 0o600))
-	syncfs(b.t, b.Path("pool"))
-	b.delete(name)
-	must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-tree")))
+	must.Succeed(h.t, os.WriteFile(data, make([]byte, bytes*9/10), 0o600))
+	syncfs(h.t, h.Path("pool"))
+	h.delete(name)
+	must.Succeed(h.t, h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, "s-tree")))
 }
 
 // cloneAndWrite has clones of clones whose sources are gone hold no more than their size.
-func (b *bench) cloneAndWrite(name string, bytes int64) {
-	b.t.Helper()
-	b.create(name, bytes)
+func (h *harness) cloneAndWrite(name string, bytes int64) {
+	h.t.Helper()
+	h.create(name, bytes)
 	for n := range 3 {
-		must.Succeed(b.t, os.WriteFile(b.Path("pool", name, fmt.Sprint(n)), make([]byte, bytes/4), 0o600))
-		syncfs(b.t, b.Path("pool"))
+		must.Succeed(h.t, os.WriteFile(h.Path("pool", name, fmt.Sprint(n)), make([]byte, bytes/4), 0o600))
+		syncfs(h.t, h.Path("pool"))
 		clone := fmt.Sprintf("pvc-clone-%d", n)
-		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, clone), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(b.t, name)}})
-		must.Succeed(b.t, err)
-		b.delete(name)
-		b.later(time.Minute)
-		syncfs(b.t, b.Path("pool"))
+		_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, clone), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(h.t, name)}})
+		must.Succeed(h.t, err)
+		h.delete(name)
+		h.later(time.Minute)
+		syncfs(h.t, h.Path("pool"))
 		name = clone
 	}
-	err := os.WriteFile(b.Path("pool", name, "more"), make([]byte, bytes/2), 0o600)
+	err := os.WriteFile(h.Path("pool", name, "more"), make([]byte, bytes/2), 0o600)
 	if err == nil {
-		syncfs(b.t, b.Path("pool"))
+		syncfs(h.t, h.Path("pool"))
 	}
 	if !errors.Is(err, syscall.EDQUOT) {
-		b.t.Errorf("writing a half more into a volume with three quarters: %v, want EDQUOT", err)
+		h.t.Errorf("writing a half more into a volume with three quarters: %v, want EDQUOT", err)
 	}
-	b.delete(name)
+	h.delete(name)
 }
 
 // wantHeldWithinPromises expects a snapshot to be promised what files of its volume have.
-func (b *bench) wantHeldWithinPromises(name string) {
-	b.t.Helper()
-	found, err := b.Snapshots().Find(b.t.Context(), snapshotID(b.t, name))
-	must.Succeed(b.t, err)
-	d, err := dir.Open(b.Own("snapshots"))
-	must.Succeed(b.t, err)
-	defer func() { must.Succeed(b.t, d.Close()) }()
+func (h *harness) wantHeldWithinPromises(name string) {
+	h.t.Helper()
+	found, err := h.Snapshots().Find(h.t.Context(), snapshotID(h.t, name))
+	must.Succeed(h.t, err)
+	d, err := dir.Open(h.Own("snapshots"))
+	must.Succeed(h.t, err)
+	defer func() { must.Succeed(h.t, d.Close()) }()
 	occupied, err := dir.Occupied(d, "~"+name, func() error { return nil })
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, err)
 	if found.Promised < occupied {
-		b.t.Errorf("snapshot %s is promised %d bytes and holds %d", name, found.Promised, occupied)
+		h.t.Errorf("snapshot %s is promised %d bytes and holds %d", name, found.Promised, occupied)
 	}
 }
 
@@ -343,10 +343,10 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.CountingBtrfs(t, 1<<30)
-	withQuotas(t, root, `[{"name":"local","path":"pool","enforcement":"required"}]`, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 128*mib)
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
-		made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+	withQuotas(t, root, `[{"name":"local","path":"pool","enforcement":"required"}]`, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 128*mib)
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		made, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		if made.Promised < 64*mib {
 			t.Errorf("the snapshot is promised %d bytes, and holds %d", made.Promised, 64*mib)
@@ -358,11 +358,11 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 func TestCloneWithoutLimitOfVolumeWithOne(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
-		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: id(t, "pvc-1")}})
-		must.Succeed(t, err, os.WriteFile(b.Path("pool", "pvc-2", "data"), make([]byte, 32*mib), 0o600))
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		h.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: id(t, "pvc-1")}})
+		must.Succeed(t, err, os.WriteFile(h.Path("pool", "pvc-2", "data"), make([]byte, 32*mib), 0o600))
 	})
 }
 
@@ -371,26 +371,26 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.CountingBtrfs(t, 1<<30)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 64*mib)
-		nested := b.Path("pool", "pvc-1", "nested")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 64*mib)
+		nested := h.Path("pool", "pvc-1", "nested")
 		command(t, "btrfs", "subvolume", "create", nested)
 		must.Succeed(t, os.WriteFile(nested+"/data", make([]byte, 32*mib), 0o600))
 		snapshot := func(name string) error {
-			_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
+			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
 			return err
 		}
 		clone := func(name string, bytes int64) error {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}})
+			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}})
 			return err
 		}
 		must.Succeed(t, snapshot("s-1"))
-		b.wantHeldWithinPromises("s-1")
+		h.wantHeldWithinPromises("s-1")
 		must.Succeed(t, os.WriteFile(nested+"/more", make([]byte, 64*mib), 0o600))
 		wantError(t, snapshot("s-2"), volume.ErrPrecondition)
 		wantError(t, clone("pvc-2", 64*mib), volume.ErrOutOfRange)
-		must.Succeed(t, clone("pvc-3", 128*mib), os.WriteFile(b.Path("pool", "pvc-3", "data"), make([]byte, 16*mib), 0o600))
-		b.settled()
+		must.Succeed(t, clone("pvc-3", 128*mib), os.WriteFile(h.Path("pool", "pvc-3", "data"), make([]byte, 16*mib), 0o600))
+		h.settled()
 	})
 }
 

@@ -18,19 +18,19 @@ import (
 
 // onCounted runs a test on a node whose pools are on one filesystem of 256 MiB, with quotas. A volume of 100 MiB is
 // in the pool b, and others hold 120 MiB that were not there when the pools were made: so 36 MiB can be promised.
-func onCounted(t *testing.T, test func(t *testing.T, b *bench)) {
+func onCounted(t *testing.T, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.Quota = &quotatest.Fake{As: quota.Ext4}
-		b.start(neighbours)
-		b.createIn("b", "pvc-b", 100*mib)
-		must.Succeed(t, os.WriteFile(b.Path("others"), make([]byte, 120*mib), 0o600))
-		b.later(2 * time.Minute)
-		b.wantCapacity("a", 36, 2)
-		test(t, b)
+		h := newHarness(t, root)
+		h.Quota = &quotatest.Fake{As: quota.Ext4}
+		h.start(neighbours)
+		h.createIn("b", "pvc-b", 100*mib)
+		must.Succeed(t, os.WriteFile(h.Path("others"), make([]byte, 120*mib), 0o600))
+		h.later(2 * time.Minute)
+		h.wantCapacity("a", 36, 2)
+		test(t, h)
 	})
 }
 
@@ -60,27 +60,27 @@ func (m *meeting) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 
 // What others hold is counted before anything is promised, also if the pools are opened at once.
 func TestOthersAreCountedWhenPoolsAreOpenedAtOnce(t *testing.T) {
-	onCounted(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
-		m := &meeting{Fake: b.Quota, a: b.Path("a"), counts: make(chan struct{}), ready: make(chan struct{})}
-		b.real = func(*dir.Dir) (quota.Facility, error) { return m, nil }
-		b.begin("node-1", neighbours)
-		b.later(time.Second)
+	onCounted(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		m := &meeting{Fake: h.Quota, a: h.Path("a"), counts: make(chan struct{}), ready: make(chan struct{})}
+		h.real = func(*dir.Dir) (quota.Facility, error) { return m, nil }
+		h.begin("node-1", neighbours)
+		h.later(time.Second)
 		close(m.ready)
-		must.Succeed(t, b.Wait(t.Context()))
-		b.wantCapacity("a", 36, 2)
-		b.wantCapacity("b", 36, 2)
+		must.Succeed(t, h.Wait(t.Context()))
+		h.wantCapacity("a", 36, 2)
+		h.wantCapacity("b", 36, 2)
 	})
 }
 
 // What others hold is counted beside a pool that does not serve.
 func TestOthersAreCountedBesidePoolThatAnotherDriverServes(t *testing.T) {
-	onCounted(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
-		b.start(`[{"name":"b","path":"b"}]`)
-		two := b.second("node-1", neighbours)
+	onCounted(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		h.start(`[{"name":"b","path":"b"}]`)
+		two := h.second("node-1", neighbours)
 		two.wantCapacity("a", 36, 2)
-		must.Succeed(t, os.WriteFile(b.Path("more"), make([]byte, 10*mib), 0o600))
+		must.Succeed(t, os.WriteFile(h.Path("more"), make([]byte, 10*mib), 0o600))
 		two.later(2 * time.Minute)
 		two.wantCapacity("a", 26, 2)
 	})
@@ -112,20 +112,20 @@ func (s *swing) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 
 // Who writes and erases all the time does not hide what others hold.
 func TestVolumeThatIsFullForAMomentHidesNothing(t *testing.T) {
-	onCounted(t, func(t *testing.T, b *bench) {
-		b.createIn("b", "pvc-c", mib)
-		d, err := dir.Open(b.Path("b", "pvc-b"))
+	onCounted(t, func(t *testing.T, h *harness) {
+		h.createIn("b", "pvc-c", mib)
+		d, err := dir.Open(h.Path("b", "pvc-b"))
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, d.Close()) }()
-		file, err := b.Quota.Create(d)
+		file, err := h.Quota.Create(d)
 		must.Succeed(t, err)
-		must.Succeed(t, b.Close(t.Context()))
-		s := &swing{Fake: b.Quota, swings: d, id: b.projectIn("b", "pvc-b"), in: b.Path("b"), file: file}
-		b.real = func(*dir.Dir) (quota.Facility, error) { return s, nil }
-		b.start(neighbours)
+		must.Succeed(t, h.Close(t.Context()))
+		s := &swing{Fake: h.Quota, swings: d, id: h.projectIn("b", "pvc-b"), in: h.Path("b"), file: file}
+		h.real = func(*dir.Dir) (quota.Facility, error) { return s, nil }
+		h.start(neighbours)
 		for range 3 {
-			b.wantCapacity("a", 35, 2)
-			b.later(time.Minute)
+			h.wantCapacity("a", 35, 2)
+			h.later(time.Minute)
 		}
 		must.Succeed(t, s.err)
 	})
@@ -134,16 +134,16 @@ func TestVolumeThatIsFullForAMomentHidesNothing(t *testing.T) {
 // A pod that copies a file in its volume by reference, as cp(1) does where it can, has it counted twice. On the disk it is once, and
 // the second does not hide what others hold.
 func TestReflinkInVolumeHidesNothing(t *testing.T) {
-	onCounted(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.Path("b", "pvc-b", "data"), make([]byte, 40*mib), 0o600))
-		for of, bytes := range map[string]int64{b.Path(): 120 * mib, b.Path("b", "pvc-b"): 80 * mib} {
+	onCounted(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, os.WriteFile(h.Path("b", "pvc-b", "data"), make([]byte, 40*mib), 0o600))
+		for of, bytes := range map[string]int64{h.Path(): 120 * mib, h.Path("b", "pvc-b"): 80 * mib} {
 			d, err := dir.Open(of)
 			must.Succeed(t, err)
-			must.Succeed(t, b.Quota.Write(d, bytes), d.Close())
+			must.Succeed(t, h.Quota.Write(d, bytes), d.Close())
 		}
-		b.later(2 * time.Minute)
-		b.wantCapacity("a", 36, 2)
-		if got := *b.inspect(neighbours)[0].AvailableBytes / mib; got > 36 || got < 34 {
+		h.later(2 * time.Minute)
+		h.wantCapacity("a", 36, 2)
+		if got := *h.inspect(neighbours)[0].AvailableBytes / mib; got > 36 || got < 34 {
 			t.Errorf("inspect reports %d MiB available, want 36", got)
 		}
 	})
@@ -165,24 +165,24 @@ func (q *torn) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 
 // A volume that cannot be counted does not hide what others hold, which is counted on.
 func TestOthersAreCountedBesideUnreadableVolume(t *testing.T) {
-	onCounted(t, func(t *testing.T, b *bench) {
-		q := &torn{Fake: b.Quota, id: b.projectIn("b", "pvc-b"), in: b.Path("b")}
-		b.real = func(*dir.Dir) (quota.Facility, error) { return q, nil }
-		b.restart(neighbours)
-		b.wantCapacity("a", 36, 2)
-		must.Succeed(t, os.WriteFile(b.Path("more"), make([]byte, 10*mib), 0o600))
-		b.later(2 * time.Minute)
-		b.wantCapacity("a", 26, 2)
+	onCounted(t, func(t *testing.T, h *harness) {
+		q := &torn{Fake: h.Quota, id: h.projectIn("b", "pvc-b"), in: h.Path("b")}
+		h.real = func(*dir.Dir) (quota.Facility, error) { return q, nil }
+		h.restart(neighbours)
+		h.wantCapacity("a", 36, 2)
+		must.Succeed(t, os.WriteFile(h.Path("more"), make([]byte, 10*mib), 0o600))
+		h.later(2 * time.Minute)
+		h.wantCapacity("a", 26, 2)
 	})
 }
 
 // projectIn is what a volume of a pool is counted by.
-func (b *bench) projectIn(in, name string) quota.ID {
-	b.t.Helper()
-	d, err := dir.Open(b.Path(in, name))
-	must.Succeed(b.t, err)
-	defer func() { must.Succeed(b.t, d.Close()) }()
-	id, err := b.Quota.IDOf(d)
-	must.Succeed(b.t, err)
+func (h *harness) projectIn(in, name string) quota.ID {
+	h.t.Helper()
+	d, err := dir.Open(h.Path(in, name))
+	must.Succeed(h.t, err)
+	defer func() { must.Succeed(h.t, d.Close()) }()
+	id, err := h.Quota.IDOf(d)
+	must.Succeed(h.t, err)
 	return id
 }

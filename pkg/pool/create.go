@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
-		if has(p, r.ID) {
+		if has(ctx, p, r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.node.Options.Node)
 		}
 		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.node.Options.Node)
@@ -99,14 +100,14 @@ func elsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) error {
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func has(p *serve.Pool, id volume.ID) bool {
-	missing, err := lacks(p, id)
+func has(ctx context.Context, p *serve.Pool, id volume.ID) bool {
+	missing, err := lacks(ctx, p, id)
 	return err == nil && !missing || err != nil && p.Ledger.Known(id).Exists()
 }
 
 // lacks reports whether the pool does not hold a volume.
-func lacks(p *serve.Pool, id volume.ID) (bool, error) {
-	v, err := findAt(p, id)
+func lacks(ctx context.Context, p *serve.Pool, id volume.ID) (bool, error) {
+	v, err := findAt(ctx, p, id)
 	if v != nil {
 		v.close()
 	}
@@ -114,7 +115,7 @@ func lacks(p *serve.Pool, id volume.ID) (bool, error) {
 }
 
 func create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
-	in, err := p.Enter()
+	in, err := p.Enter(ctx)
 	if err != nil {
 		return Volume{}, noCapacity(p, r.ID, err)
 	}
@@ -212,7 +213,7 @@ func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space)
 	var src *source
 	if r.Source != nil {
 		var err error
-		if src, err = openRequested(in, r); err != nil {
+		if src, err = openRequested(ctx, in, r); err != nil {
 			return Volume{}, err
 		}
 		defer src.close()
@@ -378,33 +379,39 @@ func undo(in *serve.Visit, id volume.ID) {
 	}
 }
 
-// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
-// holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
-func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
-	v, err := s.find(id, volume.PoolName{})
+// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. What a client knows it by is
+// recorded too, unless that is empty or the volume has no record. The caller holds the volume's lock. Errors: ErrNotFound, ErrUnavailable,
+// ErrDamagedRecord, ErrIO, ErrAmbiguous.
+func (s *Set) Confirm(ctx context.Context, id volume.ID, client string) error {
+	v, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return err
 	}
 	defer v.close()
-	if !v.entry.Provisional() {
+	if v.confirmed(client) {
 		return nil
 	}
-	if err := v.confirm(ctx); err != nil {
+	if err := v.confirm(ctx, client); err != nil {
 		return fmt.Errorf("confirm volume %s: %w", id, err)
 	}
 	return nil
 }
 
-func (v *found) confirm(ctx context.Context) error {
+func (v *found) confirmed(client string) bool {
+	rec := v.entry.Record
+	return rec == nil || !rec.Provisional && (client == "" || client == rec.Client)
+}
+
+func (v *found) confirm(ctx context.Context, client string) error {
 	unlock, err := v.visit.LockToPromise(ctx, v.id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := v.reread(); err != nil || !v.entry.Provisional() {
+	if err := v.reread(); err != nil || v.confirmed(client) {
 		return err
 	}
 	rec := *v.entry.Record
-	rec.Provisional = false
+	rec.Provisional, rec.Client = false, cmp.Or(client, rec.Client)
 	return v.visit.Store.Records().Write(&rec)
 }

@@ -18,35 +18,35 @@ import (
 func TestCreateMode(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
-	inBubble(t, func(t *testing.T, b *bench) {
-		v := b.create("pvc-1", 10*mib+1)
+	inBubble(t, func(t *testing.T, h *harness) {
+		v := h.create("pvc-1", 10*mib+1)
 		if v.Bytes != 10*mib+4096 {
 			t.Errorf("%d bytes, want the size asked for in whole blocks", v.Bytes)
 		}
-		info, err := os.Stat(b.Path("pool", "pvc-1"))
+		info, err := os.Stat(h.Path("pool", "pvc-1"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o777 {
 			t.Errorf("the volume has mode %o, want 777", info.Mode().Perm())
 		}
-		info, err = os.Stat(b.Path("pool"))
+		info, err = os.Stat(h.Path("pool"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
 		}
-		if got := labelOf(t, b, b.Path("pool", "pvc-1")); got != label.Container {
+		if got := labelOf(t, h, h.Path("pool", "pvc-1")); got != label.Container {
 			t.Errorf("label %q, want %q", got, label.Container)
 		}
-		b.wantVolumes("pvc-1")
-		b.wantClean()
+		h.wantVolumes("pvc-1")
+		h.wantClean()
 	})
 }
 
 func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
-		b.start(`[{"name":"local","path":"pool"}]`)
-		info, err := os.Stat(b.Path("pool"))
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+		h.start(`[{"name":"local","path":"pool"}]`)
+		info, err := os.Stat(h.Path("pool"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
@@ -55,8 +55,8 @@ func TestPoolDirectoryModeIsTightened(t *testing.T) {
 }
 
 func TestConcurrentCreatesDoNotOversell(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		available := b.capacity()
+	inBubble(t, func(t *testing.T, h *harness) {
+		available := h.capacity()
 		// Each takes a third and a bit: two fit.
 		size := available/3 + 64*mib
 		var made, refused sync.Map
@@ -64,7 +64,7 @@ func TestConcurrentCreatesDoNotOversell(t *testing.T) {
 		for i := range 32 {
 			calls.Go(func() {
 				name := fmt.Sprintf("pvc-%d", i)
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: size}})
+				_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: size}})
 				switch {
 				case err == nil:
 					made.Store(name, true)
@@ -82,7 +82,7 @@ func TestConcurrentCreatesDoNotOversell(t *testing.T) {
 		if got := length(&refused); got != 30 {
 			t.Errorf("%d calls were refused, want 30", got)
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
@@ -92,77 +92,77 @@ func length(m *sync.Map) (n int) {
 }
 
 func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("elsewhere")))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Path("elsewhere")))
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrLost)
-		wantGone(t, b.Path("pool", "pvc-1"))
+		wantGone(t, h.Path("pool", "pvc-1"))
 		// Listed, abnormal.
-		page, _ := b.List(t.Context(), volume.ID{}, 10)
+		page, _ := h.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost || !page[0].Condition.Abnormal {
 			t.Errorf("list %+v, want the lost volume as abnormal", page)
 		}
-		wantError(t, b.publish("pvc-1", "a"), volume.ErrNotFound)
+		wantError(t, h.publish("pvc-1", "a"), volume.ErrNotFound)
 		// It comes back when its directory does.
-		must.Succeed(t, os.Rename(b.Path("elsewhere"), b.Path("pool", "pvc-1")))
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.wantClean()
+		must.Succeed(t, os.Rename(h.Path("elsewhere"), h.Path("pool", "pvc-1")))
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.wantClean()
 	})
 }
 
 func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-old"), 0o755))
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-old", "data"), nil, 0o644))
-		must.Succeed(t, b.publish("pvc-old", "a"))
-		v, err := b.Volume(t.Context(), id(t, "pvc-old"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-old"), 0o755))
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-old", "data"), nil, 0o644))
+		must.Succeed(t, h.publish("pvc-old", "a"))
+		v, err := h.Volume(t.Context(), id(t, "pvc-old"))
 		must.Succeed(t, err)
 		if v.Lost || v.Condition.Abnormal || v.Bytes < gib {
 			t.Errorf("volume %+v, want one of the pool's size, in order", v)
 		}
 		// Creating it again is the retry of a call that the upstream KubeVirt driver answered.
-		if again := b.create("pvc-old", mib); again.Bytes != v.Bytes {
+		if again := h.create("pvc-old", mib); again.Bytes != v.Bytes {
 			t.Errorf("created again it has %d bytes, want %d", again.Bytes, v.Bytes)
 		}
-		must.Succeed(t, b.unpublish("pvc-old", "a"))
-		if _, err := os.Stat(b.Path("pool", "pvc-old", "data")); err != nil {
+		must.Succeed(t, h.unpublish("pvc-old", "a"))
+		if _, err := os.Stat(h.Path("pool", "pvc-old", "data")); err != nil {
 			t.Error(err)
 		}
-		b.delete("pvc-old")
-		wantGone(t, b.Path("pool", "pvc-old"))
-		b.wantClean()
+		h.delete("pvc-old")
+		wantGone(t, h.Path("pool", "pvc-old"))
+		h.wantClean()
 	})
 }
 
 func TestOtherDirectoriesAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
+		h := newHarness(t, t.TempDir())
 		outside := t.TempDir()
 		for _, name := range []string{"lost+found", "csi-snapshots", ".hidden"} {
-			must.Succeed(t, os.MkdirAll(b.Path("pool", name, "content"), 0o755))
+			must.Succeed(t, os.MkdirAll(h.Path("pool", name, "content"), 0o755))
 		}
-		must.Succeed(t, os.WriteFile(b.Path("pool", "file"), nil, 0o644))
-		must.Succeed(t, os.Symlink(outside, b.Path("pool", "link")))
-		b.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
-		b.wantVolumes()
+		must.Succeed(t, os.WriteFile(h.Path("pool", "file"), nil, 0o644))
+		must.Succeed(t, os.Symlink(outside, h.Path("pool", "link")))
+		h.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
+		h.wantVolumes()
 		for _, name := range []string{"csi-snapshots", "file", "link"} {
-			wantError(t, b.Delete(t.Context(), id(t, name)), volume.ErrNotFound)
-			wantError(t, b.publish(name, "a"), volume.ErrNotFound)
+			wantError(t, h.Delete(t.Context(), id(t, name)), volume.ErrNotFound)
+			wantError(t, h.publish(name, "a"), volume.ErrNotFound)
 		}
 		// Their names are not free, either.
 		for _, name := range []string{"csi-snapshots", "file", "link"} {
-			if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: mib}}); err == nil {
+			if _, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: mib}}); err == nil {
 				t.Errorf("created the volume %s over what is there", name)
 			}
 		}
 		for _, name := range []string{"lost+found/content", "csi-snapshots/content", ".hidden/content", "file", "link"} {
-			if _, err := os.Lstat(b.Path("pool", name)); err != nil {
+			if _, err := os.Lstat(h.Path("pool", name)); err != nil {
 				t.Error(err)
 			}
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
@@ -175,8 +175,8 @@ func TestDefaultPool(t *testing.T) {
 		`[{"name":"legacy","path":"a","shared":true,"reserve":"1Gi"}]`: "legacy",
 	} {
 		t.Run(datadir, func(t *testing.T) {
-			onPools(t, datadir, func(t *testing.T, b *bench) {
-				v, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+			onPools(t, datadir, func(t *testing.T, h *harness) {
+				v, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				if want == "" {
 					wantError(t, err, volume.ErrInvalid)
 				} else if err != nil || v.Pool.String() != want {

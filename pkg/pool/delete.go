@@ -23,10 +23,10 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteO
 // DeleteOnly is Delete for a volume that is abnormal for a reason, and returns ErrPrecondition for
 // any other. That is judged under the lock that the deletion has. An empty reason is for any volume.
 func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
-	in, err := s.find(id, volume.PoolName{})
+	in, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
-			if err := errors.Join(s.keepRemoved(id), s.Moves().dropReferences(ctx, id)); err != nil {
+			if err := errors.Join(s.keepRemoved(ctx, id), s.Moves().dropReferences(ctx, id)); err != nil {
 				return err
 			}
 		}
@@ -43,9 +43,9 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 }
 
 // keepRemoved makes durable that no pool has an entry: an earlier call may have removed it, and failed at that.
-func (s *Set) keepRemoved(id volume.ID) error {
+func (s *Set) keepRemoved(ctx context.Context, id volume.ID) error {
 	for _, p := range s.node.Pools {
-		v, err := p.Enter()
+		v, err := p.Enter(ctx)
 		if err != nil {
 			return err
 		}

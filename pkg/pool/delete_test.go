@@ -21,14 +21,14 @@ import (
 )
 
 func TestDeleteDoesNotFollowLinks(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
+	inBubble(t, func(t *testing.T, h *harness) {
 		canary := filepath.Join(t.TempDir(), "canary")
 		must.Succeed(t, os.WriteFile(canary, nil, 0o644))
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Symlink(filepath.Dir(canary), b.Path("pool", "pvc-1", "dir")))
-		must.Succeed(t, os.Symlink(canary, b.Path("pool", "pvc-1", "file")))
-		b.delete("pvc-1")
-		b.wantClean()
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Symlink(filepath.Dir(canary), h.Path("pool", "pvc-1", "dir")))
+		must.Succeed(t, os.Symlink(canary, h.Path("pool", "pvc-1", "file")))
+		h.delete("pvc-1")
+		h.wantClean()
 		if _, err := os.Stat(canary); err != nil {
 			t.Error(err)
 		}
@@ -36,102 +36,102 @@ func TestDeleteDoesNotFollowLinks(t *testing.T) {
 }
 
 func TestDeleteRefusesPublishedVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		err := b.Delete(t.Context(), id(t, "pvc-1"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), nil, 0o644))
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		err := h.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
-		if !strings.Contains(err.Error(), b.Path("pods", "a")) {
+		if !strings.Contains(err.Error(), h.Path("pods", "a")) {
 			t.Errorf("%v does not report where the volume is published", err)
 		}
 		// An unmount that failed never leads to a delete.
-		release := b.Mounts.Hold(b.Target("a"))
-		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+		release := h.Mounts.Hold(h.Target("a"))
+		wantError(t, h.unpublish("pvc-1", "a"), volume.ErrInUse)
+		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		release()
-		if _, err := os.Stat(b.Path("pool", "pvc-1", "data")); err != nil {
+		if _, err := os.Stat(h.Path("pool", "pvc-1", "data")); err != nil {
 			t.Error(err)
 		}
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-1")
-		b.wantClean()
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-1")
+		h.wantClean()
 	})
 }
 
 func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1", "sub"), 0o755))
-		sub, err := dir.Open(b.Path("pool", "pvc-1", "sub"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-1", "sub"), 0o755))
+		sub, err := dir.Open(h.Path("pool", "pvc-1", "sub"))
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, sub.Close()) }()
-		must.Succeed(t, b.Mounts.Publish(sub, b.Target("subpath"), bind.Flags{}))
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		must.Succeed(t, b.Mounts.Unpublish(b.Target("subpath"), nil))
-		b.delete("pvc-1")
+		must.Succeed(t, h.Mounts.Publish(sub, h.Target("subpath"), bind.Flags{}))
+		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+		must.Succeed(t, h.Mounts.Unpublish(h.Target("subpath"), nil))
+		h.delete("pvc-1")
 	})
 }
 
 func TestUnremovableTrashIsReported(t *testing.T) {
 	testenv.NeedRoot(t)
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1", "mounted"), 0o755))
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "file"), nil, 0o644))
-		must.Succeed(t, syscall.Mount("tmpfs", b.Path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
-		b.delete("pvc-1")
-		b.settled()
-		status := b.Status()[0]
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-1", "mounted"), 0o755))
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "file"), nil, 0o644))
+		must.Succeed(t, syscall.Mount("tmpfs", h.Path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+		h.delete("pvc-1")
+		h.settled()
+		status := h.Status()[0]
 		if status.Trash.Pieces != 1 || status.Trash.Stuck != 1 || status.Volumes != 0 || status.Promised != 0 {
 			t.Errorf("status %+v, want one piece of stuck trash and nothing promised", status)
 		}
-		trash := names(t, b.Own("trash", "node-1"))
+		trash := names(t, h.Own("trash", "node-1"))
 		if len(trash) != 1 {
 			t.Fatalf("trash %q, want one piece", trash)
 		}
 		// Once the reason is gone, time removes it.
-		must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", trash[0], "mounted"), 0))
-		b.later(time.Hour)
-		b.wantClean()
+		must.Succeed(t, syscall.Unmount(h.Own("trash", "node-1", trash[0], "mounted"), 0))
+		h.later(time.Hour)
+		h.wantClean()
 	})
 }
 
 func TestReaperPausesBetweenSmallVolumes(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
 		const volumes = 33 // one that is erased at once, and two bursts
 		for i := range volumes {
-			b.create("pvc-"+strconv.Itoa(i), mib)
+			h.create("pvc-"+strconv.Itoa(i), mib)
 		}
 		f.slowEnd.Store(true)
 		for i := range volumes {
-			b.delete("pvc-" + strconv.Itoa(i))
+			h.delete("pvc-" + strconv.Itoa(i))
 		}
-		b.later(volumes * 12 * time.Millisecond)
-		if left := b.Status()[0].Trash.Pieces; left == 0 || left == volumes {
+		h.later(volumes * 12 * time.Millisecond)
+		if left := h.Status()[0].Trash.Pieces; left == 0 || left == volumes {
 			t.Errorf("%d pieces of trash are left after the time that all take without a rest, want some", left)
 		}
-		b.later(volumes * 48 * time.Millisecond)
-		if left := b.Status()[0].Trash.Pieces; left != 0 {
+		h.later(volumes * 48 * time.Millisecond)
+		if left := h.Status()[0].Trash.Pieces; left != 0 {
 			t.Errorf("%d pieces of trash are left after four times as long, want none", left)
 		}
-		b.wantClean()
+		h.wantClean()
 	})
 }
 
 func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("away"), 0o750))
-		b.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("away"), 0o750))
+		h.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
 		// It may be in the pool that is away: saying that it is gone would leak it.
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
 		local, err := volume.ParsePoolName("local")
 		must.Succeed(t, err)
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: volume.Range{Required: mib}})
+		_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
-		b.delete("pvc-2")
-		if left := names(t, b.Path("away")); len(left) > 0 {
+		h.delete("pvc-2")
+		if left := names(t, h.Path("away")); len(left) > 0 {
 			t.Errorf("the bare mount point holds %q", left)
 		}
 	})
@@ -141,45 +141,45 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 // would be the last that kubelet asks about it.
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
-		mounts := &hanging{Fake: b.Mounts}
-		b.table = mounts
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+		mounts := &hanging{Fake: h.Mounts}
+		h.table = mounts
 		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
-		b.start(datadir)
-		must.Succeed(t, b.Publications().PublishInline(t.Context(),
+		h.start(datadir)
+		must.Succeed(t, h.Publications().PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
-			pool.Publication{ID: id(t, "csi-1"), Target: b.Target("a")}))
-		must.Succeed(t, b.Close(t.Context()))
+			pool.Publication{ID: id(t, "csi-1"), Target: h.Target("a")}))
+		must.Succeed(t, h.Close(t.Context()))
 
 		opened := make(chan struct{})
 		mounts.until.Store(&opened)
-		b.begin("node-1", datadir)
-		wantError(t, b.unpublish("csi-1", "a"), volume.ErrUnavailable)
-		wantGone(t, b.Path("pods", "a"))
+		h.begin("node-1", datadir)
+		wantError(t, h.unpublish("csi-1", "a"), volume.ErrUnavailable)
+		wantGone(t, h.Path("pods", "a"))
 		mounts.until.Store(nil)
 		close(opened)
-		must.Succeed(t, b.Wait(t.Context()))
-		must.Succeed(t, b.unpublish("csi-1", "a"))
-		b.wantVolumes()
-		b.wantClean()
+		must.Succeed(t, h.Wait(t.Context()))
+		must.Succeed(t, h.unpublish("csi-1", "a"))
+		h.wantVolumes()
+		h.wantClean()
 	})
 }
 
 func TestUnpublishKeepsMountBelow(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		over, err := dir.Open(b.Path("pool", "pvc-2"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		h.create("pvc-2", mib)
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		over, err := dir.Open(h.Path("pool", "pvc-2"))
 		must.Succeed(t, err)
-		must.Succeed(t, b.Mounts.Stack(over, b.Target("a")))
+		must.Succeed(t, h.Mounts.Stack(over, h.Target("a")))
 		must.Succeed(t, over.Close())
-		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		_, err = b.Publications().Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
+		wantError(t, h.unpublish("pvc-2", "a"), volume.ErrInUse)
+		_, err = h.Publications().Stats(t.Context(), id(t, "pvc-1"), h.Target("a"))
 		must.Succeed(t, err)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-2")
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-2")
 	})
 }
 
@@ -187,15 +187,15 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 	for relabel, want := range map[string]string{"root": "container_file_t", "recursive": "container_file_t", "none": "var_t"} {
 		t.Run(relabel, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				must.Succeed(t, os.MkdirAll(b.Path("pool", "pvc-old"), 0o755))
-				b.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
-				d, err := dir.Open(b.Path("pool", "pvc-old"))
+				h := newHarness(t, t.TempDir())
+				must.Succeed(t, os.MkdirAll(h.Path("pool", "pvc-old"), 0o755))
+				h.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
+				d, err := dir.Open(h.Path("pool", "pvc-old"))
 				must.Succeed(t, err)
 				defer func() { must.Succeed(t, d.Close()) }()
-				must.Succeed(t, b.Labels.Set(d, "system_u:object_r:var_t:s0"))
-				must.Succeed(t, b.publish("pvc-old", "a"))
-				if got := labelOf(t, b, b.Path("pool", "pvc-old")); !strings.Contains(got, want) {
+				must.Succeed(t, h.Labels.Set(d, "system_u:object_r:var_t:s0"))
+				must.Succeed(t, h.publish("pvc-old", "a"))
+				if got := labelOf(t, h, h.Path("pool", "pvc-old")); !strings.Contains(got, want) {
 					t.Errorf("label %q, want %s", got, want)
 				}
 			})
@@ -204,41 +204,41 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 }
 
 func TestCanceledCallsDoNothing(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		_, err := h.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, context.Canceled)
-		wantError(t, b.Delete(ctx, id(t, "pvc-1")), context.Canceled)
-		b.wantVolumes("pvc-1")
-		b.wantClean()
+		wantError(t, h.Delete(ctx, id(t, "pvc-1")), context.Canceled)
+		h.wantVolumes("pvc-1")
+		h.wantClean()
 	})
 }
 
 // What an administrator saw may have changed by the time of the deletion.
 func TestDeleteOnly(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
 		for _, reason := range []health.Reason{health.DirectoryMissing, health.InlineUnpublished} {
-			wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), reason), volume.ErrPrecondition)
+			wantError(t, h.DeleteOnly(t.Context(), id(t, "pvc-1"), reason), volume.ErrPrecondition)
 		}
-		b.wantVolumes("pvc-1")
-		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
-		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.InlineUnpublished), volume.ErrPrecondition)
-		must.Succeed(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
-		b.wantVolumes()
-		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing), volume.ErrNotFound)
+		h.wantVolumes("pvc-1")
+		must.Succeed(t, os.Remove(h.Path("pool", "pvc-1")))
+		wantError(t, h.DeleteOnly(t.Context(), id(t, "pvc-1"), health.InlineUnpublished), volume.ErrPrecondition)
+		must.Succeed(t, h.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
+		h.wantVolumes()
+		wantError(t, h.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing), volume.ErrNotFound)
 	})
 }
 
 // Of a volume that was asked about for one reason more may be wrong.
 func TestDeleteOnlyIfLostWithDamagedRecord(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
-		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
-		must.Succeed(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
-		b.wantVolumes()
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Remove(h.Path("pool", "pvc-1")))
+		must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+		must.Succeed(t, h.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
+		h.wantVolumes()
 	})
 }

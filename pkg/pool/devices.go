@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
@@ -11,12 +12,12 @@ import (
 
 // ofAnother reports whether a device that is published is that of another volume. One
 // whose volume went away, or was restored from a backup, is that of none: a pod can end.
-func (s Publications) ofAnother(id volume.ID, device *loop.Device) bool {
-	if device == nil || !device.Ours || s.isOf(id, device) {
+func (s Publications) ofAnother(ctx context.Context, id volume.ID, device *loop.Device) bool {
+	if device == nil || !device.Ours || s.isOf(ctx, id, device) {
 		return false
 	}
 	for _, p := range s.set.node.Pools {
-		in, err := p.Enter()
+		in, err := p.Enter(ctx)
 		if err != nil {
 			continue // the target would hang with the pool
 		}
@@ -29,8 +30,8 @@ func (s Publications) ofAnother(id volume.ID, device *loop.Device) bool {
 	return false
 }
 
-func (s Publications) isOf(id volume.ID, device *loop.Device) bool {
-	v, err := s.set.find(id, volume.PoolName{})
+func (s Publications) isOf(ctx context.Context, id volume.ID, device *loop.Device) bool {
+	v, err := s.set.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return false
 	}
@@ -41,9 +42,9 @@ func (s Publications) isOf(id volume.ID, device *loop.Device) bool {
 
 // isInPool reports whether the file of a device is where the volumes of a pool are. It may have been one, and been moved aside for one
 // from a backup. A volume that is a subvolume of a btrfs has a device number of its own.
-func (s Publications) isInPool(device *loop.Device) bool {
+func (s Publications) isInPool(ctx context.Context, device *loop.Device) bool {
 	for _, p := range s.set.node.Pools {
-		in, err := p.Enter()
+		in, err := p.Enter(ctx)
 		if err != nil {
 			continue
 		}
@@ -57,8 +58,8 @@ func (s Publications) isInPool(device *loop.Device) bool {
 }
 
 // restore marks a mounted device of a volume as one of the driver's again: a pod can remove the mark.
-func (s Publications) restore(id volume.ID, device *loop.Device) error {
-	if device == nil || device.Ours || !s.isOf(id, device) {
+func (s Publications) restore(ctx context.Context, id volume.ID, device *loop.Device) error {
+	if device == nil || device.Ours || !s.isOf(ctx, id, device) {
 		return nil
 	}
 	now, err := s.set.node.Options.Devices.Restore(*device)

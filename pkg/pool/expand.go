@@ -26,7 +26,7 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err := r.Check(); err != nil {
 		return 0, err
 	}
-	v, err := s.find(id, volume.PoolName{})
+	v, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return 0, err
 	}

@@ -12,5 +12,10 @@ func LockVolume(own *dir.Dir, id volume.ID) (unlock func(), err error) {
 	return dir.TryLockByte(own, "lock", store.VolumeByte(id))
 }
 
+// CheckVolume is LockVolume for a check of another node.
+func CheckVolume(own *dir.Dir, id volume.ID) (unlock func(), err error) {
+	return dir.TryShareByte(own, "lock", store.VolumeByte(id))
+}
+
 // Overhead is what the first pool has set aside besides what it has promised, in bytes.
 func (s *Set) Overhead() int64 { return s.node.Pools[0].Ledger.Summary().Overhead }

@@ -32,31 +32,31 @@ func poolNamed(t *testing.T, name string) volume.PoolName {
 	return parsed
 }
 
-func (b *bench) tryCreateIn(in, name string, bytes int64) error {
-	b.t.Helper()
-	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolNamed(b.t, in), Range: volume.Range{Required: bytes}})
+func (h *harness) tryCreateIn(in, name string, bytes int64) error {
+	h.t.Helper()
+	_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolNamed(h.t, in), Range: volume.Range{Required: bytes}})
 	return err
 }
 
-func (b *bench) createIn(in, name string, bytes int64) {
-	b.t.Helper()
-	must.Succeed(b.t, b.tryCreateIn(in, name, bytes))
+func (h *harness) createIn(in, name string, bytes int64) {
+	h.t.Helper()
+	must.Succeed(h.t, h.tryCreateIn(in, name, bytes))
 }
 
 // wantCapacity expects a capacity in MiB, of which filesystems take up to so many themselves.
-func (b *bench) wantCapacity(in string, want, less int64) {
-	b.t.Helper()
-	got, err := b.Capacity(poolNamed(b.t, in), false)
-	must.Succeed(b.t, err)
+func (h *harness) wantCapacity(in string, want, less int64) {
+	h.t.Helper()
+	got, err := h.Capacity(h.t.Context(), poolNamed(h.t, in), false)
+	must.Succeed(h.t, err)
 	if got > want*mib || got < (want-less)*mib {
-		b.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
+		h.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
 	}
 }
 
-func (b *bench) sharing(in string) []string {
-	b.t.Helper()
-	for _, status := range b.Status() {
-		if status.Name == poolNamed(b.t, in) {
+func (h *harness) sharing(in string) []string {
+	h.t.Helper()
+	for _, status := range h.Status() {
+		if status.Name == poolNamed(h.t, in) {
 			var with []string
 			for _, name := range status.SharesWith {
 				with = append(with, name.String())
@@ -64,77 +64,77 @@ func (b *bench) sharing(in string) []string {
 			return with
 		}
 	}
-	b.t.Fatalf("no status of pool %s", in)
+	h.t.Fatalf("no status of pool %s", in)
 	return nil
 }
 
-func (b *bench) wantSharing(in string, with ...string) {
-	b.t.Helper()
-	if got := b.sharing(in); !slices.Equal(got, with) {
-		b.t.Errorf("pool %s shares its filesystem with %q, want %q", in, got, with)
+func (h *harness) wantSharing(in string, with ...string) {
+	h.t.Helper()
+	if got := h.sharing(in); !slices.Equal(got, with) {
+		h.t.Errorf("pool %s shares its filesystem with %q, want %q", in, got, with)
 	}
 }
 
 // onTmpfs runs a test on a node whose pools are on one filesystem of 256 MiB.
-func onTmpfs(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
+func onTmpfs(t *testing.T, datadir string, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(datadir)
-		test(t, b)
+		h := newHarness(t, root)
+		h.start(datadir)
+		test(t, h)
 	})
 }
 
 func TestPoolsShareFilesystem(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-1", 150*mib)
-		b.wantCapacity("a", 106, 2)
-		b.wantCapacity("b", 106, 2)
-		wantError(t, b.tryCreateIn("b", "pvc-2", 150*mib), volume.ErrNoSpace)
-		b.createIn("b", "pvc-2", 50*mib)
-		b.wantCapacity("a", 56, 2)
-		b.wantSharing("a", "b")
-		b.wantSharing("b", "a")
-		b.restart(neighbours)
-		b.wantCapacity("a", 56, 2)
-		b.wantCapacity("b", 56, 2)
-		b.delete("pvc-1")
-		b.settled()
-		b.wantCapacity("b", 206, 2)
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-1", 150*mib)
+		h.wantCapacity("a", 106, 2)
+		h.wantCapacity("b", 106, 2)
+		wantError(t, h.tryCreateIn("b", "pvc-2", 150*mib), volume.ErrNoSpace)
+		h.createIn("b", "pvc-2", 50*mib)
+		h.wantCapacity("a", 56, 2)
+		h.wantSharing("a", "b")
+		h.wantSharing("b", "a")
+		h.restart(neighbours)
+		h.wantCapacity("a", 56, 2)
+		h.wantCapacity("b", 56, 2)
+		h.delete("pvc-1")
+		h.settled()
+		h.wantCapacity("b", 206, 2)
 	})
 }
 
 func TestReserveAndOverprovisionOfPoolsThatShareFilesystem(t *testing.T) {
-	onTmpfs(t, `[{"name":"a","path":"a","reserve":"56Mi"},{"name":"b","path":"b","overprovision":0.5}]`, func(t *testing.T, b *bench) {
-		b.wantCapacity("a", 200, 2)
-		b.wantCapacity("b", 128, 2)
-		b.createIn("a", "pvc-1", 100*mib)
-		b.wantCapacity("a", 100, 2)
-		b.wantCapacity("b", 28, 2)
+	onTmpfs(t, `[{"name":"a","path":"a","reserve":"56Mi"},{"name":"b","path":"b","overprovision":0.5}]`, func(t *testing.T, h *harness) {
+		h.wantCapacity("a", 200, 2)
+		h.wantCapacity("b", 128, 2)
+		h.createIn("a", "pvc-1", 100*mib)
+		h.wantCapacity("a", 100, 2)
+		h.wantCapacity("b", 28, 2)
 	})
 }
 
 // What the volumes of one pool hold is theirs, and no use by others to the other pool.
 func TestUseOfAnotherPoolIsNotForeign(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-1", 100*mib)
-		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
-		b.createIn("b", "pvc-2", 50*mib)
-		b.later(2 * time.Minute)
-		b.wantCapacity("a", 106, 2)
-		b.wantCapacity("b", 106, 2)
-		b.restart(neighbours)
-		b.wantCapacity("a", 106, 2)
-		b.wantCapacity("b", 106, 2)
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-1", 100*mib)
+		must.Succeed(t, os.WriteFile(h.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		h.createIn("b", "pvc-2", 50*mib)
+		h.later(2 * time.Minute)
+		h.wantCapacity("a", 106, 2)
+		h.wantCapacity("b", 106, 2)
+		h.restart(neighbours)
+		h.wantCapacity("a", 106, 2)
+		h.wantCapacity("b", 106, 2)
 	})
 }
 
 func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-1", 150*mib)
-		for _, view := range b.inspect(neighbours) {
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-1", 150*mib)
+		for _, view := range h.inspect(neighbours) {
 			if got := *view.AvailableBytes / mib; got > 106 || got < 104 || len(view.SharesWith) != 1 || view.SharesWith[0] == view.Name {
 				t.Errorf("pool %s has %d MiB available and shares its filesystem with %v, want 106 and the other pool", view.Name, got, view.SharesWith)
 			}
@@ -144,40 +144,40 @@ func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
 
 // A pool that is added to the configuration later was not there when others wrote.
 func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
-	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-1", 100*mib)
-		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
-		b.later(time.Second) // pools are known by the second in which they were made
-		b.restart(neighbours)
-		b.wantCapacity("a", 156, 2)
-		b.wantCapacity("b", 156, 2)
+	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-1", 100*mib)
+		must.Succeed(t, os.WriteFile(h.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		h.later(time.Second) // pools are known by the second in which they were made
+		h.restart(neighbours)
+		h.wantCapacity("a", 156, 2)
+		h.wantCapacity("b", 156, 2)
 	})
 }
 
 func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		must.Succeed(t, os.Mkdir(b.Path("late"), 0o755))
-		disk(t, b) // of 64 MiB
-		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"disk/b"}]`)
-		b.createIn("b", "pvc-2", 20*mib)
-		must.Succeed(t, os.WriteFile(b.Path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
-		must.Succeed(t, b.Close(t.Context()))
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(h.Path("late"), 0o755))
+		disk(t, h) // of 64 MiB
+		h.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"disk/b"}]`)
+		h.createIn("b", "pvc-2", 20*mib)
+		must.Succeed(t, os.WriteFile(h.Path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
+		must.Succeed(t, h.Close(t.Context()))
 		var said diary
-		b.log = funcr.New(said.write, funcr.Options{})
-		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
-		b.createIn("a", "pvc-1", 24*mib)
-		b.wantSharing("a")
-		must.Succeed(t, syscall.Mount(b.Path("disk", "b"), b.Path("late"), "", syscall.MS_BIND, ""))
-		defer func() { must.Succeed(t, syscall.Unmount(b.Path("late"), 0)) }()
-		b.later(10 * time.Second)
-		b.wantSharing("a", "b")
-		b.wantSharing("b", "a")
-		b.wantCapacity("a", 20, 1)
-		b.wantCapacity("b", 20, 1)
-		must.Succeed(t, b.Close(t.Context()))
+		h.log = funcr.New(said.write, funcr.Options{})
+		h.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
+		h.createIn("a", "pvc-1", 24*mib)
+		h.wantSharing("a")
+		must.Succeed(t, syscall.Mount(h.Path("disk", "b"), h.Path("late"), "", syscall.MS_BIND, ""))
+		defer func() { must.Succeed(t, syscall.Unmount(h.Path("late"), 0)) }()
+		h.later(10 * time.Second)
+		h.wantSharing("a", "b")
+		h.wantSharing("b", "a")
+		h.wantCapacity("a", 20, 1)
+		h.wantCapacity("b", 20, 1)
+		must.Succeed(t, h.Close(t.Context()))
 		if said.count(`"msg"="The pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) == 0 {
 			t.Errorf("log without the pools that share a filesystem: %q", said.lines)
 		}
@@ -198,19 +198,19 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	run("quota", "enable", root)
 	run("subvolume", "create", root+"/a")
 	run("subvolume", "create", root+"/b")
-	withQuotas(t, root, neighbours, func(t *testing.T, b *bench) {
-		before, err := b.Capacity(poolNamed(t, "b"), false)
+	withQuotas(t, root, neighbours, func(t *testing.T, h *harness) {
+		before, err := h.Capacity(t.Context(), poolNamed(t, "b"), false)
 		must.Succeed(t, err)
-		b.createIn("a", "pvc-1", 200*mib)
-		b.wantCapacity("b", before/mib-200, 4)
-		wantError(t, b.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
-		b.wantSharing("a", "b")
+		h.createIn("a", "pvc-1", 200*mib)
+		h.wantCapacity("b", before/mib-200, 4)
+		wantError(t, h.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
+		h.wantSharing("a", "b")
 		// What is counted for one pool is no use by others to the other.
-		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		must.Succeed(t, os.WriteFile(h.Path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
 		syncfs(t, root)
-		b.later(2 * time.Minute)
-		b.wantCapacity("b", before/mib-200, 8)
-		b.wantCapacity("a", before/mib-200, 8)
+		h.later(2 * time.Minute)
+		h.wantCapacity("b", before/mib-200, 8)
+		h.wantCapacity("a", before/mib-200, 8)
 	})
 }
 
@@ -218,22 +218,22 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 func TestReflinkBetweenVolumesHidesNothing(t *testing.T) {
 	root := testenv.CountingBtrfs(t, 400*mib, "-m", "single")
 	must.Succeed(t, os.WriteFile(root+"/others", bytes.Repeat([]byte("x"), 60*mib), 0o600))
-	withQuotas(t, root, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-a", 64*mib)
-		b.createIn("b", "pvc-b", 64*mib)
-		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-a", "data"), bytes.Repeat([]byte("y"), 48*mib), 0o600))
+	withQuotas(t, root, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-a", 64*mib)
+		h.createIn("b", "pvc-b", 64*mib)
+		must.Succeed(t, os.WriteFile(h.Path("a", "pvc-a", "data"), bytes.Repeat([]byte("y"), 48*mib), 0o600))
 		count := func() int64 {
 			t.Helper()
 			syncfs(t, root)
-			b.later(2 * time.Minute)
-			got, err := b.Capacity(poolNamed(t, "a"), false)
+			h.later(2 * time.Minute)
+			got, err := h.Capacity(t.Context(), poolNamed(t, "a"), false)
 			must.Succeed(t, err)
 			return got / mib
 		}
 		before := count()
-		from, err := os.Open(b.Path("a", "pvc-a", "data"))
+		from, err := os.Open(h.Path("a", "pvc-a", "data"))
 		must.Succeed(t, err)
-		to, err := os.Create(b.Path("b", "pvc-b", "data"))
+		to, err := os.Create(h.Path("b", "pvc-b", "data"))
 		must.Succeed(t, err)
 		must.Succeed(t, unix.IoctlFileClone(int(to.Fd()), int(from.Fd())), from.Close(), to.Close())
 		if after := count(); after > before+2 {
@@ -243,23 +243,23 @@ func TestReflinkBetweenVolumesHidesNothing(t *testing.T) {
 }
 
 // opening starts a node with a pool, named b, that is being opened until release is called.
-func opening(t *testing.T, b *bench) (release func()) {
+func opening(t *testing.T, h *harness) (release func()) {
 	t.Helper()
-	b.start(neighbours)
-	b.createIn("b", "pvc-b", mib)
-	b.createIn("a", "pvc-old", mib)
-	b.createIn("a", "pvc-source", mib)
-	must.Succeed(t, b.publish("pvc-old", "a"))
-	must.Succeed(t, b.Close(t.Context()))
+	h.start(neighbours)
+	h.createIn("b", "pvc-b", mib)
+	h.createIn("a", "pvc-old", mib)
+	h.createIn("a", "pvc-source", mib)
+	must.Succeed(t, h.publish("pvc-old", "a"))
+	must.Succeed(t, h.Close(t.Context()))
 	until := make(chan struct{})
-	b.real = func(d *dir.Dir) (quota.Facility, error) {
-		if d.String() == b.Path("b") {
+	h.real = func(d *dir.Dir) (quota.Facility, error) {
+		if d.String() == h.Path("b") {
 			<-until
 		}
 		return nil, quota.ErrNone
 	}
-	b.begin("node-1", neighbours)
-	b.later(time.Second)
+	h.begin("node-1", neighbours)
+	h.later(time.Second)
 	release = sync.OnceFunc(func() { close(until) })
 	t.Cleanup(release)
 	return release
@@ -267,15 +267,15 @@ func opening(t *testing.T, b *bench) (release func()) {
 
 func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		release := opening(t, b)
+		h := newHarness(t, t.TempDir())
+		release := opening(t, h)
 		promise := map[string]func() error{
-			"create": func() error { return b.tryCreateIn("a", "pvc-a", mib) },
+			"create": func() error { return h.tryCreateIn("a", "pvc-a", mib) },
 			"expand": func() error {
-				_, err := b.Expand(t.Context(), id(t, "pvc-old"), b.Target("a"), "", volume.Range{Required: 2 * mib})
+				_, err := h.Expand(t.Context(), id(t, "pvc-old"), h.Target("a"), "", volume.Range{Required: 2 * mib})
 				return err
 			},
-			"snapshot": func() error { return b.snapshot("s", "pvc-source") },
+			"snapshot": func() error { return h.snapshot("s", "pvc-source") },
 		}
 		for name, try := range promise {
 			if err := try(); !errors.Is(err, volume.ErrUnavailable) {
@@ -283,7 +283,7 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 			}
 		}
 		release()
-		b.later(time.Second)
+		h.later(time.Second)
 		for name, try := range promise {
 			if err := try(); err != nil {
 				t.Errorf("%s when the other pool is read: %v", name, err)
@@ -296,51 +296,51 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 func TestPoolThatHangsAtStartHoldsUpNoOtherFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		mountTmpfs(t, b.Path("b"))
-		opening(t, b)
-		wantError(t, b.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
-		b.later(5 * time.Second)
-		b.createIn("a", "pvc-a", mib)
+		h := newHarness(t, t.TempDir())
+		mountTmpfs(t, h.Path("b"))
+		opening(t, h)
+		wantError(t, h.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
+		h.later(5 * time.Second)
+		h.createIn("a", "pvc-a", mib)
 	})
 }
 
 // What a pool has promised is not promised again while it is slow to be opened, however long that takes.
 func TestNothingIsPromisedBesidePoolThatHangsAtStart(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("b", "pvc-much", 150*mib)
-		must.Succeed(t, b.Close(t.Context()))
-		release := opening(t, b)
-		b.later(time.Minute)
-		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrUnavailable)
-		b.wantCapacity("a", 0, 0)
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("b", "pvc-much", 150*mib)
+		must.Succeed(t, h.Close(t.Context()))
+		release := opening(t, h)
+		h.later(time.Minute)
+		wantError(t, h.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrUnavailable)
+		h.wantCapacity("a", 0, 0)
 		release()
-		b.later(10 * time.Second)
-		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
-		b.wantCapacity("a", 103, 2)
+		h.later(10 * time.Second)
+		wantError(t, h.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
+		h.wantCapacity("a", 103, 2)
 	})
 }
 
 // A pool that cannot be served after a restart keeps its promises.
 func TestPromisesOfPoolThatDoesNotServe(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("b", "pvc-b", 150*mib)
-		b.restart(`[{"name":"a","path":"a"},{"name":"b","path":"b","enforcement":"required"}]`)
-		b.wantCapacity("a", 106, 2)
-		b.wantSharing("a", "b")
-		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
-		b.createIn("a", "pvc-a", 100*mib)
-		b.restart(neighbours) // it serves again
-		b.wantCapacity("a", 6, 2)
-		b.delete("pvc-b")
-		b.settled()
-		b.wantCapacity("a", 156, 2)
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("b", "pvc-b", 150*mib)
+		h.restart(`[{"name":"a","path":"a"},{"name":"b","path":"b","enforcement":"required"}]`)
+		h.wantCapacity("a", 106, 2)
+		h.wantSharing("a", "b")
+		wantError(t, h.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
+		h.createIn("a", "pvc-a", 100*mib)
+		h.restart(neighbours) // it serves again
+		h.wantCapacity("a", 6, 2)
+		h.delete("pvc-b")
+		h.settled()
+		h.wantCapacity("a", 156, 2)
 	})
 }
 
 // Another driver that serves a pool goes on promising.
 func TestPromisesOfPoolThatAnotherDriverServes(t *testing.T) {
-	onTmpfs(t, `[{"name":"b","path":"b"}]`, func(t *testing.T, one *bench) {
+	onTmpfs(t, `[{"name":"b","path":"b"}]`, func(t *testing.T, one *harness) {
 		one.createIn("b", "pvc-1", 50*mib)
 		two := one.second("node-1", neighbours)
 		two.wantCapacity("a", 206, 2)
@@ -355,25 +355,25 @@ func TestPromisesOfPoolThatAnotherDriverServes(t *testing.T) {
 
 // What a pool has promised whose layout cannot be read is not promised again.
 func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
-	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
-		b.createIn("a", "pvc-a", 20*mib)
-		b.createIn("b", "pvc-b", 150*mib)
-		must.Succeed(t, b.Close(t.Context()))
-		format := b.Path("b", ".hostpath-provisioner", "format")
+	onTmpfs(t, neighbours, func(t *testing.T, h *harness) {
+		h.createIn("a", "pvc-a", 20*mib)
+		h.createIn("b", "pvc-b", 150*mib)
+		must.Succeed(t, h.Close(t.Context()))
+		format := h.Path("b", ".hostpath-provisioner", "format")
 		whole, err := os.ReadFile(format)
 		must.Succeed(t, err)
 		must.Succeed(t, os.WriteFile(format, []byte("{"), 0o600))
-		b.start(neighbours)
-		must.Succeed(t, b.publish("pvc-a", "a"))
-		b.wantCapacity("a", 0, 0)
-		if got := b.inspect(neighbours)[0].AvailableBytes; got == nil || *got != 0 {
+		h.start(neighbours)
+		must.Succeed(t, h.publish("pvc-a", "a"))
+		h.wantCapacity("a", 0, 0)
+		if got := h.inspect(neighbours)[0].AvailableBytes; got == nil || *got != 0 {
 			t.Errorf("inspect reports %v available in the other pool, want 0", got)
 		}
-		wantError(t, b.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
-		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.Target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
+		wantError(t, h.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
+		_, err = h.Expand(t.Context(), id(t, "pvc-a"), h.Target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
 		wantError(t, err, volume.ErrUnavailable)
 		must.Succeed(t, os.WriteFile(format, whole, 0o600))
-		b.later(10 * time.Second)
-		b.wantCapacity("a", 86, 2)
+		h.later(10 * time.Second)
+		h.wantCapacity("a", 86, 2)
 	})
 }

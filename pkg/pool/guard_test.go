@@ -21,9 +21,9 @@ import (
 
 // second is another driver on the same disk. On another node, it is as if both saw one
 // directory of NFS.
-func (b *bench) second(node, datadir string) *bench {
-	b.t.Helper()
-	n := &bench{t: b.t, Node: b.Beside()}
+func (h *harness) second(node, datadir string) *harness {
+	h.t.Helper()
+	n := &harness{t: h.t, Node: h.Beside()}
 	if node != "node-1" {
 		n.OwnDev("dev-" + node)
 	}
@@ -34,7 +34,7 @@ func (b *bench) second(node, datadir string) *bench {
 func TestSecondDriverWaitsForPool(t *testing.T) {
 	for name, node := range map[string]string{"same node": "node-1", "another node": "node-2"} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, one *bench) {
+			inBubble(t, func(t *testing.T, one *harness) {
 				one.create("pvc-1", mib)
 				two := one.second(node, local)
 				for range 10 { // for longer than a driver counts as alive without a sign
@@ -74,7 +74,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 
 // An administrator may take the file for one that a dead driver left.
 func TestRemovedLockIsMadeAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T, one *bench) {
+	inBubble(t, func(t *testing.T, one *harness) {
 		must.Succeed(t, os.Remove(one.Own("lock")))
 		one.later(10 * time.Second)
 		two := one.second("node-2", local)
@@ -100,7 +100,7 @@ func (l *slowLabels) Ensure(root *dir.Dir, scope label.Scope) (bool, error) {
 // A call that is slower than the driver is to end goes on until the process ends.
 func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		options := one.options("node-1")
 		slow := &slowLabels{Fake: one.Labels, until: make(chan struct{})}
 		options.Labels = slow
@@ -125,10 +125,10 @@ func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
 
 // While the configuration of a pool is changed, node by node.
 func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
-	inBubble(t, func(t *testing.T, one *bench) {
+	inBubble(t, func(t *testing.T, one *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
-		two := &bench{t: t, Node: one.Beside()}
+		two := &harness{t: t, Node: one.Beside()}
 		two.startNode("node-2", sharedPool)
 		for range 10 {
 			two.wantServedBy("node-1")
@@ -154,9 +154,9 @@ func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
 
 // Nothing shows that the pool is shared before a volume of it is published.
 func TestSharedPoolIsLeftToDriverThatDoesNotShareIt(t *testing.T) {
-	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+	onPools(t, sharedPool, func(t *testing.T, one *harness) {
 		one.create("pvc-1", mib)
-		two := &bench{t: t, Node: one.Beside()}
+		two := &harness{t: t, Node: one.Beside()}
 		two.startNode("node-2", local)
 		must.Succeed(t, two.publish("pvc-1", "a"))
 		one.later(20 * time.Second)
@@ -166,10 +166,10 @@ func TestSharedPoolIsLeftToDriverThatDoesNotShareIt(t *testing.T) {
 }
 
 func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
-	onPools(t, sharedPool, func(t *testing.T, one *bench) {
+	onPools(t, sharedPool, func(t *testing.T, one *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
-		two := &bench{t: t, Node: one.Beside()}
+		two := &harness{t: t, Node: one.Beside()}
 		two.startNode("node-2", local)
 		for range 10 {
 			if err := two.Status()[0].Err; err == nil || !strings.Contains(err.Error(), "node-1") {
@@ -186,28 +186,28 @@ func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
 }
 
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.
-func (b *bench) wantServedBy(node string) {
-	b.t.Helper()
+func (h *harness) wantServedBy(node string) {
+	h.t.Helper()
 	host, err := os.Hostname()
-	must.Succeed(b.t, err)
-	status := b.Status()[0]
+	must.Succeed(h.t, err)
+	status := h.Status()[0]
 	if status.Err == nil || !strings.Contains(status.Err.Error(), node) || !strings.Contains(status.Err.Error(), host) {
-		b.t.Errorf("the pool does not serve because of %v, want the node %s and the host %s", status.Err, node, host)
+		h.t.Errorf("the pool does not serve because of %v, want the node %s and the host %s", status.Err, node, host)
 	}
 }
 
 // A driver from before the lock, or inspect, does not keep a driver from serving.
 func TestPoolIsServedBesideInspect(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
+	inBubble(t, func(t *testing.T, h *harness) {
 		for range 3 {
-			if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server == nil {
+			if seen := h.inspect(local)[0]; seen.Abnormal || seen.Server == nil {
 				t.Fatalf("inspect reports %+v, served by %v", seen.Condition, seen.Server)
 			}
-			b.restart(local)
-			must.Succeed(t, b.Status()[0].Err)
+			h.restart(local)
+			must.Succeed(t, h.Status()[0].Err)
 		}
-		must.Succeed(t, b.Close(context.Background()))
-		if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server != nil {
+		must.Succeed(t, h.Close(context.Background()))
+		if seen := h.inspect(local)[0]; seen.Abnormal || seen.Server != nil {
 			t.Errorf("inspect reports %+v, served by %v; want no driver", seen.Condition, seen.Server)
 		}
 	})

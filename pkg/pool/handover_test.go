@@ -11,12 +11,12 @@ import (
 )
 
 // provisionerAndDriver are two processes with a pool each, and a volume of the first that goes to the second.
-func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h store.Handover) {
+func provisionerAndDriver(t *testing.T) (provisioner, driver *harness, h store.Handover) {
 	root := t.TempDir()
-	var sides []*bench
+	var sides []*harness
 	for _, name := range []string{"provisioner", "driver"} {
 		must.Succeed(t, os.Mkdir(filepath.Join(root, name), 0o755))
-		b := newBench(t, filepath.Join(root, name))
+		b := newHarness(t, filepath.Join(root, name))
 		b.start(`[{"name":"local","path":"pool"}]`)
 		sides = append(sides, b)
 	}
@@ -31,7 +31,7 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h store.Han
 // The processes that serve the two pools run meanwhile: one has the volume as soon as it is asked, with its promise,
 // and counts the promise a minute later. The other one does not report it as lost.
 func TestHandoverIsSeenByBothPools(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *bench) {
+	inBubble(t, func(t *testing.T, _ *harness) {
 		provisioner, driver, h := provisionerAndDriver(t)
 		must.Succeed(t, h.Check())
 		must.Succeed(t, h.Move())

@@ -42,16 +42,16 @@ func wantReasons(t *testing.T, of string, found []health.Condition, want ...heal
 func TestListIllWhileDiskHangs(t *testing.T) {
 	for name, patience := range map[string]time.Duration{"kubelet's deadline": 2 * time.Minute, "a short deadline": 3 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-				b.create("pvc-1", mib)
-				b.create("pvc-2", mib)
-				b.Errors.Store(3)
-				b.later(2 * time.Minute) // a check, and a survey
+			withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+				h.create("pvc-1", mib)
+				h.create("pvc-2", mib)
+				h.Errors.Store(3)
+				h.later(2 * time.Minute) // a check, and a survey
 				f.hangs.Store(true)
 				wantPrompt(t, func() {
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
-					found, _, err := b.ListIll(ctx, volume.ID{}, 10)
+					found, _, err := h.ListIll(ctx, volume.ID{}, 10)
 					must.Succeed(t, err)
 					if len(found) != 2 {
 						t.Fatalf("%v are listed, want both volumes", found)
@@ -61,7 +61,7 @@ func TestListIllWhileDiskHangs(t *testing.T) {
 					}
 				})
 				f.hangs.Store(false)
-				b.later(2 * time.Hour)
+				h.later(2 * time.Hour)
 			})
 		})
 	}
@@ -70,20 +70,20 @@ func TestListIllWhileDiskHangs(t *testing.T) {
 // Kubelet asks for one volume after the other.
 func TestHealthBesideDiskThatHangs(t *testing.T) {
 	const beside = `[{"name":"local","path":"pool"},{"name":"beside","path":"beside","enforcement":"none"}]`
-	withFaults(t, beside, func(t *testing.T, b *bench, f *faulty) {
+	withFaults(t, beside, func(t *testing.T, h *harness, f *faulty) {
 		for name, in := range map[string]string{"pvc-1": "local", "pvc-2": "beside"} {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})
+			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})
 			must.Succeed(t, err)
 		}
 		f.hangs.Store(true)
 		began := time.Now()
 		hung := make(chan error, 1)
 		go func() {
-			_, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+			_, err := h.HealthHere(t.Context(), id(t, "pvc-1"))
 			hung <- err
 		}()
 		synctest.Wait()
-		found, err := b.HealthHere(t.Context(), id(t, "pvc-2"))
+		found, err := h.HealthHere(t.Context(), id(t, "pvc-2"))
 		must.Succeed(t, err)
 		wantReasons(t, "the volume of the other pool", found)
 		if took := time.Since(began); took > 0 {
@@ -91,14 +91,14 @@ func TestHealthBesideDiskThatHangs(t *testing.T) {
 		}
 		must.Succeed(t, <-hung)
 		f.hangs.Store(false)
-		b.later(2 * time.Hour)
+		h.later(2 * time.Hour)
 	})
 }
 
 // Memory does not know yet what another node has made.
 func TestHealthOfAnotherNodesVolumeWhileDiskHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		f := &faulty{Fake: &quotatest.Fake{As: quota.XFS}}
 		one.Quota, one.real = f.Fake, f.detect
 		one.start(sharedPool)
@@ -117,10 +117,10 @@ func TestHealthOfAnotherNodesVolumeWhileDiskHangs(t *testing.T) {
 
 // A quota is not in the volume: what is in there is not lost with it.
 func TestQuotaThatDiskRefusesIsNoDataLoss(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.create("pvc-1", mib)
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+		h.create("pvc-1", mib)
 		f.refused.Store(true)
-		found, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+		found, err := h.HealthHere(t.Context(), id(t, "pvc-1"))
 		must.Succeed(t, err)
 		wantReasons(t, "the volume", found, health.ReadFailed)
 		f.refused.Store(false)
@@ -129,13 +129,13 @@ func TestQuotaThatDiskRefusesIsNoDataLoss(t *testing.T) {
 
 // A disk that refuses the pool's own files too has failed as a whole: of what is in its volumes nothing is known to be lost.
 func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.create("pvc-1", mib)
-		format := b.Path("pool", ".hostpath-provisioner", "format")
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+		h.create("pvc-1", mib)
+		format := h.Path("pool", ".hostpath-provisioner", "format")
 		fails := func() { must.Succeed(t, os.Rename(format, format+".away")) }
 		f.asked.Store(&fails)
 		f.refusedID.Store(true)
-		found, err := b.HealthHere(t.Context(), id(t, "pvc-1"))
+		found, err := h.HealthHere(t.Context(), id(t, "pvc-1"))
 		must.Succeed(t, err)
 		if len(found) == 0 || !found[0].Reason.OfPool() || found[0].Reason.Status() != health.Inaccessible {
 			t.Errorf("the conditions are %v, want the pool's", found)
@@ -145,18 +145,53 @@ func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
 	})
 }
 
+// Its id stands for one volume: a list has it once, and all say that it cannot be used.
+func TestVolumeInTwoPoolsIsReportedOnce(t *testing.T) {
+	onPools(t, aPoolAndAnother, func(t *testing.T, h *harness) {
+		h.createIn("legacy", "pvc-1", mib)
+		h.createIn("other", "pvc-2", mib)
+		must.Succeed(t, os.Mkdir(h.Path("other", "pvc-1"), 0o755))
+		h.later(2 * time.Minute) // a check, and a survey
+		h.wantVolumes("pvc-1", "pvc-2")
+		page, _ := h.List(t.Context(), volume.ID{}, 1)
+		wantReasons(t, "the volume in a list", page[0].Conditions, health.ReadFailed)
+		wantReasons(t, "the volume", h.volume("pvc-1").Conditions, health.ReadFailed)
+		found, err := h.Health(t.Context(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		wantReasons(t, "the health", found, health.ReadFailed)
+		stats, err := h.Publications().Stats(t.Context(), id(t, "pvc-1"), h.Target("a"))
+		must.Succeed(t, err)
+		wantReasons(t, "the usage", []health.Condition{stats.Condition}, health.ReadFailed)
+		ill, _, err := h.ListIll(t.Context(), volume.ID{}, 10)
+		must.Succeed(t, err)
+		if len(ill) != 1 {
+			t.Fatalf("%v are listed as abnormal, want the one volume", ill)
+		}
+		wantReasons(t, "the volume in a list of abnormal ones", ill[0].Conditions, health.ReadFailed)
+		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrAmbiguous)
+		must.Succeed(t, os.Remove(h.Path("other", "pvc-1")))
+		h.later(2 * time.Minute)
+		wantReasons(t, "the volume afterwards", h.volume("pvc-1").Conditions)
+		ill, _, err = h.ListIll(t.Context(), volume.ID{}, 10)
+		must.Succeed(t, err)
+		if len(ill) != 0 {
+			t.Errorf("%v are listed as abnormal afterwards", ill)
+		}
+	})
+}
+
 // The log has the reasons too, for each once and not with each survey.
 func TestLogOfAbnormalVolumes(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		said := b.restartSaying(local)
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		said := h.restartSaying(local)
+		h.create("pvc-1", mib)
+		h.create("pvc-2", mib)
 		for _, name := range []string{"pvc-1", "pvc-2"} {
-			must.Succeed(t, os.Rename(b.Path("pool", name), b.Path("pool", "."+name)))
+			must.Succeed(t, os.Rename(h.Path("pool", name), h.Path("pool", "."+name)))
 		}
-		b.later(5 * time.Minute)
-		must.Succeed(t, os.Rename(b.Path("pool", ".pvc-1"), b.Path("pool", "pvc-1")))
-		b.later(5 * time.Minute)
+		h.later(5 * time.Minute)
+		must.Succeed(t, os.Rename(h.Path("pool", ".pvc-1"), h.Path("pool", "pvc-1")))
+		h.later(5 * time.Minute)
 		const changed = "The number of abnormal volumes has changed"
 		for _, words := range []string{`"volumes"=2 "before"=0`, `"volumes"=1 "before"=2`} {
 			if n := said.count(changed, `"reason"="DirectoryMissing" `+words); n != 1 {

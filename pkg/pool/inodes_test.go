@@ -18,24 +18,24 @@ import (
 )
 
 // onQuota runs a test on a node whose pool is on a tmpfs of 256 MiB and counts as that kind.
-func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing.T, b *bench)) {
+func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.Quota = &quotatest.Fake{As: kind}
-		b.start(datadir)
-		test(t, b)
+		h := newHarness(t, root)
+		h.Quota = &quotatest.Fake{As: kind}
+		h.start(datadir)
+		test(t, h)
 	})
 }
 
-func (b *bench) wantInodes(name string, want int64) {
-	b.t.Helper()
-	usage, err := b.Quota.Usage(b.open(name), b.carried(name))
-	must.Succeed(b.t, err)
+func (h *harness) wantInodes(name string, want int64) {
+	h.t.Helper()
+	usage, err := h.Quota.Usage(h.open(name), h.carried(name))
+	must.Succeed(h.t, err)
 	if usage.Limit.Inodes != want {
-		b.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
+		h.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
 	}
 }
 
@@ -53,23 +53,23 @@ func TestDefaultOfInodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			datadir := `[{"name":"local","path":"pool"` + c.options + `}]`
-			onQuota(t, c.kind, datadir, func(t *testing.T, b *bench) {
-				b.create("pvc-1", 100*mib)
-				b.wantInodes("pvc-1", c.inodes)
-				b.wantCapacity("local", c.capacity, 2)
-				b.restart(datadir)
-				b.wantInodes("pvc-1", c.inodes)
-				b.wantCapacity("local", c.capacity, 2)
-				left := b.capacity()
-				b.create("pvc-2", left)
-				b.wantCapacity("local", 0, 0)
-				b.delete("pvc-2")
-				b.settled()
-				must.Succeed(t, b.publish("pvc-1", "a"))
-				if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
+			onQuota(t, c.kind, datadir, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 100*mib)
+				h.wantInodes("pvc-1", c.inodes)
+				h.wantCapacity("local", c.capacity, 2)
+				h.restart(datadir)
+				h.wantInodes("pvc-1", c.inodes)
+				h.wantCapacity("local", c.capacity, 2)
+				left := h.capacity()
+				h.create("pvc-2", left)
+				h.wantCapacity("local", 0, 0)
+				h.delete("pvc-2")
+				h.settled()
+				must.Succeed(t, h.publish("pvc-1", "a"))
+				if _, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
 					t.Error(err)
 				}
-				b.wantCapacity("local", c.capacity-100, 2)
+				h.wantCapacity("local", c.capacity-100, 2)
 			})
 		})
 	}
@@ -77,27 +77,27 @@ func TestDefaultOfInodes(t *testing.T) {
 
 // A volume from before the default may have more inodes than that allows.
 func TestVolumeFromBeforeTheDefaultOfInodesKeepsNone(t *testing.T) {
-	onQuota(t, quota.XFS, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
-		b.wantInodes("pvc-1", 1025)
-		data, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+	onQuota(t, quota.XFS, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		h.wantInodes("pvc-1", 1025)
+		data, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
-		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, h.Close(t.Context()))
 		older := bytes.Replace(data, []byte(`,"bytesPerInode":16384`), nil, 1)
 		if bytes.Equal(older, data) || !json.Valid(older) {
 			t.Fatalf("the record %s has no number of inodes", data)
 		}
-		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), older, 0o600))
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
-		b.start(local)
-		b.later(2 * time.Minute)
-		b.wantInodes("pvc-1", 0)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 32 * mib})
+		must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), older, 0o600))
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
+		h.start(local)
+		h.later(2 * time.Minute)
+		h.wantInodes("pvc-1", 0)
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		_, err = h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 32 * mib})
 		must.Succeed(t, err)
-		b.wantInodes("pvc-1", 0)
-		b.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
-		b.wantInodes("pvc-1", 2049)
+		h.wantInodes("pvc-1", 0)
+		h.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
+		h.wantInodes("pvc-1", 2049)
 	})
 }
 
@@ -113,20 +113,20 @@ func TestLargerInodes(t *testing.T) {
 	must.Succeed(t, loopfs.MountDevice(t.Context(), device.Name(), root, "xfs"))
 	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(root)) })
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.Quota = &quotatest.Fake{As: quota.XFS}
-		b.start(local)
-		b.create("pvc-1", 128*mib)
-		b.wantInodes("pvc-1", 1+128*mib/(64<<10))
+		h := newHarness(t, root)
+		h.Quota = &quotatest.Fake{As: quota.XFS}
+		h.start(local)
+		h.create("pvc-1", 128*mib)
+		h.wantInodes("pvc-1", 1+128*mib/(64<<10))
 		const overhead = (1 + 128*mib/(64<<10)) * (2048 + 32)
 		for _, when := range []string{"created", "started again"} {
-			if got := b.Overhead(); got != overhead {
+			if got := h.Overhead(); got != overhead {
 				t.Errorf("%s: %d bytes are set aside for inodes, want %d", when, got, overhead)
 			}
-			b.restart(local)
+			h.restart(local)
 		}
-		b.create("pvc-2", b.capacity())
-		b.wantCapacity("local", 0, 0)
+		h.create("pvc-2", h.capacity())
+		h.wantCapacity("local", 0, 0)
 	})
 }
 
@@ -136,41 +136,41 @@ func TestWhatSharingAddsToLimitsIsOwed(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.LoopFS(t, "xfs", 512*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.Quota = &quotatest.Fake{As: quota.XFS}
+		h := newHarness(t, root)
+		h.Quota = &quotatest.Fake{As: quota.XFS}
 		const noInodes = `[{"name":"local","path":"pool","bytesPerInode":0}]`
-		b.start(noInodes)
+		h.start(noInodes)
 		wantOwed := func(when string, shared ...string) {
 			t.Helper()
 			var above int64
 			for _, name := range shared {
-				above += b.limitOf(name) - b.volume(name).Bytes
+				above += h.limitOf(name) - h.volume(name).Bytes
 			}
-			if got := b.Overhead(); got != above || above == 0 {
+			if got := h.Overhead(); got != above || above == 0 {
 				t.Errorf("%s: %d bytes are set aside besides promises, and limits are %d above them", when, got, above)
 			}
 		}
-		b.create("pvc-1", 64*mib)
-		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
+		h.create("pvc-1", 64*mib)
+		must.Succeed(t, h.snapshot("s-1", "pvc-1"))
 		wantOwed("with a snapshot", "pvc-1")
 		awaitTick(t, root)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "local"), Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "local"), Source: &pool.Source{ID: snapshotID(t, "s-1")}})
 		must.Succeed(t, err)
 		wantOwed("with a restored volume", "pvc-1", "pvc-2")
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 128 * mib})
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		_, err = h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 128 * mib})
 		must.Succeed(t, err)
 		wantOwed("expanded", "pvc-1", "pvc-2")
-		b.restart(noInodes)
+		h.restart(noInodes)
 		wantOwed("started again", "pvc-1", "pvc-2")
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-1")
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-1")
 		wantOwed("deleted", "pvc-2")
 
-		b.create("pvc-3", 64*mib)
-		b.create("pvc-rest", b.capacity()-mib)
-		wantError(t, b.snapshot("s-2", "pvc-3"), volume.ErrPrecondition)
-		if got := b.limitOf("pvc-3"); got != 64*mib {
+		h.create("pvc-3", 64*mib)
+		h.create("pvc-rest", h.capacity()-mib)
+		wantError(t, h.snapshot("s-2", "pvc-3"), volume.ErrPrecondition)
+		if got := h.limitOf("pvc-3"); got != 64*mib {
 			t.Errorf("the limit of a volume whose snapshot was refused is %d", got)
 		}
 		wantOwed("refused", "pvc-2")

@@ -6,17 +6,18 @@ import (
 	"slices"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Volume reports on one volume, lost ones included, and from memory of one whose pool does
-// not serve. ErrNotFound means that there is none.
-func (s *Set) Volume(_ context.Context, id volume.ID) (Volume, error) {
-	v, err := s.findSettled(id)
+// not serve, or that several pools have. ErrNotFound means that there is none.
+func (s *Set) Volume(ctx context.Context, id volume.ID) (Volume, error) {
+	v, err := s.findSettled(ctx, id)
 	if err != nil {
-		return remembered(s, id, err)
+		return remembered(ctx, s, id, err)
 	}
 	defer v.close()
 	return v.visit.View().List(nil).Describe(v.id, v.entry, v.dir), nil
@@ -35,7 +36,11 @@ func (s *Set) Health(ctx context.Context, id volume.ID) ([]health.Condition, err
 			return found, err
 		}
 	}
-	return healthIn(ctx, s.node.Pools, id)
+	found, err := healthIn(ctx, s.node.Pools, id)
+	if errors.Is(err, volume.ErrAmbiguous) {
+		return reconcile.Unread(id, err), nil
+	}
+	return found, err
 }
 
 // healthIn asks pools for a volume, one after the other. Each answers in its time.
@@ -51,7 +56,7 @@ func healthIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (found []h
 		case err != nil:
 			return nil, err
 		case in != nil:
-			return nil, ambiguous(id, in, p)
+			return nil, serve.InTwo(id, in, p)
 		default:
 			in, found = p, conditions
 		}
@@ -76,24 +81,32 @@ func (s *Set) HealthHere(ctx context.Context, id volume.ID) ([]health.Condition,
 
 // remembered describes a volume that could not be read, as List does; or says why, if no
 // pool is known to have it.
-func remembered(s *Set, id volume.ID, why error) (Volume, error) {
+func remembered(ctx context.Context, s *Set, id volume.ID, why error) (Volume, error) {
 	holders := s.holders(id)
-	if !errors.Is(why, volume.ErrUnavailable) || len(holders) != 1 {
+	ambiguous := errors.Is(why, volume.ErrAmbiguous) && len(holders) > 0
+	if !ambiguous && (!errors.Is(why, volume.ErrUnavailable) || len(holders) != 1) {
 		return Volume{}, why
 	}
-	l, done := list(holders[0], true)
+	p := holders[0]
+	if errors.Is(why, hang.ErrTimeout) { // entering it would take as long again
+		return p.View().List(p.Unavailable(hang.ErrTimeout)).Report(id), nil
+	}
+	l, done := list(ctx, p, true)
 	defer done()
+	if ambiguous {
+		return l.Remember(id, why), nil
+	}
 	return l.Report(id), nil
 }
 
 // List reports up to most volumes in the order of their ids, beginning after an
 // id; the zero id comes before all. If others follow, next is the id to go on after.
 // A pool that does not serve has its volumes listed from memory.
-func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
+func (s *Set) List(ctx context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
 	listings := make(listings)
 	defer listings.close()
 	for _, p := range s.node.Pools {
-		listings.of(p, after == volume.ID{})
+		listings.of(ctx, p, after == volume.ID{})
 	}
 	of := func(p *serve.Pool, after volume.ID, most int) (all []known) {
 		for _, v := range p.Ledger.Volumes(after, most) {
@@ -102,19 +115,22 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 		return all
 	}
 	page, next, _ = paged(s.node.Pools, after, most, of, func(v known) (answer Volume, is bool, _ error) { // it returns no error
-		in := listings.of(v.pool, false)
+		in := listings.of(ctx, v.pool, false)
+		if why := s.node.Ambiguous(v.id); why != nil {
+			return in.Remember(v.id, why), true, nil
+		}
 		answer = in.Report(v.id)
-		return answer, settled(s, in, answer), nil
+		return answer, settled(ctx, s, in, answer), nil
 	})
 	return page, next
 }
 
 // settled reports whether an answer is not about a moment of making or removing a volume: one is lost only outside of a call.
-func settled(s *Set, in *reconcile.Listing, answer Volume) bool {
+func settled(ctx context.Context, s *Set, in *reconcile.Listing, answer Volume) bool {
 	if !answer.Lost || in.Err != nil {
 		return true
 	}
-	v, err := s.findSettled(answer.ID)
+	v, err := s.findSettled(ctx, answer.ID)
 	if err != nil {
 		return false
 	}
@@ -142,6 +158,9 @@ func (s *Set) ListIll(ctx context.Context, after volume.ID, most int) (page []Il
 		if why := away[v.pool]; why != nil {
 			return Ill{v.id, v.pool.View().Remembered(v.id, why)}, true, nil
 		}
+		if why := s.node.Ambiguous(v.id); why != nil {
+			return Ill{v.id, reconcile.Unread(v.id, why)}, true, nil
+		}
 		found, err := v.pool.Health(ctx, v.id)
 		if isAway(err) {
 			away[v.pool] = err
@@ -162,10 +181,10 @@ type begun struct {
 	done    func()
 }
 
-func (l listings) of(p *serve.Pool, first bool) *reconcile.Listing {
+func (l listings) of(ctx context.Context, p *serve.Pool, first bool) *reconcile.Listing {
 	in, ok := l[p]
 	if !ok {
-		in.listing, in.done = list(p, first)
+		in.listing, in.done = list(ctx, p, first)
 		l[p] = in
 	}
 	return in.listing
@@ -208,20 +227,20 @@ type known struct {
 	pool *serve.Pool
 }
 
-// merge brings volumes of all pools into the order of their ids.
+// merge brings volumes of all pools into the order of their ids, each once.
 func merge(pools []*serve.Pool, of func(*serve.Pool) []known) []known {
 	var all []known
 	for _, p := range pools {
 		all = append(all, of(p)...)
 	}
 	slices.SortStableFunc(all, func(a, b known) int { return a.id.Compare(b.id) })
-	return all
+	return slices.CompactFunc(all, func(a, b known) bool { return a.id == b.id })
 }
 
 // list begins a listing. With the first page of a list it sees what other nodes of a shared
 // pool have made.
-func list(p *serve.Pool, first bool) (_ *reconcile.Listing, done func()) {
-	v, err := p.Enter()
+func list(ctx context.Context, p *serve.Pool, first bool) (_ *reconcile.Listing, done func()) {
+	v, err := p.Enter(ctx)
 	if err != nil {
 		return p.View().List(err), func() {}
 	}

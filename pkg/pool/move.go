@@ -69,8 +69,8 @@ type MoveState struct {
 
 // State reports on a volume. Errors: ErrNotFound, ErrPrecondition for one that may be in a pool out of use, ErrUnavailable,
 // ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
-func (s Moves) State(_ context.Context, id volume.ID) (MoveState, error) {
-	v, err := s.set.findSettled(id)
+func (s Moves) State(ctx context.Context, id volume.ID) (MoveState, error) {
+	v, err := s.set.findSettled(ctx, id)
 	if err != nil {
 		return MoveState{}, unlessOutOfUse(s.set.node, id, err)
 	}
@@ -539,7 +539,7 @@ func (s Moves) findToMove(ctx context.Context, id volume.ID) (*side, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	v, err := s.set.find(id, volume.PoolName{})
+	v, err := s.set.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		return nil, unlessOutOfUse(s.set.node, id, err)
 	}

@@ -24,7 +24,7 @@ import (
 // A move is one of pvc-1 between two nodes, each with a pool of its own.
 type move struct {
 	t        *testing.T
-	from, to *bench
+	from, to *harness
 	out, in  pool.Move
 }
 
@@ -34,9 +34,9 @@ func moving(t *testing.T, mode volume.Mode, test func(t *testing.T, m *move)) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()
 		m := &move{t: t}
-		for node, b := range map[string]**bench{"node-1": &m.from, "node-2": &m.to} {
+		for node, b := range map[string]**harness{"node-1": &m.from, "node-2": &m.to} {
 			must.Succeed(t, os.Mkdir(filepath.Join(root, node), 0o755))
-			*b = newBench(t, filepath.Join(root, node))
+			*b = newHarness(t, filepath.Join(root, node))
 			(*b).startNode(node, local)
 		}
 		if mode == volume.ModeBlock {
@@ -98,14 +98,14 @@ func (m *move) handOver() string {
 	return fence
 }
 
-func (m *move) publishAt(b *bench, mode volume.Mode, target string) error {
-	return b.Publications().Publish(m.t.Context(), pool.Publication{ID: m.out.Volume, Target: b.Target(target), Mode: mode})
+func (m *move) publishAt(h *harness, mode volume.Mode, target string) error {
+	return h.Publications().Publish(m.t.Context(), pool.Publication{ID: m.out.Volume, Target: h.Target(target), Mode: mode})
 }
 
 // restartBoth ends both drivers and starts them again: nothing is kept in memory.
 func (m *move) restartBoth() {
 	m.t.Helper()
-	for node, b := range map[string]*bench{"node-1": m.from, "node-2": m.to} {
+	for node, b := range map[string]*harness{"node-1": m.from, "node-2": m.to} {
 		must.Succeed(m.t, b.Close(m.t.Context()))
 		b.startNode(node, local)
 	}
@@ -133,7 +133,7 @@ func TestMove(t *testing.T) {
 					for range 2 {
 						must.Succeed(t, step.do())
 						m.restartBoth()
-						for b, may := range map[*bench]bool{m.from: step.from, m.to: step.to} {
+						for b, may := range map[*harness]bool{m.from: step.from, m.to: step.to} {
 							err := m.publishAt(b, mode, "a")
 							if may {
 								must.Succeed(t, err)
@@ -192,17 +192,17 @@ func TestFenced(t *testing.T) {
 }
 
 // wantUntouchable expects no call of CSI to change a volume that moves.
-func (m *move) wantUntouchable(b *bench, mode volume.Mode) {
+func (m *move) wantUntouchable(h *harness, mode volume.Mode) {
 	m.t.Helper()
 	ctx, is := m.t.Context(), m.out.Volume
-	wantError(m.t, b.Delete(ctx, is), volume.ErrPrecondition)
-	_, err := b.Create(ctx, pool.Request{ID: is, Mode: mode, Range: volume.Range{Required: mib}})
+	wantError(m.t, h.Delete(ctx, is), volume.ErrPrecondition)
+	_, err := h.Create(ctx, pool.Request{ID: is, Mode: mode, Range: volume.Range{Required: mib}})
 	wantError(m.t, err, volume.ErrPrecondition)
-	_, err = b.Expand(ctx, is, b.Target("a"), mode, volume.Range{Required: 2 * mib})
+	_, err = h.Expand(ctx, is, h.Target("a"), mode, volume.Range{Required: 2 * mib})
 	wantError(m.t, err, volume.ErrPrecondition)
-	_, err = b.Snapshots().Create(ctx, pool.SnapshotRequest{ID: snapshotID(m.t, "s"), Source: is})
+	_, err = h.Snapshots().Create(ctx, pool.SnapshotRequest{ID: snapshotID(m.t, "s"), Source: is})
 	wantError(m.t, err, volume.ErrPrecondition)
-	_, err = b.Create(ctx, pool.Request{ID: id(m.t, "clone"), Mode: mode, Source: &pool.Source{ID: is}})
+	_, err = h.Create(ctx, pool.Request{ID: id(m.t, "clone"), Mode: mode, Source: &pool.Source{ID: is}})
 	wantError(m.t, err, volume.ErrPrecondition)
 }
 
@@ -352,7 +352,7 @@ func TestHandoverOfMovingVolume(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.prepare()
 		m.fence()
-		for _, b := range []*bench{m.from, m.to} {
+		for _, b := range []*harness{m.from, m.to} {
 			place := store.VolumePath{Directory: b.Path("pool"), Name: "pvc-1"}
 			_, err := store.Handover{From: place, To: place}.Find()
 			wantError(t, err, volume.ErrPrecondition)
@@ -473,42 +473,42 @@ func TestUnmovable(t *testing.T) {
 		_, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: inline})
 		wantError(t, err, volume.ErrInvalid)
 	})
-	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		m := &move{t: t, from: b}
+	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		m := &move{t: t, from: h}
 		out, in := m.of("move-1")
-		_, err := b.Moves().Fence(t.Context(), pool.FenceRequest{Move: out})
+		_, err := h.Moves().Fence(t.Context(), pool.FenceRequest{Move: out})
 		wantError(t, err, volume.ErrInvalid)
 		in.Volume = id(t, "pvc-2")
-		_, err = b.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: mib}})
+		_, err = h.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: mib}})
 		wantError(t, err, volume.ErrInvalid)
 	})
 }
 
 // The copy has what the devices and the inodes of the source depend on, whatever its own pool would choose.
 func TestShapeOfTarget(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
+	inBubble(t, func(t *testing.T, h *harness) {
 		_, in := (&move{t: t}).of("move-1")
 		for _, shape := range []volume.Shape{
 			{Mode: volume.ModeBlock, Bytes: mib, BlockBytes: 2048},
 			{Mode: volume.ModeMount, Bytes: mib, BytesPerInode: 4096},
 		} {
-			state, err := b.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape})
+			state, err := h.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape})
 			if err != nil || state.Shape != shape {
 				t.Errorf("a copy of %+v is %+v (%v)", shape, state, err)
 			}
-			must.Succeed(t, b.Moves().Received(t.Context(), in, "f", ""))
-			must.Succeed(t, b.Moves().ConfirmTarget(t.Context(), in, "f"))
+			must.Succeed(t, h.Moves().Received(t.Context(), in, "f", ""))
+			must.Succeed(t, h.Moves().ConfirmTarget(t.Context(), in, "f"))
 			if shape.Mode == volume.ModeBlock {
-				must.Succeed(t, b.publishBlock("pvc-1", "a"))
-				device := b.attached(1)[0]
+				must.Succeed(t, h.publishBlock("pvc-1", "a"))
+				device := h.attached(1)[0]
 				if device.BlockBytes != shape.BlockBytes {
 					t.Errorf("the device has blocks of %d bytes, want %d", device.BlockBytes, shape.BlockBytes)
 				}
-				must.Succeed(t, b.unpublish("pvc-1", "a"))
+				must.Succeed(t, h.unpublish("pvc-1", "a"))
 			}
-			b.delete("pvc-1")
-			b.settled()
+			h.delete("pvc-1")
+			h.settled()
 		}
 	})
 }
@@ -517,7 +517,7 @@ func TestInspectedMove(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		want := func(out, in *inspect.Move) {
 			t.Helper()
-			for b, want := range map[*bench]*inspect.Move{m.from: out, m.to: in} {
+			for b, want := range map[*harness]*inspect.Move{m.from: out, m.to: in} {
 				report := inspect.Report{Pools: b.inspect(local)}
 				if diff := cmp.Diff(want, report.Pools[0].Volumes[0].Move); diff != "" {
 					t.Errorf("inspect reports another move (-want +got):\n%s", diff)
@@ -543,10 +543,10 @@ func TestInspectedMove(t *testing.T) {
 // An earlier driver must take both sides of a move for unreadable, which it neither publishes nor changes: it knows version 1.
 func TestVersionOfMovingRecord(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
-		version := func(b *bench) int {
+		version := func(h *harness) int {
 			t.Helper()
 			var record struct{ Version int }
-			data, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+			data, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
 			must.Succeed(t, err)
 			must.Succeed(t, json.Unmarshal(data, &record))
 			return record.Version

@@ -14,12 +14,12 @@ const elsewhere = `[{"name":"other","path":"other"}]`
 // A side of a move whose pool is not there has not ended: when it is there again, no other call would undo its fence, or remove it.
 func TestEndOfMoveInPoolOutOfUseIsRefused(t *testing.T) {
 	for name, end := range map[string]struct {
-		of func(*move) *bench
+		of func(*move) *harness
 		do func(*move) error
 	}{
-		"unfence": {func(m *move) *bench { return m.from }, func(m *move) error { return m.from.Moves().Unfence(m.t.Context(), m.out, true) }},
-		"remove":  {func(m *move) *bench { return m.from }, func(m *move) error { return m.from.Moves().RemoveSource(m.t.Context(), m.out) }},
-		"abort":   {func(m *move) *bench { return m.to }, func(m *move) error { return m.to.Moves().AbortTarget(m.t.Context(), m.in, false) }},
+		"unfence": {func(m *move) *harness { return m.from }, func(m *move) error { return m.from.Moves().Unfence(m.t.Context(), m.out, true) }},
+		"remove":  {func(m *move) *harness { return m.from }, func(m *move) error { return m.from.Moves().RemoveSource(m.t.Context(), m.out) }},
+		"abort":   {func(m *move) *harness { return m.to }, func(m *move) error { return m.to.Moves().AbortTarget(m.t.Context(), m.in, false) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			moving(t, volume.ModeMount, func(t *testing.T, m *move) {

@@ -14,10 +14,10 @@ import (
 )
 
 // inShared runs a test on two nodes of a shared pool, each with devices of its own.
-func inShared(t *testing.T, test func(t *testing.T, one, two *bench)) {
+func inShared(t *testing.T, test func(t *testing.T, one, two *harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		one.start(sharedPool)
 		test(t, one, one.another("node-2"))
 	})
@@ -42,7 +42,7 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 		"block device, one path": func(r *pool.Publication) { r.Mode, r.SingleTarget = volume.ModeBlock, true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inShared(t, func(t *testing.T, one, two *bench) {
+			inShared(t, func(t *testing.T, one, two *harness) {
 				r := pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("on-one")}
 				as(&r)
 				if r.Mode == volume.ModeBlock {
@@ -73,7 +73,7 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 }
 
 func TestSingleNodeVolume_twoNodesAtOnce(t *testing.T) {
-	inShared(t, func(t *testing.T, one, two *bench) {
+	inShared(t, func(t *testing.T, one, two *harness) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
 		first := background(func() error { return one.publish("pvc-1", "on-one") })
@@ -94,7 +94,7 @@ func TestSingleNodeVolume_twoNodesAtOnce(t *testing.T) {
 
 // A driver that is replaced leaves its volumes mounted, and says nothing for a while.
 func TestSingleNodeVolume_driverRestarts(t *testing.T) {
-	inShared(t, func(t *testing.T, one, two *bench) {
+	inShared(t, func(t *testing.T, one, two *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "on-one"))
 		must.Succeed(t, one.Close(context.Background()))
@@ -113,7 +113,7 @@ func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 }
 
 func TestSingleNodeVolume_nodeIsGone(t *testing.T) {
-	inShared(t, func(t *testing.T, one, two *bench) {
+	inShared(t, func(t *testing.T, one, two *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "on-one"))
 		must.Succeed(t, one.Close(context.Background()))
@@ -140,7 +140,7 @@ func TestNodeWithOtherClockIsAlive(t *testing.T) {
 		"2100": time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
 	} {
 		t.Run(name, func(t *testing.T) {
-			inShared(t, func(t *testing.T, one, two *bench) {
+			inShared(t, func(t *testing.T, one, two *harness) {
 				one.create("pvc-1", mib)
 				must.Succeed(t, two.publish("pvc-1", "on-two"))
 				must.Succeed(t, two.Close(context.Background())) // in its place, this is what it would do
@@ -167,7 +167,7 @@ func TestNodeWithOtherClockIsAlive(t *testing.T) {
 // A pool that becomes shared has volumes that are published without marks.
 func TestMarksAreRestoredFromMounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		one.start(local)
 		one.create("pvc-1", mib)
 		one.createBlock("pvc-disk", mib)
@@ -188,7 +188,7 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 
 // What a crash leaves between mark and mount, or between unmount and mark, is no publication.
 func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
-	inShared(t, func(t *testing.T, one, two *bench) {
+	inShared(t, func(t *testing.T, one, two *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		must.Succeed(t, one.unpublish("pvc-1", "a"))
@@ -201,7 +201,7 @@ func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
 
 // A mark that cannot be written is one that others do not see.
 func TestPublishWithoutMarkFails(t *testing.T) {
-	inShared(t, func(t *testing.T, one, _ *bench) {
+	inShared(t, func(t *testing.T, one, _ *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, os.WriteFile(one.Own("published"), nil, 0o600)) // no directory can be made there
 		if err := one.publish("pvc-1", "a"); err == nil {

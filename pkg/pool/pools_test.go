@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -31,22 +32,22 @@ import (
 // twoPools are one on a filesystem of its own, mounted at root/disk, and another.
 const twoPools = `[{"name":"legacy","path":"disk","requireMount":true},{"name":"other","path":"other"}]`
 
-func disk(t *testing.T, b *bench) {
+func disk(t *testing.T, h *harness) {
 	t.Helper()
-	must.Succeed(t, syscall.Mount("tmpfs", b.Path("disk"), "tmpfs", 0, "size=64m"))
-	t.Cleanup(func() { _ = syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH) })
+	must.Succeed(t, syscall.Mount("tmpfs", h.Path("disk"), "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { _ = syscall.Unmount(h.Path("disk"), syscall.MNT_DETACH) })
 }
 
 // onDisk runs a test on a node with twoPools.
-func onDisk(t *testing.T, test func(t *testing.T, b *bench)) {
+func onDisk(t *testing.T, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		disk(t, b)
-		b.start(twoPools)
-		test(t, b)
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+		disk(t, h)
+		h.start(twoPools)
+		test(t, h)
 	})
 }
 
@@ -55,36 +56,36 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 	for _, datadir := range []string{twoPools, strings.Replace(twoPools, `,"requireMount":true`, "", 1)} {
 		t.Run(datadir, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-				disk(t, b)
-				b.start(datadir)
-				b.create("pvc-1", mib)
+				h := newHarness(t, t.TempDir())
+				must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+				disk(t, h)
+				h.start(datadir)
+				h.create("pvc-1", mib)
 				// Nothing holds the filesystem: it can be unmounted and kept by a bind.
-				must.Succeed(t, os.Mkdir(b.Path("aside"), 0o755))
-				must.Succeed(t, syscall.Mount(b.Path("disk"), b.Path("aside"), "", syscall.MS_BIND, ""))
-				defer func() { must.Succeed(t, syscall.Unmount(b.Path("aside"), 0)) }()
-				must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
+				must.Succeed(t, os.Mkdir(h.Path("aside"), 0o755))
+				must.Succeed(t, syscall.Mount(h.Path("disk"), h.Path("aside"), "", syscall.MS_BIND, ""))
+				defer func() { must.Succeed(t, syscall.Unmount(h.Path("aside"), 0)) }()
+				must.Succeed(t, syscall.Unmount(h.Path("disk"), 0))
 
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+				_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 				wantError(t, err, volume.ErrNoSpace)
-				_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+				_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				wantError(t, err, volume.ErrUnavailable)
-				wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
-				wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
-				b.later(5 * time.Minute)
-				if left := names(t, b.Path("disk")); len(left) > 0 {
+				wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+				wantError(t, h.publish("pvc-1", "a"), volume.ErrUnavailable)
+				h.later(5 * time.Minute)
+				if left := names(t, h.Path("disk")); len(left) > 0 {
 					t.Errorf("the bare mount point holds %q", left)
 				}
 				// Its volumes are still listed, and the other pool serves.
-				page, _ := b.List(t.Context(), volume.ID{}, 10)
+				page, _ := h.List(t.Context(), volume.ID{}, 10)
 				if len(page) != 1 || !page[0].Condition.Abnormal {
 					t.Errorf("list %+v, want pvc-1 as abnormal", page)
 				}
 				// Mounted again, it is the same pool.
-				must.Succeed(t, syscall.Mount(b.Path("aside"), b.Path("disk"), "", syscall.MS_BIND, ""))
-				b.later(10 * time.Second)
-				b.delete("pvc-1")
+				must.Succeed(t, syscall.Mount(h.Path("aside"), h.Path("disk"), "", syscall.MS_BIND, ""))
+				h.later(10 * time.Second)
+				h.delete("pvc-1")
 			})
 		})
 	}
@@ -96,24 +97,24 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		must.Succeed(t, os.Mkdir(b.Path("aside"), 0o755))
-		disk(t, b)
-		must.Succeed(t, syscall.Mount(b.Path("disk"), b.Path("aside"), "", syscall.MS_BIND, ""))
-		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.Path("aside"), syscall.MNT_DETACH)) })
-		b.start(twoPools)
-		made := b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(h.Path("aside"), 0o755))
+		disk(t, h)
+		must.Succeed(t, syscall.Mount(h.Path("disk"), h.Path("aside"), "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(h.Path("aside"), syscall.MNT_DETACH)) })
+		h.start(twoPools)
+		made := h.create("pvc-1", mib)
+		must.Succeed(t, h.Close(t.Context()))
+		must.Succeed(t, syscall.Unmount(h.Path("disk"), 0))
 
-		b.start(twoPools)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+		h.start(twoPools)
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		must.Succeed(t, syscall.Mount(b.Path("aside"), b.Path("disk"), "", syscall.MS_BIND, ""))
-		b.later(10 * time.Second)
-		b.wantVolumes("pvc-1")
-		if again := b.create("pvc-1", mib); again.Bytes != made.Bytes {
+		must.Succeed(t, syscall.Mount(h.Path("aside"), h.Path("disk"), "", syscall.MS_BIND, ""))
+		h.later(10 * time.Second)
+		h.wantVolumes("pvc-1")
+		if again := h.create("pvc-1", mib); again.Bytes != made.Bytes {
 			t.Errorf("made again it is %+v, want %+v", again, made)
 		}
 	})
@@ -123,42 +124,42 @@ func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
 func TestMountedOverStartedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	const datadir = `[{"name":"local","path":"disk"}]`
-	mounted := func(t *testing.T, test func(t *testing.T, b *bench)) func(*testing.T) {
+	mounted := func(t *testing.T, test func(t *testing.T, b *harness)) func(*testing.T) {
 		return func(t *testing.T) {
-			onPools(t, datadir, func(t *testing.T, b *bench) {
-				test(t, b)
+			onPools(t, datadir, func(t *testing.T, h *harness) {
+				test(t, h)
 			})
 		}
 	}
-	serves := func(t *testing.T, b *bench, want bool) {
+	serves := func(t *testing.T, h *harness, want bool) {
 		t.Helper()
-		b.later(10 * time.Second)
-		if err := b.Status()[0].Err; (err == nil) != want {
+		h.later(10 * time.Second)
+		if err := h.Status()[0].Err; (err == nil) != want {
 			t.Fatalf("the pool serves: %v, want %v", err, want)
 		}
-		if got := b.capacity(); (got > 0) != want {
+		if got := h.capacity(); (got > 0) != want {
 			t.Errorf("capacity %d, want above 0: %v", got, want)
 		}
 	}
-	t.Run("empty is replaced", mounted(t, func(t *testing.T, b *bench) {
-		bare := manifest(t, b.Path("disk"))
-		disk(t, b)
-		serves(t, b, true)
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-1")
-		b.later(2 * time.Minute)
+	t.Run("empty is replaced", mounted(t, func(t *testing.T, h *harness) {
+		bare := manifest(t, h.Path("disk"))
+		disk(t, h)
+		serves(t, h, true)
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-1")
+		h.later(2 * time.Minute)
 
-		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(h.Path("disk"), 0))
 		// No more than the mark was written into it, also by a driver that starts now.
-		own := b.Path("disk", ".hostpath-provisioner")
+		own := h.Path("disk", ".hostpath-provisioner")
 		for range 2 {
-			serves(t, b, false)
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+			serves(t, h, false)
+			_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 			wantError(t, err, volume.ErrNoSpace)
-			b.later(5 * time.Minute)
-			now := manifest(t, b.Path("disk"))
+			h.later(5 * time.Minute)
+			now := manifest(t, h.Path("disk"))
 			if _, marked := now[own+"/covered"]; !marked {
 				t.Error("the bare directory has no mark")
 			}
@@ -167,65 +168,65 @@ func TestMountedOverStartedPool(t *testing.T) {
 			if diff := cmp.Diff(bare, now); diff != "" {
 				t.Errorf("the bare directory changed (-before +now):\n%s", diff)
 			}
-			b.restart(datadir)
+			h.restart(datadir)
 		}
 
-		disk(t, b) // another one
-		serves(t, b, true)
-		b.create("pvc-2", mib)
-		b.wantVolumes("pvc-2")
-		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
-		disk(t, b) // and a third, while the second has a volume
-		serves(t, b, false)
+		disk(t, h) // another one
+		serves(t, h, true)
+		h.create("pvc-2", mib)
+		h.wantVolumes("pvc-2")
+		must.Succeed(t, syscall.Unmount(h.Path("disk"), 0))
+		disk(t, h) // and a third, while the second has a volume
+		serves(t, h, false)
 	}))
-	for name, fill := range map[string]func(b *bench){
-		"with a volume is kept": func(b *bench) { b.create("pvc-1", mib) },
-		"with a directory from before the driver is kept": func(b *bench) {
-			must.Succeed(b.t, os.Mkdir(b.Path("disk", "pvc-by-hand"), 0o755))
+	for name, fill := range map[string]func(b *harness){
+		"with a volume is kept": func(h *harness) { h.create("pvc-1", mib) },
+		"with a directory from before the driver is kept": func(h *harness) {
+			must.Succeed(h.t, os.Mkdir(h.Path("disk", "pvc-by-hand"), 0o755))
 		},
-		"with a record is kept": func(b *bench) {
-			b.create("pvc-1", mib)
-			must.Succeed(b.t, os.Remove(b.Path("disk", "pvc-1")))
+		"with a record is kept": func(h *harness) {
+			h.create("pvc-1", mib)
+			must.Succeed(h.t, os.Remove(h.Path("disk", "pvc-1")))
 		},
-		"with the trash of another node is kept": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.Path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
+		"with the trash of another node is kept": func(h *harness) {
+			must.Succeed(h.t, os.MkdirAll(h.Path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
 		},
-		"with a creation of another node is kept": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.Path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
+		"with a creation of another node is kept": func(h *harness) {
+			must.Succeed(h.t, os.MkdirAll(h.Path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
 		},
 	} {
-		t.Run(name, mounted(t, func(t *testing.T, b *bench) {
-			fill(b)
-			b.later(15 * time.Second)
-			disk(t, b)
-			serves(t, b, false)
-			if left := names(t, b.Path("disk")); len(left) > 0 {
+		t.Run(name, mounted(t, func(t *testing.T, h *harness) {
+			fill(h)
+			h.later(15 * time.Second)
+			disk(t, h)
+			serves(t, h, false)
+			if left := names(t, h.Path("disk")); len(left) > 0 {
 				t.Errorf("the new filesystem holds %q", left)
 			}
-			must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
-			serves(t, b, true)
+			must.Succeed(t, syscall.Unmount(h.Path("disk"), 0))
+			serves(t, h, true)
 		}))
 	}
-	t.Run("empty is kept when it was moved away", mounted(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Rename(b.Path("disk"), b.Path("away")))
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		serves(t, b, false)
+	t.Run("empty is kept when it was moved away", mounted(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, os.Rename(h.Path("disk"), h.Path("away")))
+		must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+		serves(t, h, false)
 	}))
-	t.Run("empty is kept when a link takes its place", mounted(t, func(t *testing.T, b *bench) {
+	t.Run("empty is kept when a link takes its place", mounted(t, func(t *testing.T, h *harness) {
 		outside := testenv.Tmpfs(t, 64*mib)
-		must.Succeed(t, os.Rename(b.Path("disk"), b.Path("away")))
-		must.Succeed(t, os.Symlink(outside, b.Path("disk")))
-		serves(t, b, false)
+		must.Succeed(t, os.Rename(h.Path("disk"), h.Path("away")))
+		must.Succeed(t, os.Symlink(outside, h.Path("disk")))
+		serves(t, h, false)
 		if left := names(t, outside); len(left) > 0 {
 			t.Errorf("where the link leads is %q now", left)
 		}
-		must.Succeed(t, os.Remove(b.Path("disk")))
-		must.Succeed(t, os.Rename(b.Path("away"), b.Path("disk")))
-		serves(t, b, true)
+		must.Succeed(t, os.Remove(h.Path("disk")))
+		must.Succeed(t, os.Rename(h.Path("away"), h.Path("disk")))
+		serves(t, h, true)
 	}))
 	t.Run("empty is replaced where a link leads that was there first", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t, t.TempDir())
+			b := newHarness(t, t.TempDir())
 			must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 			must.Succeed(t, os.Symlink(b.Path("disk"), b.Path("link")))
 			b.start(`[{"name":"local","path":"link"}]`)
@@ -256,22 +257,22 @@ func manifest(t *testing.T, root string) map[string]time.Time {
 }
 
 func TestReplacedPoolIsRefused(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.Path("pool"), b.Path("original")))
-		other := newBenchPool(t, b.Path("made"))
-		must.Succeed(t, os.Rename(other, b.Path("pool")))
-		wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
-		must.Succeed(t, os.Rename(b.Path("pool"), b.Path("other")))
-		must.Succeed(t, os.Rename(b.Path("original"), b.Path("pool")))
-		must.Succeed(t, b.publish("pvc-1", "a"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, os.Rename(h.Path("pool"), h.Path("original")))
+		other := newBenchPool(t, h.Path("made"))
+		must.Succeed(t, os.Rename(other, h.Path("pool")))
+		wantError(t, h.publish("pvc-1", "a"), volume.ErrUnavailable)
+		must.Succeed(t, os.Rename(h.Path("pool"), h.Path("other")))
+		must.Succeed(t, os.Rename(h.Path("original"), h.Path("pool")))
+		must.Succeed(t, h.publish("pvc-1", "a"))
 	})
 }
 
 func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		written, err := os.ReadFile(b.Own("format"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		written, err := os.ReadFile(h.Own("format"))
 		must.Succeed(t, err)
 		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
 		for name, test := range map[string]struct {
@@ -284,9 +285,9 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), volume.ErrUnavailable},
 			"that cannot be read": {written[:len(written)/2], volume.ErrUnavailable},
 		} {
-			must.Succeed(t, os.WriteFile(b.Own("format"), test.format, 0o600))
-			b.later(time.Minute)
-			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
+			must.Succeed(t, os.WriteFile(h.Own("format"), test.format, 0o600))
+			h.later(time.Minute)
+			if err := h.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
 				t.Errorf("a format %s: %v, want %v", name, err, test.wants)
 			}
 		}
@@ -297,10 +298,10 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 func newBenchPool(t *testing.T, root string) string {
 	t.Helper()
 	must.Succeed(t, os.Mkdir(root, 0o755))
-	b := newBench(t, root)
-	b.start(local)
-	must.Succeed(t, b.Close(t.Context()))
-	return b.Path("pool")
+	h := newHarness(t, root)
+	h.start(local)
+	must.Succeed(t, h.Close(t.Context()))
+	return h.Path("pool")
 }
 
 // What a crash left is still there when the pool is opened, and goes once it can.
@@ -308,49 +309,49 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	mountTmpfs(t, filepath.Join(root, "pool"))
-	withFaultsAt(t, root, local, func(t *testing.T, b *bench, f *faulty) {
-		b.create("pvc-1", mib)
-		b.create("pvc-2", mib)
-		b.create("pvc-3", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
+	withFaultsAt(t, root, local, func(t *testing.T, h *harness, f *faulty) {
+		h.create("pvc-1", mib)
+		h.create("pvc-2", mib)
+		h.create("pvc-3", mib)
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
-		limit := b.limitOf("pvc-3")
-		must.Succeed(t, b.Close(t.Context()))
+		limit := h.limitOf("pvc-3")
+		must.Succeed(t, h.Close(t.Context()))
 
-		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
-		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
-		must.Succeed(t, errors.Join(os.MkdirAll(b.Own("trash", "node-before"), 0o700), os.MkdirAll(b.Own("creating", "node-before", "pvc-9"), 0o700)))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
-		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-disk", "disk.img"), 2*mib))
-		must.Succeed(t, os.Chmod(b.Path("pool"), 0o755))
+		must.Succeed(t, os.WriteFile(h.Own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.WriteFile(h.Own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Own("creating", "node-1", "pvc-1")))
+		must.Succeed(t, errors.Join(os.MkdirAll(h.Own("trash", "node-before"), 0o700), os.MkdirAll(h.Own("creating", "node-before", "pvc-9"), 0o700)))
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-2"), h.Own("trash", "node-before", "pvc-2."+uid(t, h, "pvc-2"))))
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-3"), h.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
+		must.Succeed(t, os.Truncate(h.Path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must.Succeed(t, os.Chmod(h.Path("pool"), 0o755))
 
-		must.Succeed(t, syscall.Mount("", b.Path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", h.Path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		f.failBefore.Store(true)
-		b.start(local)
-		b.later(2 * time.Minute)
-		must.Succeed(t, b.publish("pvc-3", "a"))
+		h.start(local)
+		h.later(2 * time.Minute)
+		must.Succeed(t, h.publish("pvc-3", "a"))
 		f.failBefore.Store(false)
-		must.Succeed(t, syscall.Mount("", b.Path("pool"), "", syscall.MS_REMOUNT, ""))
-		b.later(10 * time.Second)
-		b.wantVolumes("pvc-3", "pvc-disk")
-		b.wantClean()
-		if left := slices.Concat(names(t, b.Own("trash", "node-before")), names(t, b.Own("creating", "node-before"))); len(left) > 0 {
+		must.Succeed(t, syscall.Mount("", h.Path("pool"), "", syscall.MS_REMOUNT, ""))
+		h.later(10 * time.Second)
+		h.wantVolumes("pvc-3", "pvc-disk")
+		h.wantClean()
+		if left := slices.Concat(names(t, h.Own("trash", "node-before")), names(t, h.Own("creating", "node-before"))); len(left) > 0 {
 			t.Errorf("the node before has left %q", left)
 		}
-		if got := b.limitOf("pvc-3"); got != limit {
+		if got := h.limitOf("pvc-3"); got != limit {
 			t.Errorf("the limit is %d bytes, want %d", got, limit)
 		}
-		if got := b.volume("pvc-disk").Bytes; got != 2*mib {
+		if got := h.volume("pvc-disk").Bytes; got != 2*mib {
 			t.Errorf("a disk of %d bytes promises %d", 2*mib, got)
 		}
-		info, err := os.Stat(b.Path("pool"))
+		info, err := os.Stat(h.Path("pool"))
 		must.Succeed(t, err)
 		if got := info.Mode().Perm(); got != 0o750 {
 			t.Errorf("the pool has the mode %o, want 750", got)
 		}
-		b.create("pvc-1", mib)
+		h.create("pvc-1", mib)
 	})
 }
 
@@ -368,7 +369,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 
 	name, err := volume.ParsePoolName("hung")
 	must.Succeed(t, err)
-	if bytes, err := set.Capacity(name, false); bytes != 0 || err != nil {
+	if bytes, err := set.Capacity(t.Context(), name, false); bytes != 0 || err != nil {
 		t.Errorf("capacity of the hanging pool: %d, %v; want 0", bytes, err)
 	}
 	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: name, Range: volume.Range{Required: mib}})
@@ -406,23 +407,23 @@ func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
 
 func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
-		mounts := &hanging{Fake: b.Mounts}
-		b.table = mounts
-		b.start(`[{"name":"local","path":"pool","requireMount":true}]`)
-		b.create("pvc-1", mib)
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+		mounts := &hanging{Fake: h.Mounts}
+		h.table = mounts
+		h.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		h.create("pvc-1", mib)
 		for range 2 {
 			until := make(chan struct{})
 			mounts.until.Store(&until)
 			start := time.Now()
-			wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
+			wantError(t, h.publish("pvc-1", "a"), volume.ErrUnavailable)
 			waited := time.Since(start)
 			if waited == 0 {
 				t.Error("the first call did not wait")
 			}
 			for range 3 {
-				err := b.publish("pvc-1", "a")
+				err := h.publish("pvc-1", "a")
 				wantError(t, err, volume.ErrUnavailable)
 				if !strings.Contains(err.Error(), "hangs") {
 					t.Errorf("%v does not say that the pool hangs", err)
@@ -433,10 +434,61 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 			}
 			mounts.until.Store(nil)
 			close(until)
-			b.later(time.Minute)
-			must.Succeed(t, b.publish("pvc-1", "a"))
-			must.Succeed(t, b.unpublish("pvc-1", "a"))
+			h.later(time.Minute)
+			must.Succeed(t, h.publish("pvc-1", "a"))
+			must.Succeed(t, h.unpublish("pvc-1", "a"))
 		}
+	})
+}
+
+// What a caller has less time for than a disk may take is answered within that time.
+func TestCallsOnHungPoolEndBeforeTheirCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+		mounts := &hanging{Fake: h.Mounts}
+		h.table = mounts
+		h.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		h.create("pvc-1", mib)
+		until := make(chan struct{})
+		mounts.until.Store(&until)
+		for name, call := range map[string]func(ctx context.Context) error{
+			"publish": func(ctx context.Context) error {
+				return h.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: h.Target("a")})
+			},
+			"delete":            func(ctx context.Context) error { return h.Delete(ctx, id(t, "pvc-1")) },
+			"delete an unknown": func(ctx context.Context) error { return h.Delete(ctx, id(t, "pvc-2")) },
+			"expand": func(ctx context.Context) error {
+				_, err := h.Expand(ctx, id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 2 * mib})
+				return err
+			},
+			"find a snapshot": func(ctx context.Context) error {
+				_, err := h.Snapshots().Find(ctx, id(t, "pvc-1"))
+				return err
+			},
+			"state of a move": func(ctx context.Context) error {
+				_, err := h.Moves().State(ctx, id(t, "pvc-1"))
+				return err
+			},
+			"report": func(ctx context.Context) error {
+				v, err := h.Volume(ctx, id(t, "pvc-1"))
+				if v.Condition.Reason != health.PoolHangs {
+					return err
+				}
+				return volume.ErrUnavailable
+			},
+		} {
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			err := call(ctx)
+			cancel()
+			if took := time.Since(start); !errors.Is(err, volume.ErrUnavailable) || took >= 2*time.Second {
+				t.Errorf("%s: %v after %v, want %v within two seconds", name, err, took, volume.ErrUnavailable)
+			}
+		}
+		mounts.until.Store(nil)
+		close(until)
+		h.later(time.Minute)
 	})
 }
 
@@ -444,42 +496,42 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 func TestNestedPoolIsRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	const inOuter = `[{"name":"outer","path":"outer"},{"name":"inner","path":"inner","requireMount":%v}]`
-	bindMount := func(b *bench, from string, to ...string) {
-		to = append([]string{b.Root}, to...)
-		must.Succeed(b.t, os.MkdirAll(filepath.Join(to...), 0o755))
-		must.Succeed(b.t, syscall.Mount(b.Path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
-		b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(to...), syscall.MNT_DETACH) })
+	bindMount := func(h *harness, from string, to ...string) {
+		to = append([]string{h.Root}, to...)
+		must.Succeed(h.t, os.MkdirAll(filepath.Join(to...), 0o755))
+		must.Succeed(h.t, syscall.Mount(h.Path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
+		h.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(to...), syscall.MNT_DETACH) })
 	}
-	for name, nest := range map[string]func(b *bench){
-		"by a link to a volume": func(b *bench) {
-			must.Succeed(b.t, os.Symlink("outer/sub", b.Path("inner")))
+	for name, nest := range map[string]func(b *harness){
+		"by a link to a volume": func(h *harness) {
+			must.Succeed(h.t, os.Symlink("outer/sub", h.Path("inner")))
 		},
-		"by a link to what is in a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.Path("outer", "sub", "deep"), 0o755))
-			must.Succeed(b.t, os.Symlink("outer/sub/deep", b.Path("inner")))
+		"by a link to what is in a volume": func(h *harness) {
+			must.Succeed(h.t, os.MkdirAll(h.Path("outer", "sub", "deep"), 0o755))
+			must.Succeed(h.t, os.Symlink("outer/sub/deep", h.Path("inner")))
 		},
-		"by a mount of a volume": func(b *bench) {
-			bindMount(b, "outer/sub", "inner")
+		"by a mount of a volume": func(h *harness) {
+			bindMount(h, "outer/sub", "inner")
 		},
-		"by a mount of what is in a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.Path("outer", "sub", "deep"), 0o755))
-			bindMount(b, "outer/sub/deep", "inner")
+		"by a mount of what is in a volume": func(h *harness) {
+			must.Succeed(h.t, os.MkdirAll(h.Path("outer", "sub", "deep"), 0o755))
+			bindMount(h, "outer/sub/deep", "inner")
 		},
-		"by a mount on a volume": func(b *bench) {
-			must.Succeed(b.t, os.Mkdir(b.Path("inner"), 0o755))
-			must.Succeed(b.t, syscall.Mount("tmpfs", b.Path("inner"), "tmpfs", 0, ""))
-			b.t.Cleanup(func() { must.Succeed(b.t, syscall.Unmount(b.Path("inner"), 0)) })
-			bindMount(b, "inner", "outer", "sub")
+		"by a mount on a volume": func(h *harness) {
+			must.Succeed(h.t, os.Mkdir(h.Path("inner"), 0o755))
+			must.Succeed(h.t, syscall.Mount("tmpfs", h.Path("inner"), "tmpfs", 0, ""))
+			h.t.Cleanup(func() { must.Succeed(h.t, syscall.Unmount(h.Path("inner"), 0)) })
+			bindMount(h, "inner", "outer", "sub")
 		},
-		"in a directory that is mounted on a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.Path("real", "inner"), 0o755))
-			must.Succeed(b.t, os.Symlink("real/inner", b.Path("inner")))
-			bindMount(b, "real", "outer", "sub")
+		"in a directory that is mounted on a volume": func(h *harness) {
+			must.Succeed(h.t, os.MkdirAll(h.Path("real", "inner"), 0o755))
+			must.Succeed(h.t, os.Symlink("real/inner", h.Path("inner")))
+			bindMount(h, "real", "outer", "sub")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
+				b := newHarness(t, t.TempDir())
 				must.Succeed(t, os.MkdirAll(b.Path("outer", "sub"), 0o755))
 				nest(b)
 				b.start(fmt.Sprintf(inOuter, false))
@@ -489,7 +541,7 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	}
 	t.Run("where no volume can be", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t, t.TempDir())
+			b := newHarness(t, t.TempDir())
 			must.Succeed(t, os.MkdirAll(b.Path("outer", ".pools", "inner"), 0o755))
 			must.Succeed(t, os.Symlink("outer/.pools/inner", b.Path("inner")))
 			b.start(fmt.Sprintf(inOuter, false))
@@ -502,7 +554,7 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	})
 	t.Run("from some time on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t, t.TempDir())
+			b := newHarness(t, t.TempDir())
 			must.Succeed(t, os.Mkdir(b.Path("inner"), 0o755))
 			must.Succeed(t, os.MkdirAll(b.Path("outer"), 0o755))
 			b.start(fmt.Sprintf(inOuter, true))
@@ -526,31 +578,31 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	})
 }
 
-func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
+func (h *harness) wantOuterRefused(t *testing.T, datadir string) {
 	t.Helper()
-	status := b.Status()
+	status := h.Status()
 	if err := status[0].Err; err == nil || !strings.Contains(err.Error(), `another pool lies in it; give each a directory of its own: pool "inner" at sub`) {
 		t.Errorf("the outer pool: %v, want it refused", err)
 	}
 	if status[1].Err != nil {
 		t.Errorf("the inner pool: %v, want it to serve", status[1].Err)
 	}
-	seen := b.inspect(datadir)
+	seen := h.inspect(datadir)
 	if why, is := strings.CutPrefix(seen[0].Condition, "the pool does not serve: "); !is || !strings.HasSuffix(status[0].Err.Error(), why) || seen[1].Abnormal {
 		t.Errorf("the pools are seen as %+v, want what the driver says", seen)
 	}
-	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})
+	_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})
 	must.Succeed(t, err)
-	if err := b.publish("sub", "a"); !errors.Is(err, volume.ErrUnavailable) {
+	if err := h.publish("sub", "a"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("publishing the inner pool as a volume: %v", err)
 	}
-	if err := b.Delete(t.Context(), id(t, "sub")); !errors.Is(err, volume.ErrUnavailable) {
+	if err := h.Delete(t.Context(), id(t, "sub")); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("deleting the inner pool as a volume: %v", err)
 	}
-	_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: volume.Range{Required: mib}})
+	_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: volume.Range{Required: mib}})
 	wantError(t, err, volume.ErrNoSpace)
-	b.later(2 * time.Minute)
-	if _, err := os.Stat(b.Path("inner", "pvc-1")); err != nil {
+	h.later(2 * time.Minute)
+	if _, err := os.Stat(h.Path("inner", "pvc-1")); err != nil {
 		t.Error(err)
 	}
 }
@@ -558,18 +610,18 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 func TestSiblingPools(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
+		h := newHarness(t, t.TempDir())
 		for _, name := range []string{"pool", "pool-2", "third", "in", "pool/volume"} {
-			must.Succeed(t, os.Mkdir(b.Path(name), 0o755))
+			must.Succeed(t, os.Mkdir(h.Path(name), 0o755))
 		}
 		// Its own volume is mounted where a publication is, and another pool on itself.
 		for from, to := range map[string]string{"pool/volume": "pods", "third": "third", "pool-2": "in"} {
-			must.Succeed(t, syscall.Mount(b.Path(from), b.Path(to), "", syscall.MS_BIND, ""))
-			t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.Path(to), 0)) })
+			must.Succeed(t, syscall.Mount(h.Path(from), h.Path(to), "", syscall.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, syscall.Unmount(h.Path(to), 0)) })
 		}
-		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"in"},{"name":"three","path":"third"}]`)
-		b.later(time.Minute)
-		for _, status := range b.Status() {
+		h.start(`[{"name":"one","path":"pool"},{"name":"two","path":"in"},{"name":"three","path":"third"}]`)
+		h.later(time.Minute)
+		for _, status := range h.Status() {
 			if status.Err != nil {
 				t.Errorf("pool %s: %v", status.Name, status.Err)
 			}
@@ -579,12 +631,12 @@ func TestSiblingPools(t *testing.T) {
 
 func TestOneDirectoryAsTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
-		must.Succeed(t, os.Symlink("pool", b.Path("alias")))
-		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"alias"}]`)
-		b.later(time.Minute)
-		status := b.Status()
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+		must.Succeed(t, os.Symlink("pool", h.Path("alias")))
+		h.start(`[{"name":"one","path":"pool"},{"name":"two","path":"alias"}]`)
+		h.later(time.Minute)
+		status := h.Status()
 		if (status[0].Err == nil) == (status[1].Err == nil) {
 			t.Errorf("status %+v, want one pool of the two to serve", status)
 		}

@@ -31,9 +31,9 @@ func TestDeleteRemovesProtectedVolume(t *testing.T) {
 			if tt.fs == "btrfs" {
 				command(t, "btrfs", "quota", "enable", root)
 			}
-			withQuotas(t, root, local, func(t *testing.T, b *bench) {
-				b.create("pvc-1", 16*mib)
-				volume := b.Path("pool", "pvc-1")
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				volume := h.Path("pool", "pvc-1")
 				must.Succeed(t, os.WriteFile(volume+"/file", nil, 0o600))
 				if flag := tt.flags[len(tt.flags)-2:]; flag != "ro" {
 					command(t, "chattr", flag, volume+"/file", volume)
@@ -41,9 +41,9 @@ func TestDeleteRemovesProtectedVolume(t *testing.T) {
 				if tt.flags[0] == 'r' {
 					command(t, "btrfs", "property", "set", volume, "ro", "true")
 				}
-				b.delete("pvc-1")
-				b.wantVolumes()
-				b.wantClean()
+				h.delete("pvc-1")
+				h.wantVolumes()
+				h.wantClean()
 			})
 		})
 	}
@@ -59,18 +59,18 @@ func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 		for _, readOnly := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, read-only %v", name, readOnly), func(t *testing.T) {
 				root := mount(t, 512*mib)
-				withQuotas(t, root, local, func(t *testing.T, b *bench) {
-					b.create("pvc-1", 16*mib)
-					volume := b.Path("pool", "pvc-1")
+				withQuotas(t, root, local, func(t *testing.T, h *harness) {
+					h.create("pvc-1", 16*mib)
+					volume := h.Path("pool", "pvc-1")
 					must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
 					command(t, "chattr", "+i", volume)
 					fillToLimit(t, volume+"/full")
 					if readOnly {
 						command(t, "btrfs", "property", "set", volume, "ro", "true")
 					}
-					b.delete("pvc-1")
-					b.wantVolumes()
-					b.wantClean()
+					h.delete("pvc-1")
+					h.wantVolumes()
+					h.wantClean()
 				})
 			})
 		}
@@ -83,21 +83,21 @@ func TestSnapshotOfFullProtectedVolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr", "btrfs")
 	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
-		volume := b.Path("pool", "pvc-1")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		volume := h.Path("pool", "pvc-1")
 		must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
 		command(t, "chattr", "+i", volume)
 		fillToLimit(t, volume+"/full")
 		syncfs(t, root)
 		snapshot := func() error {
-			_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 			return err
 		}
 		for range 2 {
-			must.Succeed(t, snapshot(), b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
-			b.wantClean()
-			command(t, "btrfs", "subvolume", "snapshot", volume, b.Own("creating", "node-1", "~s-1"))
+			must.Succeed(t, snapshot(), h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
+			h.wantClean()
+			command(t, "btrfs", "subvolume", "snapshot", volume, h.Own("creating", "node-1", "~s-1"))
 		}
 	})
 }
@@ -135,23 +135,23 @@ func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := mount(t, 512*mib)
-			withQuotas(t, root, local, func(t *testing.T, b *bench) {
-				b.create("pvc-1", 16*mib)
-				b.create("pvc-2", mib)
-				volume := b.Path("pool", "pvc-1")
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				h.create("pvc-2", mib)
+				volume := h.Path("pool", "pvc-1")
 				makeSubvolume(t, volume, "full", "", mib)
 				makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
 				fillToLimit(t, volume+"/full")
 				syncfs(t, root)
 				makeSubvolume(t, volume, "read-only", volume+"/full", 1) // with ordinary quotas it has the limit of its source
 				if name == "simple quotas" {
-					makeSubvolume(t, volume, "of-another", volume+"/full", 0, groupOf(t, b.Path("pool", "pvc-2")))
+					makeSubvolume(t, volume, "of-another", volume+"/full", 0, groupOf(t, h.Path("pool", "pvc-2")))
 				}
-				fillToLimit(t, b.Path("pool", "pvc-2"))
+				fillToLimit(t, h.Path("pool", "pvc-2"))
 				syncfs(t, root)
-				b.delete("pvc-1")
-				b.wantVolumes("pvc-2")
-				b.wantClean()
+				h.delete("pvc-1")
+				h.wantVolumes("pvc-2")
+				h.wantClean()
 			})
 		})
 	}

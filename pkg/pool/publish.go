@@ -76,7 +76,7 @@ func (s Publications) publish(ctx context.Context, r Publication) error {
 	if r.Mode == "" {
 		r.Mode = volume.ModeMount
 	}
-	v, err := s.set.find(r.ID, r.Pool)
+	v, err := s.set.find(ctx, r.ID, r.Pool)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (s Publications) PublishInline(ctx context.Context, create Request, r Publi
 	if err != nil {
 		return err
 	}
-	lacked, err := lacks(p, create.ID)
+	lacked, err := lacks(ctx, p, create.ID)
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (s Publications) Unpublish(ctx context.Context, id volume.ID, target bind.T
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	defer release()
-	v, unfound := s.set.find(id, volume.PoolName{})
+	v, unfound := s.set.find(ctx, id, volume.PoolName{})
 	if unfound == nil {
 		defer v.close()
 	}
@@ -338,13 +338,13 @@ func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bin
 		// A pod can end whose filesystem died, and with it the file of its device.
 		s.set.node.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
-	if s.ofAnother(id, device) {
+	if s.ofAnother(ctx, id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
 	}
-	if err := s.restore(id, device); err != nil {
+	if err := s.restore(ctx, id, device); err != nil {
 		return err
 	}
-	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
+	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(ctx, id, target) }); err != nil {
 		return err
 	}
 	if device == nil {
@@ -355,14 +355,14 @@ func (s Publications) unpublishAny(ctx context.Context, id volume.ID, target bin
 		return err
 	}
 	defer done()
-	return s.set.node.Options.Host(s.set.node.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
+	return s.set.node.Options.Host(s.set.node.Options.Log).DetachPublished(ctx, id, device, s.isOf(ctx, id, device) || s.isInPool(ctx, device))
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
 // volume. The volume itself need not be there any more, nor be the directory that
 // was published: it may be lost, or restored from a backup.
-func (s Publications) unmount(id volume.ID, target bind.Target) error {
-	other, err := s.otherAt(id, target)
+func (s Publications) unmount(ctx context.Context, id volume.ID, target bind.Target) error {
+	other, err := s.otherAt(ctx, id, target)
 	if err != nil {
 		return err
 	}
@@ -378,9 +378,9 @@ func (s Publications) unmount(id volume.ID, target bind.Target) error {
 
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
-func (s Publications) otherAt(id volume.ID, target bind.Target) (string, error) {
+func (s Publications) otherAt(ctx context.Context, id volume.ID, target bind.Target) (string, error) {
 	for _, p := range s.set.node.Pools {
-		in, err := p.Enter()
+		in, err := p.Enter(ctx)
 		if err != nil {
 			continue
 		}
@@ -470,10 +470,10 @@ type Stats struct {
 // Stats measures a published volume. It returns ErrNotFound if the volume is not
 // published at the path. Of one that is lost, or whose pool does not serve, there is only
 // the condition.
-func (s Publications) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
-	v, err := s.set.findSettled(id)
+func (s Publications) Stats(ctx context.Context, id volume.ID, at bind.Target) (Stats, error) {
+	v, err := s.set.findSettled(ctx, id)
 	if err != nil {
-		v, err := remembered(s.set, id, err)
+		v, err := remembered(ctx, s.set, id, err)
 		return Stats{Mode: v.Mode, Condition: v.Condition}, err
 	}
 	defer v.close()

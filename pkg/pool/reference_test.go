@@ -35,9 +35,9 @@ func TestReference(t *testing.T) {
 }
 
 func testReference(t *testing.T, root string) {
-	b := newBench(t, root)
-	b.start(local)
-	b.create("pvc-1", mib)
+	h := newHarness(t, root)
+	h.start(local)
+	h.create("pvc-1", mib)
 	ctx, of := t.Context(), id(t, "pvc-1")
 	want := func(when string, references ...string) {
 		t.Helper()
@@ -45,59 +45,59 @@ func testReference(t *testing.T, root string) {
 		if len(got) != len(references) {
 			t.Errorf("%s there are %q, want %q", when, got, references)
 		}
-		some, _ := b.Snapshots().List(ctx, volume.ID{}, volume.ID{}, 10)
+		some, _ := h.Snapshots().List(ctx, volume.ID{}, volume.ID{}, 10)
 		if len(some) > 0 {
 			t.Errorf("%s a reference is reported as a snapshot: %+v", when, some)
 		}
 	}
-	must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), []byte("first"), 0o600))
+	must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), []byte("first"), 0o600))
 	for range 2 {
-		must.Succeed(t, b.Moves().Reference(ctx, of, "a", ""))
+		must.Succeed(t, h.Moves().Reference(ctx, of, "a", ""))
 	}
 	want("after the first", "~_a.pvc-1")
-	must.Succeed(t, b.Moves().Reference(ctx, of, "b", "a"))
-	must.Succeed(t, b.Moves().Reference(ctx, of, "c", "b"))
+	must.Succeed(t, h.Moves().Reference(ctx, of, "b", "a"))
+	must.Succeed(t, h.Moves().Reference(ctx, of, "c", "b"))
 	want("after the third", "~_b.pvc-1", "~_c.pvc-1")
 
 	move, err := volume.ParseMoveID("move-1")
 	must.Succeed(t, err)
 	m := pool.Move{Volume: of, ID: move, Peer: nodeID(t, "node-2")}
-	_, err = b.Moves().Fence(ctx, pool.FenceRequest{Move: m})
+	_, err = h.Moves().Fence(ctx, pool.FenceRequest{Move: m})
 	must.Succeed(t, err)
-	if err := b.Moves().Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
+	if err := h.Moves().Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a reference of a fenced volume: %v", err)
 	}
-	if err := b.Delete(ctx, of); !errors.Is(err, volume.ErrPrecondition) {
+	if err := h.Delete(ctx, of); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a volume is deleted in the fence: %v", err)
 	}
 	want("after a deletion that was refused", "~_b.pvc-1", "~_c.pvc-1")
-	must.Succeed(t, b.Close(ctx))
-	b.start(local)
+	must.Succeed(t, h.Close(ctx))
+	h.start(local)
 	want("after a restart in the fence", "~_b.pvc-1", "~_c.pvc-1")
 	for range 2 {
-		must.Succeed(t, b.Moves().Unfence(ctx, m, false))
+		must.Succeed(t, h.Moves().Unfence(ctx, m, false))
 	}
 	want("after the move was undone")
 
-	must.Succeed(t, b.Moves().Reference(ctx, of, "e", ""))
-	must.Succeed(t, b.Moves().Unfence(ctx, m, false))
+	must.Succeed(t, h.Moves().Reference(ctx, of, "e", ""))
+	must.Succeed(t, h.Moves().Unfence(ctx, m, false))
 	want("after a move was undone before its fence")
-	must.Succeed(t, b.Moves().Reference(ctx, of, "f", ""))
-	must.Succeed(t, b.Close(ctx))
-	b.start(local)
+	must.Succeed(t, h.Moves().Reference(ctx, of, "f", ""))
+	must.Succeed(t, h.Close(ctx))
+	h.start(local)
 	want("after a restart without a fence")
-	must.Succeed(t, b.Moves().Reference(ctx, of, "g", ""))
-	must.Succeed(t, b.Delete(ctx, of))
+	must.Succeed(t, h.Moves().Reference(ctx, of, "g", ""))
+	must.Succeed(t, h.Delete(ctx, of))
 	want("after the volume was deleted")
 }
 
 func TestReferenceWithoutSharedBlocks(t *testing.T) {
 	root := testenv.LoopFS(t, "ext4", 512*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(local)
-		b.create("pvc-1", mib)
-		if err := b.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
+		h := newHarness(t, root)
+		h.start(local)
+		h.create("pvc-1", mib)
+		if err := h.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("%v, want a precondition that fails", err)
 		}
 	})
@@ -126,14 +126,14 @@ func TestReferenceIsBeingMade(t *testing.T) {
 // A volume whose id is too long for a reference is undone and deleted without one.
 func TestReferenceOfLongID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(local)
+		h := newHarness(t, t.TempDir())
+		h.start(local)
 		name := strings.Repeat("a", volume.MaxID)
-		b.create(name, mib)
-		if err := b.Moves().Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
+		h.create(name, mib)
+		if err := h.Moves().Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
 			t.Errorf("a reference with a longer id: %v", err)
 		}
-		must.Succeed(t, b.Delete(t.Context(), id(t, name)))
+		must.Succeed(t, h.Delete(t.Context(), id(t, name)))
 	})
 }
 

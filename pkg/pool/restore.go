@@ -47,7 +47,7 @@ func sourceElsewhere(holders []*serve.Pool, id volume.ID, chosen *serve.Pool) er
 }
 
 // openRequested opens what a volume is to be made from.
-func openRequested(in *serve.Visit, r Request) (*source, error) {
+func openRequested(ctx context.Context, in *serve.Visit, r Request) (*source, error) {
 	if err := in.Discard().NoneLeft(r.ID); err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func openRequested(in *serve.Visit, r Request) (*source, error) {
 			return nil, fmt.Errorf("its source: %w", err)
 		}
 		if r.Source.Upstream && !in.Pool.Ledger.Known(r.Source.ID).Exists() {
-			src, err := sourceUpstream(in, r.Source.ID, r.Mode, unlock)
+			src, err := sourceUpstream(ctx, in, r.Source.ID, r.Mode, unlock)
 			if err != nil {
 				return nil, fmt.Errorf("its source: %w", err)
 			}

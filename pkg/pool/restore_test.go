@@ -17,18 +17,18 @@ import (
 
 // A snapshot is restored whatever the ctime of its files is, which a backup changes that puts their atime back.
 func TestRestoreWhileSnapshotIsRead(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
 		for _, name := range []string{"a", "b"} {
-			must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", name), []byte("content"), 0o600))
+			must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", name), []byte("content"), 0o600))
 		}
-		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		restored, ended := make(chan struct{}), make(chan error, 1)
 		go func() {
 			for {
 				for _, name := range []string{"a", "b"} {
-					if err := os.Chtimes(b.Own("snapshots", "~s-1", name), time.Unix(1, 0), time.Time{}); err != nil {
+					if err := os.Chtimes(h.Own("snapshots", "~s-1", name), time.Unix(1, 0), time.Time{}); err != nil {
 						ended <- err
 						return
 					}
@@ -41,86 +41,86 @@ func TestRestoreWhileSnapshotIsRead(t *testing.T) {
 				}
 			}
 		}()
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+		_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Source: &pool.Source{ID: snapshotID(t, "s-1")}})
 		close(restored)
 		must.Succeed(t, err, <-ended)
-		if content, err := os.ReadFile(b.Path("pool", "pvc-2", "b")); err != nil || string(content) != "content" {
+		if content, err := os.ReadFile(h.Path("pool", "pvc-2", "b")); err != nil || string(content) != "content" {
 			t.Errorf("restored was %q, %v", content, err)
 		}
 	})
 }
 
 // during makes a snapshot of a volume and does something while it is copied.
-func (b *bench) during(f *faulty, of string, do func()) pool.Snapshot {
-	b.t.Helper()
+func (h *harness) during(f *faulty, of string, do func()) pool.Snapshot {
+	h.t.Helper()
 	asked := false
 	meanwhile := func() { asked = true; do() }
 	f.meanwhile.Store(&meanwhile) // when the copy gets its limit
-	made, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
-	must.Succeed(b.t, err)
+	made, err := h.Snapshots().Create(h.t.Context(), pool.SnapshotRequest{ID: snapshotID(h.t, "s-1"), Source: id(h.t, of)})
+	must.Succeed(h.t, err)
 	if !asked {
-		b.t.Fatal("the copy was given no limit")
+		h.t.Fatal("the copy was given no limit")
 	}
-	must.Succeed(b.t, b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, "s-1")))
-	b.later(time.Minute)
+	must.Succeed(h.t, h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, "s-1")))
+	h.later(time.Minute)
 	return made
 }
 
 // tryPublish is what the driver does, with the lock that it takes.
-func (b *bench) tryPublish(p pool.Publication) error {
-	unlock, err := b.Publications().Lock(p)
+func (h *harness) tryPublish(p pool.Publication) error {
+	unlock, err := h.Publications().Lock(p)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return b.Publications().Publish(b.t.Context(), p)
+	return h.Publications().Publish(h.t.Context(), p)
 }
 
 // While a directory is copied by reading it, pods that only read it come and go, and it grows. None may write to it. Other volumes do not
 // wait.
 func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.create("pvc-1", mib)
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+		h.create("pvc-1", mib)
 		at := func(target string, readOnly bool) pool.Publication {
-			return pool.Publication{ID: id(t, "pvc-1"), Target: b.Target(target), ReadOnly: readOnly}
+			return pool.Publication{ID: id(t, "pvc-1"), Target: h.Target(target), ReadOnly: readOnly}
 		}
-		must.Succeed(t, b.tryPublish(at("a", true)))
-		b.during(f, "pvc-1", func() {
-			must.Succeed(t, b.tryPublish(at("b", true)))
-			b.create("pvc-2", mib)
-			must.Succeed(t, b.publish("pvc-2", "c"), b.unpublish("pvc-2", "c"))
-			b.delete("pvc-2")
-			wantError(t, b.tryPublish(at("c", false)), volume.ErrBusy)
-			wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrBusy)
-			unlock, err := b.Publications().Lock(pool.Publication{ID: id(t, "pvc-1"), Target: b.Target("a"), SingleTarget: true})
+		must.Succeed(t, h.tryPublish(at("a", true)))
+		h.during(f, "pvc-1", func() {
+			must.Succeed(t, h.tryPublish(at("b", true)))
+			h.create("pvc-2", mib)
+			must.Succeed(t, h.publish("pvc-2", "c"), h.unpublish("pvc-2", "c"))
+			h.delete("pvc-2")
+			wantError(t, h.tryPublish(at("c", false)), volume.ErrBusy)
+			wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrBusy)
+			unlock, err := h.Publications().Lock(pool.Publication{ID: id(t, "pvc-1"), Target: h.Target("a"), SingleTarget: true})
 			must.Succeed(t, err)
-			_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
+			_, err = h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
 			unlock()
-			must.Succeed(t, err, b.unpublish("pvc-1", "a"), b.unpublish("pvc-1", "b"))
+			must.Succeed(t, err, h.unpublish("pvc-1", "a"), h.unpublish("pvc-1", "b"))
 		})
-		if v := b.volume("pvc-1"); v.Bytes != 2*mib || v.Condition.Abnormal {
+		if v := h.volume("pvc-1"); v.Bytes != 2*mib || v.Condition.Abnormal {
 			t.Errorf("the volume is %+v, want 2 MiB in order", v)
 		}
-		must.Succeed(t, b.tryPublish(at("c", false)), b.unpublish("pvc-1", "c"))
-		b.delete("pvc-1")
-		b.wantClean()
+		must.Succeed(t, h.tryPublish(at("c", false)), h.unpublish("pvc-1", "c"))
+		h.delete("pvc-1")
+		h.wantClean()
 	})
 }
 
 // What a pod had while it was copied is no copy of a point in time, also if the pod ended before the copy was whole.
 func TestCopyOfVolumeThatWasUsedMeanwhile(t *testing.T) {
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", mib)
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", mib)
 		for _, tt := range []struct {
 			meanwhile func()
 			want      volume.Consistency
 		}{
 			{func() {}, volume.PointInTime},
-			{func() { must.Succeed(t, b.publishBlock("pvc-1", "a"), b.unpublish("pvc-1", "a")) }, volume.CrashConsistent},
+			{func() { must.Succeed(t, h.publishBlock("pvc-1", "a"), h.unpublish("pvc-1", "a")) }, volume.CrashConsistent},
 			{func() {}, volume.PointInTime},
 		} {
-			if got := b.during(f, "pvc-1", tt.meanwhile).Origin.Consistency; got != tt.want {
+			if got := h.during(f, "pvc-1", tt.meanwhile).Origin.Consistency; got != tt.want {
 				t.Errorf("the copy is %s, want %s", got, tt.want)
 			}
 		}
@@ -131,13 +131,13 @@ func TestCopyOfVolumeThatWasUsedMeanwhile(t *testing.T) {
 // its limit.
 func TestSourceIsLimitedAgainAfterFailure(t *testing.T) {
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", 16*mib)
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", 16*mib)
 		f.failBefore.Store(true)
-		wantError(t, b.snapshot("s-1", "pvc-1"), errFault)
+		wantError(t, h.snapshot("s-1", "pvc-1"), errFault)
 		f.failBefore.Store(false)
-		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
-		if got := b.limitOf("pvc-1"); got < 32*mib {
+		must.Succeed(t, h.snapshot("s-1", "pvc-1"))
+		if got := h.limitOf("pvc-1"); got < 32*mib {
 			t.Errorf("its blocks are shared, and its limit is %d bytes", got)
 		}
 	})
@@ -148,16 +148,16 @@ func TestRestoreOfShortSnapshot(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.LoopFS(t, "xfs", 512*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(thin)
-		b.createBlock("pvc-1", 16*mib)
-		_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		h := newHarness(t, root)
+		h.start(thin)
+		h.createBlock("pvc-1", 16*mib)
+		_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
 		restore := func(name string) error {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
 			return err
 		}
-		must.Succeed(t, restore("pvc-2"), os.Truncate(b.Own("snapshots", "~s-1", "disk.img"), 8*mib))
+		must.Succeed(t, restore("pvc-2"), os.Truncate(h.Own("snapshots", "~s-1", "disk.img"), 8*mib))
 		wantError(t, restore("pvc-3"), volume.ErrLost)
 	})
 }
@@ -165,18 +165,18 @@ func TestRestoreOfShortSnapshot(t *testing.T) {
 // A growth that failed may have left the file of a block volume larger than its record. Its devices show all of it, and so does what is
 // restored.
 func TestRestoreOfLongBlockVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-1", "disk.img"), 2*mib))
-		made, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, os.Truncate(h.Path("pool", "pvc-1", "disk.img"), 2*mib))
+		made, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
 		must.Succeed(t, err)
-		restored, err := b.Create(t.Context(), pool.Request{
+		restored, err := h.Create(t.Context(), pool.Request{
 			ID: id(t, "pvc-2"), Mode: volume.ModeBlock, Range: volume.Range{Required: made.Origin.Bytes}, Source: &pool.Source{ID: made.ID},
 		})
-		if err != nil || restored.Bytes != 2*mib || b.stat("pvc-2").Size != 2*mib {
+		if err != nil || restored.Bytes != 2*mib || h.stat("pvc-2").Size != 2*mib {
 			t.Errorf("restored was %+v, %v", restored, err)
 		}
-		_, err = b.Create(t.Context(), pool.Request{
+		_, err = h.Create(t.Context(), pool.Request{
 			ID: id(t, "pvc-3"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}, Source: &pool.Source{ID: id(t, "pvc-1")},
 		})
 		wantError(t, err, volume.ErrOutOfRange)
@@ -186,30 +186,30 @@ func TestRestoreOfLongBlockVolume(t *testing.T) {
 // The file of a block volume has no device while it is read, and does not grow while its blocks come to be shared. A call that only
 // makes sure of the size succeeds.
 func TestCallsOnBlockVolumeWhileItIsCopied(t *testing.T) {
-	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", mib)
-		b.during(f, "pvc-1", func() {
-			wantError(t, b.publishBlock("pvc-1", "a", readOnly), volume.ErrBusy)
-			must.Succeed(t, b.unpublish("pvc-1", "a"))
+	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", mib)
+		h.during(f, "pvc-1", func() {
+			wantError(t, h.publishBlock("pvc-1", "a", readOnly), volume.ErrBusy)
+			must.Succeed(t, h.unpublish("pvc-1", "a"))
 		})
-		b.delete("pvc-1")
-		b.wantClean()
+		h.delete("pvc-1")
+		h.wantClean()
 	})
 	testenv.NeedRoot(t)
-	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		b.during(f, "pvc-1", func() {}) // and its own limit, once
-		b.during(f, "pvc-1", func() {
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, h *harness, f *faulty) {
+		h.createBlock("pvc-1", mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "a"))
+		h.during(f, "pvc-1", func() {}) // and its own limit, once
+		h.during(f, "pvc-1", func() {
 			expand := func(bytes int64) error {
-				_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
+				_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
 				return err
 			}
-			must.Succeed(t, expand(mib), b.publishBlock("pvc-1", "b"), b.unpublish("pvc-1", "b"))
+			must.Succeed(t, expand(mib), h.publishBlock("pvc-1", "b"), h.unpublish("pvc-1", "b"))
 			wantError(t, expand(2*mib), volume.ErrBusy)
 		})
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-1")
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-1")
 	})
 }
 
@@ -219,44 +219,44 @@ func TestSnapshotOfFilesOfTheFuture(t *testing.T) {
 	for _, kind := range []string{"xfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.FutureFS(t, kind, 512*mib, func(root string) (files []string) {
-				onRoot(t, root, func(t *testing.T, b *bench) {
-					b.create("pvc-1", mib)
+				onRoot(t, root, func(t *testing.T, h *harness) {
+					h.create("pvc-1", mib)
 					for _, name := range []string{"future-1", "future-2"} {
-						files = append(files, b.Path("pool", "pvc-1", name))
+						files = append(files, h.Path("pool", "pvc-1", name))
 						must.Succeed(t, os.WriteFile(files[len(files)-1], []byte("content"), 0o600))
 					}
-					must.Succeed(t, b.Close(t.Context()))
+					must.Succeed(t, h.Close(t.Context()))
 				})
 				return files
 			})
-			onRoot(t, root, func(t *testing.T, b *bench) {
+			onRoot(t, root, func(t *testing.T, h *harness) {
 				snapshot := func(name string) error {
-					_, err := b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
+					_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
 					return err
 				}
-				must.Succeed(t, b.publish("pvc-1", "pod"))
+				must.Succeed(t, h.publish("pvc-1", "pod"))
 				err := snapshot("s-1")
 				if wantError(t, err, volume.ErrPrecondition); kind == "xfs" && !strings.Contains(fmt.Sprint(err), "/future-") {
 					t.Errorf("published: %v, want the file", err)
 				}
-				must.Succeed(t, b.unpublish("pvc-1", "pod"))
-				b.settled()
+				must.Succeed(t, h.unpublish("pvc-1", "pod"))
+				h.settled()
 				must.Succeed(t, snapshot("s-2"))
-				_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Source: &pool.Source{ID: id(t, "pvc-1")}})
-				must.Succeed(t, err, b.publish("pvc-1", "pod"), b.unpublish("pvc-1", "pod"))
-				b.delete("pvc-1")
+				_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Source: &pool.Source{ID: id(t, "pvc-1")}})
+				must.Succeed(t, err, h.publish("pvc-1", "pod"), h.unpublish("pvc-1", "pod"))
+				h.delete("pvc-1")
 			})
 		})
 	}
 }
 
 // onRoot runs a test on a node with a pool, which may be there from one before.
-func onRoot(t *testing.T, root string, test func(t *testing.T, b *bench)) {
+func onRoot(t *testing.T, root string, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	must.Succeed(t, os.RemoveAll(filepath.Join(root, "pods")))
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(local)
-		test(t, b)
+		h := newHarness(t, root)
+		h.start(local)
+		test(t, h)
 	})
 }

@@ -116,7 +116,7 @@ func names(pools []*serve.Pool) string {
 
 // Capacity is how many bytes a pool can still promise; 0 for one that does not
 // serve. The only error is ErrInvalid for a pool that is not configured.
-func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
+func (s *Set) Capacity(ctx context.Context, name volume.PoolName, multiNode bool) (int64, error) {
 	p, err := s.pool(name)
 	if err != nil {
 		return 0, err
@@ -124,28 +124,28 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	if multiNode && !p.Config.MultiNode() {
 		return 0, nil
 	}
-	bytes, _ := p.Free()
+	bytes, _ := p.Free(ctx)
 	return bytes, nil
 }
 
 // Serves says whether a pool that is configured serves.
-func (s *Set) Serves(name volume.PoolName) bool {
+func (s *Set) Serves(ctx context.Context, name volume.PoolName) bool {
 	p, err := s.pool(name)
 	if err != nil {
 		return false
 	}
-	_, serves := p.Free()
+	_, serves := p.Free(ctx)
 	return serves
 }
 
 // Directory is the directory of a pool, as the calls on its volumes have it. Errors: ErrInvalid for a pool that is not configured, ErrUnavailable
 // for one that does not serve.
-func (s *Set) Directory(name volume.PoolName) (dir.ID, error) {
+func (s *Set) Directory(ctx context.Context, name volume.PoolName) (dir.ID, error) {
 	p, err := s.pool(name)
 	if err != nil {
 		return dir.ID{}, err
 	}
-	v, err := p.Enter()
+	v, err := p.Enter(ctx)
 	if err != nil {
 		return dir.ID{}, err
 	}
@@ -224,17 +224,17 @@ func (v *found) unmarkPublished(ctx context.Context) error {
 // PersistentVolume says of its pool cannot be changed: by now the pool may have another name, or the volume may
 // have been moved into another pool. It returns ErrNotFound only if every pool could be asked, for a volume of a
 // pool that is away is not gone, and ErrInvalid for a volume in no pool and the name of none.
-func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
+func (s *Set) find(ctx context.Context, id volume.ID, name volume.PoolName) (*found, error) {
 	if p, ok := s.byName[name]; ok {
-		v, err := findIn([]*serve.Pool{p}, id)
+		v, err := findIn(ctx, []*serve.Pool{p}, id)
 		if !errors.Is(err, volume.ErrNotFound) {
 			return v, err
 		}
 	}
 	// Not the others, of which one may be about to hang.
-	v, err := findIn(s.holders(id), id)
+	v, err := findIn(ctx, s.holders(id), id)
 	if errors.Is(err, volume.ErrNotFound) {
-		v, err = findIn(s.node.Pools, id)
+		v, err = findIn(ctx, s.node.Pools, id)
 	}
 	if errors.Is(err, volume.ErrNotFound) && name != (volume.PoolName{}) {
 		_, unknown := s.pool(name)
@@ -254,37 +254,25 @@ func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 }
 
 // holders are the pools whose index has a volume.
-func (s *Set) holders(id volume.ID) []*serve.Pool {
-	var holders []*serve.Pool
-	for _, p := range s.node.Pools {
-		if p.Ledger.Known(id).Exists() {
-			holders = append(holders, p)
-		}
-	}
-	return holders
-}
+func (s *Set) holders(id volume.ID) []*serve.Pool { return s.node.Holders(id) }
 
-func findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
+func findIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (*found, error) {
 	var at *found
 	var unavailable []error
 	for _, p := range pools {
-		v, err := findAt(p, id)
+		v, err := findAt(ctx, p, id)
 		switch {
 		case err != nil:
 			unavailable = append(unavailable, err)
 		case v != nil && at != nil:
 			v.close()
 			at.close()
-			return nil, ambiguous(id, at.visit.Pool, p)
+			return nil, serve.InTwo(id, at.visit.Pool, p)
 		case v != nil:
 			at = v
 		}
 	}
 	return at, notFoundUnless(at != nil, id, unavailable)
-}
-
-func ambiguous(id volume.ID, first, second *serve.Pool) error {
-	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
 }
 
 // notFoundUnless returns ErrNotFound for a volume that no pool has, and why not all could be asked otherwise.
@@ -299,8 +287,8 @@ func notFoundUnless(found bool, id volume.ID, unavailable []error) error {
 }
 
 // findAt returns nil if the pool has no such volume.
-func findAt(p *serve.Pool, id volume.ID) (*found, error) {
-	v, err := p.Enter()
+func findAt(ctx context.Context, p *serve.Pool, id volume.ID) (*found, error) {
+	v, err := p.Enter(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -314,8 +302,8 @@ func findAt(p *serve.Pool, id volume.ID) (*found, error) {
 
 // findSettled is find for callers that hold no lock. A record without a directory is a
 // moment of making and removing a volume: only what is so under the lock is lost.
-func (s *Set) findSettled(id volume.ID) (*found, error) {
-	v, err := s.find(id, volume.PoolName{})
+func (s *Set) findSettled(ctx context.Context, id volume.ID) (*found, error) {
+	v, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil || !v.entry.Lost() {
 		return v, err
 	}

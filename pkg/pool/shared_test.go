@@ -25,23 +25,23 @@ const sharedPool = `[{"name":"local","path":"pool","shared":true}]`
 
 // withNodes runs a test on two nodes of a shared pool. What the second does about limits
 // may be held up.
-func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)) {
+func withNodes(t *testing.T, test func(t *testing.T, one, two *harness, f *faulty)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		one.Quota = &quotatest.Fake{As: quota.XFS}
 		one.start(sharedPool)
 		f := &faulty{Fake: one.Quota}
-		two := &bench{t: t, Node: one.Beside(), real: f.detect}
+		two := &harness{t: t, Node: one.Beside(), real: f.detect}
 		two.startNode("node-2", sharedPool)
 		test(t, one, two, f)
 	})
 }
 
 // another is a node next to the first, with mounts and devices of its own.
-func (b *bench) another(node string) *bench {
-	b.t.Helper()
-	n := &bench{t: b.t, Node: b.Beside()}
+func (h *harness) another(node string) *harness {
+	h.t.Helper()
+	n := &harness{t: h.t, Node: h.Beside()}
 	n.OwnDev("dev-" + node)
 	n.startNode(node, sharedPool)
 	return n
@@ -71,48 +71,54 @@ func background(call func() error) (ended <-chan error) {
 }
 
 // lockVolume takes the lock of a volume for another node.
-func (b *bench) lockVolume(name string) (unlock func()) {
-	b.t.Helper()
-	own, err := dir.Open(b.Own())
-	must.Succeed(b.t, err)
-	unlock, err = pool.LockVolume(own, id(b.t, name))
-	must.Succeed(b.t, errors.Join(err, own.Close()))
+func (h *harness) lockVolume(name string) (unlock func()) {
+	h.t.Helper()
+	unlock, err := pool.LockVolume(h.openOwn(), id(h.t, name))
+	must.Succeed(h.t, err)
 	return unlock
+}
+
+func (h *harness) openOwn() *dir.Dir {
+	h.t.Helper()
+	own, err := dir.Open(h.Own())
+	must.Succeed(h.t, err)
+	h.t.Cleanup(func() { must.Succeed(h.t, own.Close()) })
+	return own
 }
 
 // makes is another node that has written the record of a volume, and ends with what is
 // returned. It holds the lock all the time.
-func (b *bench) makes(name string) (end func()) {
-	b.t.Helper()
-	unlock := b.lockVolume(name)
-	must.Succeed(b.t, os.MkdirAll(b.Own("trash", "node-9"), 0o700))
-	must.Succeed(b.t, os.MkdirAll(b.Own("creating", "node-9", name), 0o700))
-	b.record(name, mib)
+func (h *harness) makes(name string) (end func()) {
+	h.t.Helper()
+	unlock := h.lockVolume(name)
+	must.Succeed(h.t, os.MkdirAll(h.Own("trash", "node-9"), 0o700))
+	must.Succeed(h.t, os.MkdirAll(h.Own("creating", "node-9", name), 0o700))
+	h.record(name, mib)
 	return func() {
-		must.Succeed(b.t, os.Rename(b.Own("creating", "node-9", name), b.Path("pool", name)))
+		must.Succeed(h.t, os.Rename(h.Own("creating", "node-9", name), h.Path("pool", name)))
 		unlock()
 	}
 }
 
 // record writes the record of a volume without a quota.
-func (b *bench) record(name string, bytes int64) {
-	b.t.Helper()
+func (h *harness) record(name string, bytes int64) {
+	h.t.Helper()
 	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"0123456789abcdef","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", name, bytes)
-	must.Succeed(b.t, os.WriteFile(b.Own("volumes", name+".json"), []byte(record), 0o600))
+	must.Succeed(h.t, os.WriteFile(h.Own("volumes", name+".json"), []byte(record), 0o600))
 }
 
 // wantWhole says that a volume has both a directory and a record, or neither.
-func (b *bench) wantWhole(name string, want bool) {
-	b.t.Helper()
-	_, dirErr := os.Stat(b.Path("pool", name))
-	_, recordErr := os.Stat(b.Own("volumes", name+".json"))
+func (h *harness) wantWhole(name string, want bool) {
+	h.t.Helper()
+	_, dirErr := os.Stat(h.Path("pool", name))
+	_, recordErr := os.Stat(h.Own("volumes", name+".json"))
 	if (dirErr == nil) != want || (recordErr == nil) != want {
-		b.t.Errorf("of %s there are a directory (%v) and a record (%v), want both or neither: %v", name, dirErr, recordErr, want)
+		h.t.Errorf("of %s there are a directory (%v) and a record (%v), want both or neither: %v", name, dirErr, recordErr, want)
 	}
 }
 
 func TestDeleteWhileOtherNodeCreates(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, _ *harness, _ *faulty) {
 		end := one.makes("pvc-1")
 		deleted := background(func() error { return one.Delete(t.Context(), id(t, "pvc-1")) })
 		end()
@@ -123,7 +129,7 @@ func TestDeleteWhileOtherNodeCreates(t *testing.T) {
 }
 
 func TestPublishWhileOtherNodeCreates(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, _ *harness, _ *faulty) {
 		end := one.makes("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
 		end()
@@ -134,7 +140,7 @@ func TestPublishWhileOtherNodeCreates(t *testing.T) {
 
 func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, said := newBench(t, t.TempDir()), &diary{}
+		b, said := newHarness(t, t.TempDir()), &diary{}
 		b.each, b.log = true, funcr.New(said.write, funcr.Options{})
 		b.start(sharedPool)
 		tellsLost := func() bool {
@@ -157,6 +163,9 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 			t.Error("what another node is at work on is reported as lost")
 		}
 		unlock()
+		check, err := pool.CheckVolume(b.openOwn(), id(t, "pvc-1"))
+		must.Succeed(t, err)
+		defer check()
 		if !tellsLost() {
 			t.Error("a record without a directory is not reported as lost, and no call is at work on it")
 		}
@@ -164,7 +173,7 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 }
 
 func TestExpandOnOtherNodeIsNotLimitMismatch(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, _ *harness, _ *faulty) {
 		one.create("pvc-1", 10*mib)
 		unlock := one.lockVolume("pvc-1")
 		must.Succeed(t, one.Quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
@@ -177,7 +186,7 @@ func TestExpandOnOtherNodeIsNotLimitMismatch(t *testing.T) {
 }
 
 func TestPublishAfterRecreateOnOtherNode(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, two *harness, _ *faulty) {
 		one.create("pvc-1", mib)
 		trashed := "pvc-1." + uid(t, one, "pvc-1")
 		unlock := one.lockVolume("pvc-1")
@@ -202,7 +211,7 @@ func TestPublishAfterRecreateOnOtherNode(t *testing.T) {
 }
 
 func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, two *harness, _ *faulty) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
@@ -220,12 +229,12 @@ func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 
 func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		one.start(sharedPool)
 		two := one.another("node-2")
 		three := one.another("node-3") // no call of its own delays its checks
 		var churn sync.WaitGroup
-		for i, b := range []*bench{one, two} {
+		for i, b := range []*harness{one, two} {
 			churn.Go(func() {
 				for range 30 {
 					b.locked("pvc-1", func() { b.livesOnce("pvc-1", fmt.Sprint("on-", i)) })
@@ -260,30 +269,30 @@ func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 
 // livesOnce makes a volume, publishes and removes it, as far as another node does not keep it
 // from that.
-func (b *bench) livesOnce(name, target string) {
+func (h *harness) livesOnce(name, target string) {
 	try := func(err error, allowed ...error) bool {
 		if err != nil && !slices.ContainsFunc(allowed, func(a error) bool { return errors.Is(err, a) }) {
-			b.t.Error(err)
+			h.t.Error(err)
 		}
 		return err == nil
 	}
-	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: mib}})
+	_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Range: volume.Range{Required: mib}})
 	try(err)
-	if try(b.publish(name, target), volume.ErrNotFound, volume.ErrInUse) {
-		try(b.publishedAsInPool(name, target))
-		try(b.Publications().Unpublish(b.t.Context(), id(b.t, name), b.Target(target))) // by the caller's lock
+	if try(h.publish(name, target), volume.ErrNotFound, volume.ErrInUse) {
+		try(h.publishedAsInPool(name, target))
+		try(h.Publications().Unpublish(h.t.Context(), id(h.t, name), h.Target(target))) // by the caller's lock
 	}
-	try(b.Delete(b.t.Context(), id(b.t, name)), volume.ErrInUse, volume.ErrNotFound)
+	try(h.Delete(h.t.Context(), id(h.t, name)), volume.ErrInUse, volume.ErrNotFound)
 }
 
 // publishedAsInPool fails if a target has something else than the pool.
-func (b *bench) publishedAsInPool(name, target string) error {
-	at, err := b.Mounts.Open(b.Target(target))
+func (h *harness) publishedAsInPool(name, target string) error {
+	at, err := h.Mounts.Open(h.Target(target))
 	if err != nil {
 		return err
 	}
 	published, err := at.ID()
-	inPool, poolErr := b.open(name).ID()
+	inPool, poolErr := h.open(name).ID()
 	if err := errors.Join(err, poolErr, at.Close()); err != nil {
 		return err
 	}
@@ -295,7 +304,7 @@ func (b *bench) publishedAsInPool(name, target string) error {
 
 // Allocating a disk can take long, and a node can hang in its midst.
 func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
+	withNodes(t, func(t *testing.T, one, two *harness, f *faulty) {
 		one.create("pvc-1", mib)
 		one.create("pvc-2", mib)
 		began := time.Now()
@@ -329,7 +338,7 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 }
 
 func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
+	withNodes(t, func(t *testing.T, one, two *harness, f *faulty) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
@@ -349,7 +358,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 
 // Here the node that hangs has the lock of one volume.
 func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, two *harness, _ *faulty) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
@@ -371,7 +380,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 }
 
 func TestVolumeLockWaitIsCanceled(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, _ *harness, _ *faulty) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
@@ -402,7 +411,7 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 }
 
 func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+	withNodes(t, func(t *testing.T, one, _ *harness, _ *faulty) {
 		one.createBlock("pvc-disk", mib)
 		one.create("pvc-1", 10*mib)
 		must.Succeed(t, one.Close(t.Context()))
@@ -456,20 +465,20 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 
 // Who does not use the pool with others has no locks for that.
 func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		own, err := dir.Open(b.Own())
+	inBubble(t, func(t *testing.T, h *harness) {
+		own, err := dir.Open(h.Own())
 		must.Succeed(t, err)
 		unlock, err := dir.Lock(t.Context(), own, "lock") // who wants one too waits in vain
 		must.Succeed(t, err, own.Close())
 		defer unlock()
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		_, err = h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 2 * mib})
 		must.Succeed(t, err)
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.delete("pvc-1")
-		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		b.restart(local)
-		b.wantClean()
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
+		h.delete("pvc-1")
+		must.Succeed(t, os.WriteFile(h.Own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		h.restart(local)
+		h.wantClean()
 	})
 }

@@ -66,11 +66,11 @@ func (s *Set) Snapshots() Snapshots { return Snapshots{s} }
 // Errors: ErrNotFound for the source, ErrExists, ErrPrecondition, ErrBusy, ErrUnavailable,
 // ErrDamagedRecord, ErrLost, ErrIO.
 func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
-	made, err := s.made(r)
+	made, err := s.made(ctx, r)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return made, err
 	}
-	of, err := s.set.find(r.Source, volume.PoolName{})
+	of, err := s.set.find(ctx, r.Source, volume.PoolName{})
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -89,8 +89,8 @@ func (s Snapshots) Create(ctx context.Context, r SnapshotRequest) (Snapshot, err
 }
 
 // made answers a repeated call. The source may be gone by then.
-func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
-	found, err := findIn(s.set.holders(r.ID), r.ID)
+func (s Snapshots) made(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
+	found, err := findIn(ctx, s.set.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -99,7 +99,7 @@ func (s Snapshots) made(r SnapshotRequest) (Snapshot, error) {
 }
 
 func (s Snapshots) create(ctx context.Context, p *serve.Pool, r SnapshotRequest) (Snapshot, error) {
-	in, err := p.Enter()
+	in, err := p.Enter(ctx)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -304,9 +304,9 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 // gone durably; its content goes later. The caller holds the lock of its id. Errors: ErrBusy
 // while a volume is made from it.
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
-	in, err := s.set.find(id, volume.PoolName{})
+	in, err := s.set.find(ctx, id, volume.PoolName{})
 	if errors.Is(err, volume.ErrNotFound) {
-		err = cmp.Or(s.set.keepRemoved(id), err)
+		err = cmp.Or(s.set.keepRemoved(ctx, id), err)
 	}
 	if err != nil {
 		return unlessOutOfUse(s.set.node, id, err)
@@ -329,8 +329,8 @@ func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 }
 
 // Find reports on one snapshot. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord.
-func (s Snapshots) Find(_ context.Context, id volume.ID) (Snapshot, error) {
-	in, err := s.set.findSettled(id)
+func (s Snapshots) Find(ctx context.Context, id volume.ID) (Snapshot, error) {
+	in, err := s.set.findSettled(ctx, id)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -358,7 +358,7 @@ func (s Snapshots) List(ctx context.Context, after, of volume.ID, most int) (pag
 		for id := range p.Ledger.EachAfter(after, ledger.Info.Exists) {
 			all = append(all, id)
 		}
-		for _, id := range upstreamSnapshots(p) {
+		for _, id := range upstreamSnapshots(ctx, p) {
 			if id.Compare(after) > 0 {
 				all = append(all, id)
 			}

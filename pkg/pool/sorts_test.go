@@ -52,39 +52,39 @@ func (s sort) pools() string {
 }
 
 // make makes pvc-1, with data, and publishes it for "pod".
-func (s sort) make(b *bench) {
-	b.t.Helper()
-	request := pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}}
+func (s sort) make(h *harness) {
+	h.t.Helper()
+	request := pool.Request{ID: id(h.t, "pvc-1"), Range: volume.Range{Required: mib}}
 	switch {
 	case s.inline:
-		must.Succeed(b.t, b.Publications().PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
+		must.Succeed(h.t, h.Publications().PublishInline(h.t.Context(), request, pool.Publication{ID: request.ID, Target: h.Target("pod")}))
 	case s.block:
-		b.createBlock("pvc-1", mib)
+		h.createBlock("pvc-1", mib)
 	default:
-		b.create("pvc-1", mib)
+		h.create("pvc-1", mib)
 	}
 	if s.published && !s.inline {
-		must.Succeed(b.t, s.publish(b, "pod"))
+		must.Succeed(h.t, s.publish(h, "pod"))
 	}
-	f, err := os.OpenFile(s.data(b), os.O_WRONLY|os.O_CREATE, 0o600)
-	must.Succeed(b.t, err)
+	f, err := os.OpenFile(s.data(h), os.O_WRONLY|os.O_CREATE, 0o600)
+	must.Succeed(h.t, err)
 	_, err = f.WriteString("data")
-	must.Succeed(b.t, err)
-	must.Succeed(b.t, f.Close())
+	must.Succeed(h.t, err)
+	must.Succeed(h.t, f.Close())
 }
 
-func (s sort) publish(b *bench, target string) error {
+func (s sort) publish(h *harness, target string) error {
 	if s.block {
-		return b.publishBlock("pvc-1", target)
+		return h.publishBlock("pvc-1", target)
 	}
-	return b.publish("pvc-1", target)
+	return h.publish("pvc-1", target)
 }
 
-func (s sort) data(b *bench) string {
+func (s sort) data(h *harness) string {
 	if s.block {
-		return b.Path("pool", "pvc-1", "disk.img")
+		return h.Path("pool", "pvc-1", "disk.img")
 	}
-	return b.Path("pool", "pvc-1", "data")
+	return h.Path("pool", "pvc-1", "data")
 }
 
 // state is what a user has of pvc-1, whatever its record says.
@@ -97,24 +97,24 @@ type state struct {
 	Device []string
 }
 
-func (s sort) state(b *bench) state {
-	b.t.Helper()
-	f, err := os.Open(s.data(b))
-	must.Succeed(b.t, err)
+func (s sort) state(h *harness) state {
+	h.t.Helper()
+	f, err := os.Open(s.data(h))
+	must.Succeed(h.t, err)
 	defer f.Close()
 	content := make([]byte, len("data"))
 	_, err = f.Read(content)
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, err)
 	now := state{
 		Data:  string(content),
-		Inode: tree(b.t, s.data(b))[s.data(b)],
-		Nodes: len(b.volume("pvc-1").Nodes),
+		Inode: tree(h.t, s.data(h))[s.data(h)],
+		Nodes: len(h.volume("pvc-1").Nodes),
 	}
 	if s.keeper != "" {
-		now.ID, now.Limit = b.carried("pvc-1"), b.limitOf("pvc-1")
+		now.ID, now.Limit = h.carried("pvc-1"), h.limitOf("pvc-1")
 	}
-	devices, err := b.Loops.Attached()
-	must.Succeed(b.t, err)
+	devices, err := h.Loops.Attached()
+	must.Succeed(h.t, err)
 	for _, d := range devices {
 		now.Device = append(now.Device, d.Name)
 	}
@@ -122,30 +122,30 @@ func (s sort) state(b *bench) state {
 }
 
 // withSort is withTwoPools for a pvc-1 of a sort.
-func withSort(t *testing.T, s sort, test func(t *testing.T, b *bench)) {
+func withSort(t *testing.T, s sort, test func(t *testing.T, b *harness)) {
 	t.Helper()
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
+		h := newHarness(t, root)
 		if s.keeper != "" {
-			b.Quota = &quotatest.Fake{As: s.keeper}
+			h.Quota = &quotatest.Fake{As: s.keeper}
 		}
-		b.start(s.pools())
-		s.make(b)
-		b.create("pvc-2", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
+		h.start(s.pools())
+		s.make(h)
+		h.create("pvc-2", mib)
+		_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
-		must.Succeed(t, os.WriteFile(b.Path("canary"), []byte("canary"), 0o600))
-		test(t, b)
+		must.Succeed(t, os.WriteFile(h.Path("canary"), []byte("canary"), 0o600))
+		test(t, h)
 	})
 }
 
 // restartSaying is restart with a log of its own.
-func (b *bench) restartSaying(datadir string) *diary {
-	b.t.Helper()
+func (h *harness) restartSaying(datadir string) *diary {
+	h.t.Helper()
 	said := &diary{}
-	b.log = funcr.New(said.write, funcr.Options{})
-	b.restart(datadir)
+	h.log = funcr.New(said.write, funcr.Options{})
+	h.restart(datadir)
 	return said
 }
 
@@ -177,15 +177,15 @@ func with(t *testing.T, record []byte, fields map[string]any) []byte {
 
 // spoilers are ways in which the record of pvc-1 can be lost: those of any file, and what
 // this one can say wrongly, or say in part.
-func (b *bench) spoilers() map[string]func(path string) error {
-	b.t.Helper()
-	whole, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
-	must.Succeed(b.t, err)
-	another, err := os.ReadFile(b.Own("volumes", "pvc-2.json"))
-	must.Succeed(b.t, err)
+func (h *harness) spoilers() map[string]func(path string) error {
+	h.t.Helper()
+	whole, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
+	must.Succeed(h.t, err)
+	another, err := os.ReadFile(h.Own("volumes", "pvc-2.json"))
+	must.Succeed(h.t, err)
 	texts := map[string][]byte{"that of another volume": another, "twice": append(whole[:len(whole):len(whole)], whole...)}
 	for name, fields := range badFields {
-		texts[name] = with(b.t, whole, fields)
+		texts[name] = with(h.t, whole, fields)
 	}
 	const step = 37 // of some 200 to 300; every byte is tried for a directory
 	for length := 1; length < len(whole)-1; length += step {
@@ -201,26 +201,26 @@ func (b *bench) spoilers() map[string]func(path string) error {
 func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
-			withSort(t, s, func(t *testing.T, b *bench) {
-				record, want := b.Own("volumes", "pvc-1.json"), s.state(b)
-				for name, with := range b.spoilers() {
+			withSort(t, s, func(t *testing.T, h *harness) {
+				record, want := h.Own("volumes", "pvc-1.json"), s.state(h)
+				for name, with := range h.spoilers() {
 					spoil(t, record, with)
-					s.wantOneBad(b, want)
+					s.wantOneBad(h, want)
 					must.Succeed(t, os.RemoveAll(record))
 					must.Succeed(t, os.Rename(record+".was", record))
 					if t.Failed() {
 						t.Fatalf("with the record replaced by %s", name)
 					}
 				}
-				b.restart(s.pools())
-				if got := b.volume("pvc-1"); got.Condition.Abnormal {
+				h.restart(s.pools())
+				if got := h.volume("pvc-1"); got.Condition.Abnormal {
 					t.Errorf("with its record back it is %+v", got)
 				}
-				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+				if diff := cmp.Diff(want, s.state(h)); diff != "" {
 					t.Errorf("with its record back it is another (-before +after):\n%s", diff)
 				}
-				must.Succeed(t, s.publish(b, "again"))
-				must.Succeed(t, b.unpublish("pvc-1", "again"))
+				must.Succeed(t, s.publish(h, "again"))
+				must.Succeed(t, h.unpublish("pvc-1", "again"))
 			})
 		})
 	}
@@ -228,45 +228,45 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 
 // wantOneBad starts the driver twice, and says that pvc-1 is out of order and otherwise as
 // it was, and that all else is in order.
-func (s sort) wantOneBad(b *bench, want state) {
-	b.t.Helper()
-	before := files(b.t, b.Own("volumes"))
+func (s sort) wantOneBad(h *harness, want state) {
+	h.t.Helper()
+	before := files(h.t, h.Own("volumes"))
 	for range 2 {
-		said := b.restartSaying(s.pools())
-		b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
-		b.wantToldOf(said)
-		wantError(b.t, s.publish(b, "a"), volume.ErrDamagedRecord)
-		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
-		wantError(b.t, err, volume.ErrDamagedRecord)
-		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.Target("pod"), "", volume.Range{Required: 2 * mib})
-		wantError(b.t, err, volume.ErrDamagedRecord)
+		said := h.restartSaying(s.pools())
+		h.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+		h.wantToldOf(said)
+		wantError(h.t, s.publish(h, "a"), volume.ErrDamagedRecord)
+		_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, "pvc-1"), Range: volume.Range{Required: mib}})
+		wantError(h.t, err, volume.ErrDamagedRecord)
+		_, err = h.Expand(h.t.Context(), id(h.t, "pvc-1"), h.Target("pod"), "", volume.Range{Required: 2 * mib})
+		wantError(h.t, err, volume.ErrDamagedRecord)
 		if s.published {
-			wantError(b.t, b.Delete(b.t.Context(), id(b.t, "pvc-1")), volume.ErrInUse)
+			wantError(h.t, h.Delete(h.t.Context(), id(h.t, "pvc-1")), volume.ErrInUse)
 		}
-		b.wantServed("pvc-2", "pvc-3")
-		b.create("pvc-4", mib)
-		if s.keeper != "" && b.carried("pvc-4") == want.ID {
-			b.t.Errorf("the id %d was given again", want.ID)
+		h.wantServed("pvc-2", "pvc-3")
+		h.create("pvc-4", mib)
+		if s.keeper != "" && h.carried("pvc-4") == want.ID {
+			h.t.Errorf("the id %d was given again", want.ID)
 		}
-		b.delete("pvc-4")
-		b.later(2 * time.Minute)
-		if diff := cmp.Diff(want, s.state(b)); diff != "" {
-			b.t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
+		h.delete("pvc-4")
+		h.later(2 * time.Minute)
+		if diff := cmp.Diff(want, s.state(h)); diff != "" {
+			h.t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
 		}
-		if diff := cmp.Diff(before, files(b.t, b.Own("volumes"))); diff != "" {
-			b.t.Errorf("the records are not what they were (-before +after):\n%s", diff)
+		if diff := cmp.Diff(before, files(h.t, h.Own("volumes"))); diff != "" {
+			h.t.Errorf("the records are not what they were (-before +after):\n%s", diff)
 		}
 	}
 }
 
 // wantToldOf says that the record of pvc-1 is reported of, in the log and as a condition.
-func (b *bench) wantToldOf(said *diary) {
-	b.t.Helper()
+func (h *harness) wantToldOf(said *diary) {
+	h.t.Helper()
 	if n := said.count("Record is unreadable", "pvc-1"); n != 1 {
-		b.t.Errorf("the log has %d times of the bad record, want once: %q", n, said.lines)
+		h.t.Errorf("the log has %d times of the bad record, want once: %q", n, said.lines)
 	}
-	if v := b.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
-		b.t.Errorf("the condition is %+v, want it to report the record", v.Condition)
+	if v := h.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
+		h.t.Errorf("the condition is %+v, want it to report the record", v.Condition)
 	}
 }
 
@@ -275,22 +275,22 @@ func (b *bench) wantToldOf(said *diary) {
 func TestUnpublishAndDeleteWithBadRecord(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
-			withSort(t, s, func(t *testing.T, b *bench) {
-				want := s.state(b)
-				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
-				b.restart(s.pools())
-				must.Succeed(t, b.unpublish("pvc-1", "pod"))
+			withSort(t, s, func(t *testing.T, h *harness) {
+				want := s.state(h)
+				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+				h.restart(s.pools())
+				must.Succeed(t, h.unpublish("pvc-1", "pod"))
 				want.Nodes, want.Device = 0, nil
-				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+				if diff := cmp.Diff(want, s.state(h)); diff != "" {
 					t.Errorf("unpublished it is not what it was (-before +after):\n%s", diff)
 				}
-				b.delete("pvc-1")
-				b.later(2 * time.Minute)
-				b.wantVolumes("pvc-2", "pvc-3")
-				b.wantClean()
+				h.delete("pvc-1")
+				h.later(2 * time.Minute)
+				h.wantVolumes("pvc-2", "pvc-3")
+				h.wantClean()
 				if s.keeper == quota.XFS || s.keeper == quota.Ext4 {
-					b.create("pvc-4", mib)
-					if got := b.carried("pvc-4"); got != want.ID {
+					h.create("pvc-4", mib)
+					if got := h.carried("pvc-4"); got != want.ID {
 						t.Errorf("the next volume has the id %#x, want %#x: that was not given back", got, want.ID)
 					}
 				}
@@ -302,25 +302,25 @@ func TestUnpublishAndDeleteWithBadRecord(t *testing.T) {
 func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
-			withSort(t, s, func(t *testing.T, b *bench) {
-				want := s.state(b)
-				record, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+			withSort(t, s, func(t *testing.T, h *harness) {
+				want := s.state(h)
+				record, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
 				must.Succeed(t, err)
-				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-9.json"), record, 0o600))
+				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
-					said := b.restartSaying(s.pools())
-					if v := b.volume("pvc-9"); !v.Lost || said.count("Record is unreadable", "pvc-9") != 1 {
+					said := h.restartSaying(s.pools())
+					if v := h.volume("pvc-9"); !v.Lost || said.count("Record is unreadable", "pvc-9") != 1 {
 						t.Errorf("volume %+v, want it lost, and reported", v)
 					}
-					b.later(2 * time.Minute)
+					h.later(2 * time.Minute)
 				}
-				b.delete("pvc-9")
-				b.later(2 * time.Minute)
-				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
-				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+				h.delete("pvc-9")
+				h.later(2 * time.Minute)
+				h.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+				if diff := cmp.Diff(want, s.state(h)); diff != "" {
 					t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
 				}
-				if got := b.volume("pvc-1"); got.Condition.Abnormal {
+				if got := h.volume("pvc-1"); got.Condition.Abnormal {
 					t.Errorf("the volume is %+v, want it in order", got)
 				}
 			})

@@ -37,10 +37,10 @@ func (e *escaping) Strays(_ *dir.Dir, _ quota.ID, step func() error) (quota.Stra
 }
 
 // inEscaping runs a test on a pool with quotas of XFS whose files can leave them.
-func inEscaping(t *testing.T, test func(t *testing.T, b *bench, e *escaping, said *diary)) {
+func inEscaping(t *testing.T, test func(t *testing.T, b *harness, e *escaping, said *diary)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b, said := newBench(t, t.TempDir()), &diary{}
+		b, said := newHarness(t, t.TempDir()), &diary{}
 		e := &escaping{Facility: &quotatest.Fake{As: quota.XFS}}
 		b.real = func(*dir.Dir) (quota.Facility, error) { return e, nil }
 		b.log = funcr.New(said.write, funcr.Options{})
@@ -49,34 +49,34 @@ func inEscaping(t *testing.T, test func(t *testing.T, b *bench, e *escaping, sai
 	})
 }
 
-func (b *bench) wantOutside(name, says string) {
-	b.t.Helper()
-	if c := b.volume(name).Condition; c.Reason != health.OutsideLimit || !strings.Contains(c.Message, says) {
-		b.t.Errorf("volume %s is %+v, want it to have %s outside its limit", name, c, says)
+func (h *harness) wantOutside(name, says string) {
+	h.t.Helper()
+	if c := h.volume(name).Condition; c.Reason != health.OutsideLimit || !strings.Contains(c.Message, says) {
+		h.t.Errorf("volume %s is %+v, want it to have %s outside its limit", name, c, says)
 	}
 }
 
 func TestStraysMakeVolumeAbnormal(t *testing.T) {
-	inEscaping(t, func(t *testing.T, b *bench, e *escaping, said *diary) {
-		b.create("pvc-1", mib)
-		b.createBlock("pvc-disk", mib)
+	inEscaping(t, func(t *testing.T, h *harness, e *escaping, said *diary) {
+		h.create("pvc-1", mib)
+		h.createBlock("pvc-disk", mib)
 		e.strays.Store(3)
-		b.later(2 * time.Minute)
-		b.wantOutside("pvc-1", "3 files")
-		if c := b.volume("pvc-disk").Condition; c.Abnormal {
+		h.later(2 * time.Minute)
+		h.wantOutside("pvc-1", "3 files")
+		if c := h.volume("pvc-disk").Condition; c.Abnormal {
 			t.Errorf("a block volume, whose file no pod reaches, is %+v", c)
 		}
-		b.later(time.Minute) // a survey
-		if got := b.Status()[0].Abnormal[health.OutsideLimit]; got != 1 {
+		h.later(time.Minute) // a survey
+		if got := h.Status()[0].Abnormal[health.OutsideLimit]; got != 1 {
 			t.Errorf("%d volumes are counted, want 1", got)
 		}
-		b.later(2 * time.Hour)
+		h.later(2 * time.Hour)
 		if got := said.count("outside its limit"); got != 1 {
 			t.Errorf("it is logged %d times, want once", got)
 		}
 		e.strays.Store(0)
-		b.later(2 * time.Hour)
-		if c := b.volume("pvc-1").Condition; c.Abnormal {
+		h.later(2 * time.Hour)
+		if c := h.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("when the files are back it is %+v", c)
 		}
 	})
@@ -84,37 +84,37 @@ func TestStraysMakeVolumeAbnormal(t *testing.T) {
 
 // A search takes its time, and stops at the end of that or of the driver.
 func TestSearchForStraysIsBounded(t *testing.T) {
-	inEscaping(t, func(t *testing.T, b *bench, e *escaping, _ *diary) {
-		b.create("pvc-1", mib)
+	inEscaping(t, func(t *testing.T, h *harness, e *escaping, _ *diary) {
+		h.create("pvc-1", mib)
 		e.files.Store(256 * 10 * 60 * 5) // 5 minutes
 		e.strays.Store(1)
-		b.later(5 * time.Minute)
-		if c := b.volume("pvc-1").Condition; c.Abnormal {
+		h.later(5 * time.Minute)
+		if c := h.volume("pvc-1").Condition; c.Abnormal {
 			t.Error("all files were looked at faster than that is bounded")
 		}
-		b.later(2 * time.Minute)
-		b.wantOutside("pvc-1", "1 file or directory")
+		h.later(2 * time.Minute)
+		h.wantOutside("pvc-1", "1 file or directory")
 
 		e.files.Store(1 << 40)
 		e.strays.Store(2)
-		b.later(time.Hour + 12*time.Minute) // what was seen of it counts
-		b.wantOutside("pvc-1", "2 files")
-		b.later(time.Hour) // in the midst of the next
-		b.restart(local)
+		h.later(time.Hour + 12*time.Minute) // what was seen of it counts
+		h.wantOutside("pvc-1", "2 files")
+		h.later(time.Hour) // in the midst of the next
+		h.restart(local)
 	})
 }
 
 // A volume that takes the name of one that is gone has its own files.
 func TestStraysEndWithTheirVolume(t *testing.T) {
-	inEscaping(t, func(t *testing.T, b *bench, e *escaping, _ *diary) {
-		b.create("pvc-1", mib)
+	inEscaping(t, func(t *testing.T, h *harness, e *escaping, _ *diary) {
+		h.create("pvc-1", mib)
 		e.strays.Store(1)
-		b.later(2 * time.Minute)
-		b.wantOutside("pvc-1", "1 file or directory")
-		b.delete("pvc-1")
+		h.later(2 * time.Minute)
+		h.wantOutside("pvc-1", "1 file or directory")
+		h.delete("pvc-1")
 		e.strays.Store(0)
-		b.create("pvc-1", mib)
-		if c := b.volume("pvc-1").Condition; c.Abnormal {
+		h.create("pvc-1", mib)
+		if c := h.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("a new volume is %+v", c)
 		}
 	})
@@ -122,33 +122,33 @@ func TestStraysEndWithTheirVolume(t *testing.T) {
 
 // What could not be looked at is not said to be in its limit.
 func TestSearchThatDoesNotSeeAllIsReported(t *testing.T) {
-	inEscaping(t, func(t *testing.T, b *bench, e *escaping, said *diary) {
-		b.create("pvc-1", mib)
-		b.files = true
+	inEscaping(t, func(t *testing.T, h *harness, e *escaping, said *diary) {
+		h.create("pvc-1", mib)
+		h.files = true
 		want := func(words string) {
 			t.Helper()
-			if c := b.volume("pvc-1").Condition; c.Abnormal || !strings.Contains(c.Message, words) {
+			if c := h.volume("pvc-1").Condition; c.Abnormal || !strings.Contains(c.Message, words) {
 				t.Errorf("the volume is %+v, want %q", c, words)
 			}
-			if c := b.seen(local); c.Abnormal || !strings.Contains(c.Message, words) {
+			if c := h.seen(local); c.Abnormal || !strings.Contains(c.Message, words) {
 				t.Errorf("inspect --files reports %+v, want %q", c, words)
 			}
 		}
 		e.unseen.Store(2)
-		b.later(2 * time.Minute)
+		h.later(2 * time.Minute)
 		want("2 files could not be checked")
 		e.broken.Store(true)
-		b.later(time.Hour + time.Minute)
+		h.later(time.Hour + time.Minute)
 		want("search for files outside its limit failed: input/output error")
 		if got := said.count("could not be checked for being outside its limit"); got != 2 {
 			t.Errorf("it is logged %d times, want twice", got)
 		}
 		e.unseen.Store(0)
 		e.broken.Store(false)
-		b.later(time.Hour + time.Minute)
+		h.later(time.Hour + time.Minute)
 		want("in order")
 		e.strays.Store(4)
-		if c := b.seen(local); c.Reason != health.OutsideLimit || !strings.Contains(c.Message, "4 files") {
+		if c := h.seen(local); c.Reason != health.OutsideLimit || !strings.Contains(c.Message, "4 files") {
 			t.Errorf("inspect --files reports %+v, want 4 files outside", c)
 		}
 	})

@@ -476,7 +476,7 @@ func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
 	a.count("Stats", func() { _, _ = a.Publications().Stats(ctx, vol, target) })
 	a.count("Volume", func() { _, _ = a.Volume(ctx, vol) })
 	a.count("List", func() { a.List(ctx, volume.ID{}, 10) })
-	_, _ = a.Capacity(volume.PoolName{}, false)
+	_, _ = a.Capacity(ctx, volume.PoolName{}, false)
 	a.count("Unpublish", func() { _ = a.Publications().Unpublish(ctx, vol, target) })
 	a.count("Delete", func() { _ = a.Delete(ctx, vol) })
 	if mode == volume.ModeBlock {

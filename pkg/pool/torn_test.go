@@ -54,11 +54,11 @@ func (d *diary) count(words ...string) (n int) {
 
 // withTwoPools runs a test on a node with a pool that is going to be spoilt, in which
 // pvc-1 holds data and pvc-2 is, and with another one, which has pvc-3.
-func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) {
+func withTwoPools(t *testing.T, test func(t *testing.T, b *harness, said *diary)) {
 	t.Helper()
 	root := testenv.Tmpfs(t, 256*mib) // each start writes durably, and there are many
 	synctest.Test(t, func(t *testing.T) {
-		b, said := newBench(t, root), &diary{}
+		b, said := newHarness(t, root), &diary{}
 		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(aPoolAndAnother)
 		b.create("pvc-1", mib)
@@ -82,13 +82,13 @@ func poolName(t *testing.T, s string) volume.PoolName {
 }
 
 // wantServed says that volumes are as good as ever.
-func (b *bench) wantServed(volumes ...string) {
-	b.t.Helper()
+func (h *harness) wantServed(volumes ...string) {
+	h.t.Helper()
 	for _, name := range volumes {
-		must.Succeed(b.t, b.publish(name, "served"))
-		must.Succeed(b.t, b.unpublish(name, "served"))
-		if v := b.volume(name); v.Condition.Abnormal {
-			b.t.Errorf("the condition of %s is %+v, want it in order", name, v.Condition)
+		must.Succeed(h.t, h.publish(name, "served"))
+		must.Succeed(h.t, h.unpublish(name, "served"))
+		if v := h.volume(name); v.Condition.Abnormal {
+			h.t.Errorf("the condition of %s is %+v, want it in order", name, v.Condition)
 		}
 	}
 }
@@ -153,53 +153,53 @@ func TestBadRecordAffectsOneVolume(t *testing.T) {
 	}
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
-			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-				spoil(t, b.Own("volumes", "pvc-1.json"), with)
-				before := files(t, b.Own("volumes"))
-				b.restart(aPoolAndAnother)
-				b.wantOneBad(said)
-				if says := badRecords[name].says; !strings.Contains(b.volume("pvc-1").Condition.Message, says) {
-					t.Errorf("the condition %+v does not say %q", b.volume("pvc-1").Condition, says)
+			withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
+				spoil(t, h.Own("volumes", "pvc-1.json"), with)
+				before := files(t, h.Own("volumes"))
+				h.restart(aPoolAndAnother)
+				h.wantOneBad(said)
+				if says := badRecords[name].says; !strings.Contains(h.volume("pvc-1").Condition.Message, says) {
+					t.Errorf("the condition %+v does not say %q", h.volume("pvc-1").Condition, says)
 				}
-				if diff := cmp.Diff(before, files(t, b.Own("volumes"))); diff != "" {
+				if diff := cmp.Diff(before, files(t, h.Own("volumes"))); diff != "" {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
-				b.delete("pvc-1")
-				must.Succeed(t, os.RemoveAll(b.Own("volumes", "pvc-1.json.was")))
-				b.wantVolumes("pvc-2", "pvc-3")
-				b.wantClean()
+				h.delete("pvc-1")
+				must.Succeed(t, os.RemoveAll(h.Own("volumes", "pvc-1.json.was")))
+				h.wantVolumes("pvc-2", "pvc-3")
+				h.wantClean()
 			})
 		})
 	}
 }
 
 // wantOneBad says that pvc-1 is out of order and reported, and nothing else is.
-func (b *bench) wantOneBad(said *diary) {
-	b.t.Helper()
-	b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
-	b.wantToldOf(said)
-	wantError(b.t, b.publish("pvc-1", "a"), volume.ErrDamagedRecord)
-	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
-	wantError(b.t, err, volume.ErrDamagedRecord)
-	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
-	wantError(b.t, err, volume.ErrDamagedRecord)
-	must.Succeed(b.t, b.unpublish("pvc-1", "a"))
-	if data, err := os.ReadFile(b.Path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
-		b.t.Errorf("the volume holds %q, %v", data, err)
+func (h *harness) wantOneBad(said *diary) {
+	h.t.Helper()
+	h.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+	h.wantToldOf(said)
+	wantError(h.t, h.publish("pvc-1", "a"), volume.ErrDamagedRecord)
+	_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, "pvc-1"), Range: volume.Range{Required: mib}})
+	wantError(h.t, err, volume.ErrDamagedRecord)
+	_, err = h.Expand(h.t.Context(), id(h.t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 2 * mib})
+	wantError(h.t, err, volume.ErrDamagedRecord)
+	must.Succeed(h.t, h.unpublish("pvc-1", "a"))
+	if data, err := os.ReadFile(h.Path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
+		h.t.Errorf("the volume holds %q, %v", data, err)
 	}
-	b.wantServed("pvc-2", "pvc-3")
-	b.create("pvc-4", mib)
-	b.delete("pvc-4")
-	b.settled()
+	h.wantServed("pvc-2", "pvc-3")
+	h.create("pvc-4", mib)
+	h.delete("pvc-4")
+	h.settled()
 }
 
 // withTwoSnapshots runs a test on the node of withTwoPools, where pvc-1 has the snapshots s-1 and s-2.
-func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *bench)) {
+func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *harness)) {
 	t.Helper()
-	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
-		must.Succeed(t, b.snapshot("s-2", "pvc-1"))
-		test(t, b)
+	withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
+		must.Succeed(t, h.snapshot("s-1", "pvc-1"))
+		must.Succeed(t, h.snapshot("s-2", "pvc-1"))
+		test(t, h)
 	})
 }
 
@@ -211,42 +211,42 @@ func snapshotID(t *testing.T, name string) volume.ID {
 }
 
 // snapshot makes one that is not verified: what a test has just written counts as changed.
-func (b *bench) snapshot(name, of string) error {
-	_, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{
-		ID: snapshotID(b.t, name), Source: id(b.t, of), Way: pool.CopyWay{WhenWritten: volume.Accept},
+func (h *harness) snapshot(name, of string) error {
+	_, err := h.Snapshots().Create(h.t.Context(), pool.SnapshotRequest{
+		ID: snapshotID(h.t, name), Source: id(h.t, of), Way: pool.CopyWay{WhenWritten: volume.Accept},
 	})
 	return err
 }
 
-func (b *bench) restore(name, from string) (pool.Volume, error) {
-	awaitTick(b.t, b.Root)
-	return b.Create(b.t.Context(), pool.Request{
-		ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Source: &pool.Source{ID: snapshotID(b.t, from)},
+func (h *harness) restore(name, from string) (pool.Volume, error) {
+	awaitTick(h.t, h.Root)
+	return h.Create(h.t.Context(), pool.Request{
+		ID: id(h.t, name), Pool: poolName(h.t, "legacy"), Source: &pool.Source{ID: snapshotID(h.t, from)},
 	})
 }
 
 // wantOneBadSnapshot says that s-1 cannot be used, whole or not, and that all else can.
-func (b *bench) wantOneBadSnapshot() {
-	b.t.Helper()
-	_, err := b.Snapshots().Find(b.t.Context(), snapshotID(b.t, "s-1"))
-	wantError(b.t, err, volume.ErrDamagedRecord)
-	wantError(b.t, b.snapshot("s-1", "pvc-1"), volume.ErrDamagedRecord)
-	_, err = b.restore("pvc-4", "s-1")
-	wantError(b.t, err, volume.ErrDamagedRecord)
-	if page, _ := b.Snapshots().List(b.t.Context(), volume.ID{}, volume.ID{}, 10); len(page) != 1 || page[0].ID != snapshotID(b.t, "s-2") {
-		b.t.Errorf("listed are the snapshots %+v, want s-2", page)
+func (h *harness) wantOneBadSnapshot() {
+	h.t.Helper()
+	_, err := h.Snapshots().Find(h.t.Context(), snapshotID(h.t, "s-1"))
+	wantError(h.t, err, volume.ErrDamagedRecord)
+	wantError(h.t, h.snapshot("s-1", "pvc-1"), volume.ErrDamagedRecord)
+	_, err = h.restore("pvc-4", "s-1")
+	wantError(h.t, err, volume.ErrDamagedRecord)
+	if page, _ := h.Snapshots().List(h.t.Context(), volume.ID{}, volume.ID{}, 10); len(page) != 1 || page[0].ID != snapshotID(h.t, "s-2") {
+		h.t.Errorf("listed are the snapshots %+v, want s-2", page)
 	}
-	if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 1 {
-		b.t.Errorf("the snapshots are %+v, want one of two lost", s)
+	if s := h.Status()[0].Snapshots; s.Count != 2 || s.Lost != 1 {
+		h.t.Errorf("the snapshots are %+v, want one of two lost", s)
 	}
-	if data, err := os.ReadFile(b.Own("snapshots", "~s-1", "data")); err != nil || string(data) != "data" {
-		b.t.Errorf("the snapshot holds %q, %v", data, err)
+	if data, err := os.ReadFile(h.Own("snapshots", "~s-1", "data")); err != nil || string(data) != "data" {
+		h.t.Errorf("the snapshot holds %q, %v", data, err)
 	}
-	b.wantServed("pvc-1", "pvc-2", "pvc-3")
-	_, err = b.restore("pvc-4", "s-2")
-	must.Succeed(b.t, err)
-	b.delete("pvc-4")
-	b.settled()
+	h.wantServed("pvc-1", "pvc-2", "pvc-3")
+	_, err = h.restore("pvc-4", "s-2")
+	must.Succeed(h.t, err)
+	h.delete("pvc-4")
+	h.settled()
 }
 
 // badSnapshots are texts that are no records of s-1.
@@ -269,20 +269,20 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 	}
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
-			withTwoSnapshots(t, func(t *testing.T, b *bench) {
-				spoil(t, b.Own("volumes", "~s-1.json"), with)
-				before := tree(t, b.Own("volumes", "~s-1.json"))
-				b.restart(aPoolAndAnother)
-				b.wantOneBadSnapshot()
-				if diff := cmp.Diff(before, tree(t, b.Own("volumes", "~s-1.json"))); diff != "" {
+			withTwoSnapshots(t, func(t *testing.T, h *harness) {
+				spoil(t, h.Own("volumes", "~s-1.json"), with)
+				before := tree(t, h.Own("volumes", "~s-1.json"))
+				h.restart(aPoolAndAnother)
+				h.wantOneBadSnapshot()
+				if diff := cmp.Diff(before, tree(t, h.Own("volumes", "~s-1.json"))); diff != "" {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
-				must.Succeed(t, os.RemoveAll(b.Own("volumes", "~s-1.json.was")))
+				must.Succeed(t, os.RemoveAll(h.Own("volumes", "~s-1.json.was")))
 				for _, name := range []string{"s-1", "s-2"} {
-					must.Succeed(t, b.Snapshots().Delete(t.Context(), snapshotID(t, name)))
+					must.Succeed(t, h.Snapshots().Delete(t.Context(), snapshotID(t, name)))
 				}
-				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
-				b.wantClean()
+				h.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+				h.wantClean()
 			})
 		})
 	}
@@ -290,30 +290,30 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 
 // A disk that lost its power may have any part of a file.
 func TestTruncatedRecordIsKept(t *testing.T) {
-	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-		record := b.Own("volumes", "pvc-1.json")
+	withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
+		record := h.Own("volumes", "pvc-1.json")
 		whole, err := os.ReadFile(record)
 		must.Succeed(t, err)
 		for length := range len(whole) - 1 { // the last byte is the end of the line
 			must.Succeed(t, os.WriteFile(record, whole[:length], 0o600))
 			said := &diary{}
-			b.log = funcr.New(said.write, funcr.Options{})
-			b.restart(aPoolAndAnother)
-			b.wantOneBad(said)
+			h.log = funcr.New(said.write, funcr.Options{})
+			h.restart(aPoolAndAnother)
+			h.wantOneBad(said)
 			if t.Failed() {
 				t.Fatalf("with %d bytes of the record", length)
 			}
 		}
 		must.Succeed(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
-		b.restart(aPoolAndAnother)
-		b.wantServed("pvc-1", "pvc-2")
+		h.restart(aPoolAndAnother)
+		h.wantServed("pvc-1", "pvc-2")
 	})
 }
 
 func TestEditedRecordTakesEffect(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 3*mib)
-		written, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 3*mib)
+		written, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
 		for range 2 {
 			for bytesPromised, text := range map[int64]string{
@@ -321,8 +321,8 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 				7 * mib: strings.Replace(string(written), strconv.Itoa(3*mib), strconv.Itoa(7*mib), 1),
 				5 * mib: strings.Replace(string(written), `:`+strconv.Itoa(3*mib), `: `+strconv.Itoa(5*mib), 1),
 			} {
-				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(text), 0o600))
-				v, err := b.Volume(t.Context(), id(t, "pvc-1"))
+				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte(text), 0o600))
+				v, err := h.Volume(t.Context(), id(t, "pvc-1"))
 				must.Succeed(t, err)
 				if v.Bytes != bytesPromised {
 					t.Errorf("with the record %s the volume has %d bytes, want %d", text, v.Bytes, bytesPromised)
@@ -333,30 +333,30 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 }
 
 func TestCopiedRecordIsNotCounted(t *testing.T) {
-	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-		record, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
+	withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
+		record, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
 		for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
-			must.Succeed(t, os.WriteFile(b.Own("volumes", name), record, 0o600))
+			must.Succeed(t, os.WriteFile(h.Own("volumes", name), record, 0o600))
 		}
-		before := files(t, b.Own("volumes"))
-		b.restart(aPoolAndAnother)
-		b.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
-		b.wantServed("pvc-1", "pvc-2", "pvc-3")
-		if promised := b.Status()[0].Promised; promised != 2*mib {
+		before := files(t, h.Own("volumes"))
+		h.restart(aPoolAndAnother)
+		h.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
+		h.wantServed("pvc-1", "pvc-2", "pvc-3")
+		if promised := h.Status()[0].Promised; promised != 2*mib {
 			t.Errorf("%d bytes are promised, want 2 MiB", promised)
 		}
-		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("Record is unreadable", "pvc-9") != 1 {
+		if v := h.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("Record is unreadable", "pvc-9") != 1 {
 			t.Errorf("volume %+v, want it lost, and reported", v)
 		}
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
+		_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrDamagedRecord)
-		b.later(2 * time.Minute)
-		if diff := cmp.Diff(before, files(t, b.Own("volumes"))); diff != "" {
+		h.later(2 * time.Minute)
+		if diff := cmp.Diff(before, files(t, h.Own("volumes"))); diff != "" {
 			t.Errorf("the records changed (-before +after):\n%s", diff)
 		}
-		b.delete("pvc-9")
-		b.wantServed("pvc-1")
+		h.delete("pvc-9")
+		h.wantServed("pvc-1")
 	})
 }
 
@@ -368,20 +368,20 @@ func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 		"creating/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "creating/node-9", "trash/node-9", "more"} {
 		for name, with := range spoilt {
 			t.Run(place+", "+name, func(t *testing.T) {
-				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-					path := b.Own(place)
+				withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
+					path := h.Own(place)
 					must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
 					must.Succeed(t, with(path))
 					for _, datadir := range []string{aPoolAndAnother, strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)} {
-						b.restart(datadir)
-						if err := b.Status()[0].Err; err != nil {
+						h.restart(datadir)
+						if err := h.Status()[0].Err; err != nil {
 							t.Fatal(err)
 						}
-						b.wantServed("pvc-1", "pvc-2", "pvc-3")
-						b.create("pvc-5", mib)
-						b.delete("pvc-5")
-						b.later(2 * time.Minute)
-						b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+						h.wantServed("pvc-1", "pvc-2", "pvc-3")
+						h.create("pvc-5", mib)
+						h.delete("pvc-5")
+						h.later(2 * time.Minute)
+						h.wantVolumes("pvc-1", "pvc-2", "pvc-3")
 					}
 				})
 			})
@@ -410,14 +410,14 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 	}
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
-			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-				must.Succeed(t, b.Close(t.Context()))
-				b.litter(t)
-				spoil(t, b.Own("format"), with)
-				before := tree(t, b.Path("pool"))
-				b.start(aPoolAndAnother)
-				b.wantRefused(said, says[name])
-				if diff := cmp.Diff(before, tree(t, b.Path("pool"))); diff != "" {
+			withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
+				must.Succeed(t, h.Close(t.Context()))
+				h.litter(t)
+				spoil(t, h.Own("format"), with)
+				before := tree(t, h.Path("pool"))
+				h.start(aPoolAndAnother)
+				h.wantRefused(said, says[name])
+				if diff := cmp.Diff(before, tree(t, h.Path("pool"))); diff != "" {
 					t.Errorf("the refused pool was changed (-before +after):\n%s", diff)
 				}
 			})
@@ -426,60 +426,60 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 }
 
 func TestTruncatedFormatIsRefused(t *testing.T) {
-	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-		must.Succeed(t, b.Close(t.Context()))
-		whole, err := os.ReadFile(b.Own("format"))
+	withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
+		must.Succeed(t, h.Close(t.Context()))
+		whole, err := os.ReadFile(h.Own("format"))
 		must.Succeed(t, err)
 		for length := range len(whole) - 1 {
-			must.Succeed(t, os.WriteFile(b.Own("format"), whole[:length], 0o600))
-			before := tree(t, b.Path("pool"))
-			b.start(aPoolAndAnother)
-			b.wantRefused(said, "unreadable")
-			must.Succeed(t, b.Close(t.Context()))
-			if diff := cmp.Diff(before, tree(t, b.Path("pool"))); diff != "" || t.Failed() {
+			must.Succeed(t, os.WriteFile(h.Own("format"), whole[:length], 0o600))
+			before := tree(t, h.Path("pool"))
+			h.start(aPoolAndAnother)
+			h.wantRefused(said, "unreadable")
+			must.Succeed(t, h.Close(t.Context()))
+			if diff := cmp.Diff(before, tree(t, h.Path("pool"))); diff != "" || t.Failed() {
 				t.Fatalf("with %d bytes of the format (-before +after):\n%s", length, diff)
 			}
 		}
-		must.Succeed(t, os.WriteFile(b.Own("format"), whole[:len(whole)-1], 0o600))
-		b.start(aPoolAndAnother)
-		b.wantServed("pvc-1", "pvc-2", "pvc-3")
+		must.Succeed(t, os.WriteFile(h.Own("format"), whole[:len(whole)-1], 0o600))
+		h.start(aPoolAndAnother)
+		h.wantServed("pvc-1", "pvc-2", "pvc-3")
 	})
 }
 
 // litter leaves what recovery acts on.
-func (b *bench) litter(t *testing.T) {
+func (h *harness) litter(t *testing.T) {
 	t.Helper()
-	must.Succeed(t, os.Chmod(b.Path("pool"), 0o755))
-	must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-7"), 0o700))
-	must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-2"), 0o700))
-	must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
-	must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+	must.Succeed(t, os.Chmod(h.Path("pool"), 0o755))
+	must.Succeed(t, os.Mkdir(h.Own("creating", "node-1", "pvc-7"), 0o700))
+	must.Succeed(t, os.Mkdir(h.Own("creating", "node-1", "pvc-2"), 0o700))
+	must.Succeed(t, os.Mkdir(h.Own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
+	must.Succeed(t, os.WriteFile(h.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 }
 
 // wantRefused says that the first pool is served by no call, with words, and that the
 // other one is.
-func (b *bench) wantRefused(said *diary, words string) {
-	b.t.Helper()
-	b.later(time.Minute)
-	status := b.Status()[0]
-	if wantError(b.t, status.Err, volume.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
-		b.t.Errorf("%v does not report the format and %q", status.Err, words)
+func (h *harness) wantRefused(said *diary, words string) {
+	h.t.Helper()
+	h.later(time.Minute)
+	status := h.Status()[0]
+	if wantError(h.t, status.Err, volume.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
+		h.t.Errorf("%v does not report the format and %q", status.Err, words)
 	}
 	if said.count("Pool does not serve", "legacy", words) == 0 {
-		b.t.Errorf("the log does not report it: %q", said.lines)
+		h.t.Errorf("the log does not report it: %q", said.lines)
 	}
 	for _, name := range []string{"pvc-1", "pvc-9"} {
-		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
-		wantError(b.t, err, volume.ErrNoSpace)
-		wantError(b.t, b.Delete(b.t.Context(), id(b.t, name)), volume.ErrUnavailable)
-		wantError(b.t, b.publish(name, "a"), volume.ErrUnavailable)
-		must.Succeed(b.t, b.unpublish(name, "a"))
+		_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolName(h.t, "legacy"), Range: volume.Range{Required: mib}})
+		wantError(h.t, err, volume.ErrNoSpace)
+		wantError(h.t, h.Delete(h.t.Context(), id(h.t, name)), volume.ErrUnavailable)
+		wantError(h.t, h.publish(name, "a"), volume.ErrUnavailable)
+		must.Succeed(h.t, h.unpublish(name, "a"))
 	}
-	if got := b.capacity(); got != 0 {
-		b.t.Errorf("capacity %d, want 0", got)
+	if got := h.capacity(); got != 0 {
+		h.t.Errorf("capacity %d, want 0", got)
 	}
-	b.wantVolumes("pvc-3")
-	b.wantServed("pvc-3")
+	h.wantVolumes("pvc-3")
+	h.wantServed("pvc-3")
 }
 
 // files is tree without the directory itself.
@@ -525,29 +525,29 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 	for _, place := range []string{"", "volumes", "snapshots", "snapshots/~s-1", "creating", "creating/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
 		for _, sharing := range []string{"", `,"shared":true`} {
 			t.Run(place+sharing, func(t *testing.T) {
-				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
+				withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
 					datadir := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool"`+sharing, 1)
-					must.Succeed(t, b.snapshot("s-1", "pvc-1"))
-					b.restart(datadir)
-					must.Succeed(t, b.publish("pvc-1", "a"))
-					outside := b.Path("outside")
+					must.Succeed(t, h.snapshot("s-1", "pvc-1"))
+					h.restart(datadir)
+					must.Succeed(t, h.publish("pvc-1", "a"))
+					outside := h.Path("outside")
 					for _, d := range []string{"pvc-1", "~s-1", "~s-1/~s-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
 						must.Succeed(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
 					}
 					must.Succeed(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
 					must.Succeed(t, os.WriteFile(filepath.Join(outside, ".new-pvc-1.json"), []byte("{"), 0o600))
 					before := tree(t, outside)
-					must.Succeed(t, os.RemoveAll(b.Own(place)))
-					must.Succeed(t, os.MkdirAll(filepath.Dir(b.Own(place)), 0o700))
-					must.Succeed(t, os.Symlink(outside, b.Own(place)))
+					must.Succeed(t, os.RemoveAll(h.Own(place)))
+					must.Succeed(t, os.MkdirAll(filepath.Dir(h.Own(place)), 0o700))
+					must.Succeed(t, os.Symlink(outside, h.Own(place)))
 					for range 2 {
-						b.tryAll()
-						b.later(5 * time.Minute)
-						b.wantServed("pvc-3")
+						h.tryAll()
+						h.later(5 * time.Minute)
+						h.wantServed("pvc-3")
 						if diff := cmp.Diff(before, tree(t, outside)); diff != "" {
 							t.Errorf("what is outside was changed (-before +after):\n%s", diff)
 						}
-						b.restart(datadir)
+						h.restart(datadir)
 					}
 				})
 			})
@@ -556,25 +556,25 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 }
 
 // tryAll makes all calls on the first pool, whatever they answer.
-func (b *bench) tryAll() {
-	b.t.Helper()
+func (h *harness) tryAll() {
+	h.t.Helper()
 	for _, name := range []string{"pvc-1", "pvc-2", "pvc-5"} {
-		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
-		_ = b.publish(name, name)
-		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.Target(name), "", volume.Range{Required: 2 * mib})
-		_, _ = b.Publications().Stats(b.t.Context(), id(b.t, name), b.Target(name))
-		_ = b.unpublish(name, name)
-		_ = b.snapshot("s-1", name)
-		_ = b.snapshot("s-2", name)
-		_, _ = b.restore("pvc-6", "s-1")
-		_ = b.Delete(b.t.Context(), id(b.t, "pvc-6"))
-		_ = b.Delete(b.t.Context(), id(b.t, name))
+		_, _ = h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolName(h.t, "legacy"), Range: volume.Range{Required: mib}})
+		_ = h.publish(name, name)
+		_, _ = h.Expand(h.t.Context(), id(h.t, name), h.Target(name), "", volume.Range{Required: 2 * mib})
+		_, _ = h.Publications().Stats(h.t.Context(), id(h.t, name), h.Target(name))
+		_ = h.unpublish(name, name)
+		_ = h.snapshot("s-1", name)
+		_ = h.snapshot("s-2", name)
+		_, _ = h.restore("pvc-6", "s-1")
+		_ = h.Delete(h.t.Context(), id(h.t, "pvc-6"))
+		_ = h.Delete(h.t.Context(), id(h.t, name))
 	}
 	for _, name := range []string{"s-1", "s-2"} {
-		_, _ = b.Snapshots().Find(b.t.Context(), snapshotID(b.t, name))
-		_ = b.Snapshots().Delete(b.t.Context(), snapshotID(b.t, name))
+		_, _ = h.Snapshots().Find(h.t.Context(), snapshotID(h.t, name))
+		_ = h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, name))
 	}
-	b.Snapshots().List(b.t.Context(), volume.ID{}, volume.ID{}, 10)
-	b.capacity()
-	b.settled()
+	h.Snapshots().List(h.t.Context(), volume.ID{}, volume.ID{}, 10)
+	h.capacity()
+	h.settled()
 }

@@ -22,23 +22,23 @@ import (
 const sharedOnTmpfs = `[{"name":"local","path":"pool","shared":true}]`
 
 // halfFull runs a test on a tmpfs of 256 MiB with a volume of 128 MiB that is full.
-func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
+func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *harness)) {
 	t.Helper()
-	onTmpfs(t, datadir, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 128*mib)
-		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
-		test(t, b)
+	onTmpfs(t, datadir, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 128*mib)
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
+		test(t, h)
 	})
 }
 
 // keep has a piece of trash of this node that cannot be erased: something is mounted in it.
-func (b *bench) keep(name string, content int64) {
-	b.t.Helper()
-	at := b.Own("trash", "node-1", name)
-	must.Succeed(b.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
-	must.Succeed(b.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
-	must.Succeed(b.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
-	b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(at, "mounted"), syscall.MNT_DETACH) })
+func (h *harness) keep(name string, content int64) {
+	h.t.Helper()
+	at := h.Own("trash", "node-1", name)
+	must.Succeed(h.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
+	must.Succeed(h.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
+	must.Succeed(h.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
+	h.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(at, "mounted"), syscall.MNT_DETACH) })
 }
 
 func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
@@ -53,21 +53,21 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 		"a name that only looks like that": {"pvc-9.0123456789abcdef+020971520", 4096, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			halfFull(t, sharedOnTmpfs, func(t *testing.T, b *bench) {
-				at := b.Own("trash", "node-2", c.entry)
+			halfFull(t, sharedOnTmpfs, func(t *testing.T, h *harness) {
+				at := h.Own("trash", "node-2", c.entry)
 				must.Succeed(t, os.MkdirAll(at, 0o700))
 				must.Succeed(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
-				b.wantCapacity("local", 128-c.held, 2)
-				view := b.inspect(sharedOnTmpfs)[0]
+				h.wantCapacity("local", 128-c.held, 2)
+				view := h.inspect(sharedOnTmpfs)[0]
 				if held := *view.TrashHeldBytes / mib; held != c.held || *view.Trash[0].HeldBytes/mib != c.held || *view.AvailableBytes/mib < 126-c.held {
 					t.Errorf("inspect has %d MiB held, and %d available, want %d and about %d", held, *view.AvailableBytes/mib, c.held, 128-c.held)
 				}
 				must.Succeed(t, os.WriteFile(filepath.Join(at, "more"), make([]byte, 8*mib), 0o600))
 				if !strings.HasSuffix(c.entry, "+20971520") || c.held == 0 {
-					b.wantCapacity("local", 120-c.held, 2)
+					h.wantCapacity("local", 120-c.held, 2)
 				}
 				must.Succeed(t, os.RemoveAll(at))
-				b.wantCapacity("local", 128, 2)
+				h.wantCapacity("local", 128, 2)
 			})
 		})
 	}
@@ -75,95 +75,95 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 
 // A restart knows what was promised to volumes that could not be erased.
 func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
-	halfFull(t, local, func(t *testing.T, b *bench) {
-		b.create("pvc-2", 40*mib)
-		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-2", "mounted"), 0o700))
-		must.Succeed(t, syscall.Mount("tmpfs", b.Path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
+	halfFull(t, local, func(t *testing.T, h *harness) {
+		h.create("pvc-2", 40*mib)
+		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-2", "mounted"), 0o700))
+		must.Succeed(t, syscall.Mount("tmpfs", h.Path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
 		defer func() {
-			must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", names(t, b.Own("trash", "node-1"))[0], "mounted"), 0))
+			must.Succeed(t, syscall.Unmount(h.Own("trash", "node-1", names(t, h.Own("trash", "node-1"))[0], "mounted"), 0))
 		}()
-		b.delete("pvc-2")
-		b.settled()
-		b.wantCapacity("local", 88, 2)
-		b.restart(local)
-		b.later(time.Minute)
-		b.wantCapacity("local", 88, 2)
-		if got := b.inspect(local)[0]; *got.TrashHeldBytes != 40*mib || *got.Trash[0].HeldBytes != 40*mib || *got.AvailableBytes/mib < 86 {
+		h.delete("pvc-2")
+		h.settled()
+		h.wantCapacity("local", 88, 2)
+		h.restart(local)
+		h.later(time.Minute)
+		h.wantCapacity("local", 88, 2)
+		if got := h.inspect(local)[0]; *got.TrashHeldBytes != 40*mib || *got.Trash[0].HeldBytes != 40*mib || *got.AvailableBytes/mib < 86 {
 			t.Errorf("inspect has %d MiB held, and %d available, want 40 and about 88", *got.TrashHeldBytes/mib, *got.AvailableBytes/mib)
 		}
 	})
 }
 
 func TestStuckTrashWithoutPromiseIsMeasured(t *testing.T) {
-	halfFull(t, local, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
-		b.keep("pvc-9.0123456789abcdef", 20*mib)
-		b.start(local)
-		b.wantCapacity("local", 108, 2)
-		b.later(time.Minute)
-		b.wantCapacity("local", 108, 2)
+	halfFull(t, local, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		h.keep("pvc-9.0123456789abcdef", 20*mib)
+		h.start(local)
+		h.wantCapacity("local", 108, 2)
+		h.later(time.Minute)
+		h.wantCapacity("local", 108, 2)
 	})
 }
 
 // What has too many files to count them at a start is measured when it turns out to stay.
 func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
-	halfFull(t, local, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
-		b.keep("pvc-9.0123456789abcdef", 20*mib)
-		many := b.Own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
+	halfFull(t, local, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		h.keep("pvc-9.0123456789abcdef", 20*mib)
+		many := h.Own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
 		must.Succeed(t, os.Mkdir(many, 0o700))
 		for i := range 10_001 {
 			must.Succeed(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
 		}
-		if got := b.inspect(local)[0]; got.TrashHeldBytes != nil {
+		if got := h.inspect(local)[0]; got.TrashHeldBytes != nil {
 			t.Errorf("inspect has %d bytes held, want that it is not known", *got.TrashHeldBytes)
 		}
-		b.start(local)
-		b.later(time.Hour) // the reaper rests
-		b.wantCapacity("local", 108, 2)
+		h.start(local)
+		h.later(time.Hour) // the reaper rests
+		h.wantCapacity("local", 108, 2)
 	})
 }
 
 // What a failed copy leaves is erased slowly. A caller that tries again at once must not pile such copies up: each
 // keeps space of the pool.
 func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
-	for name, attempt := range map[string]func(b *bench) error{
-		"a snapshot": func(b *bench) error {
-			_, err := b.Snapshots().Create(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, "pvc-1")})
+	for name, attempt := range map[string]func(b *harness) error{
+		"a snapshot": func(h *harness) error {
+			_, err := h.Snapshots().Create(h.t.Context(), pool.SnapshotRequest{ID: snapshotID(h.t, "s-1"), Source: id(h.t, "pvc-1")})
 			return err
 		},
-		"a clone": func(b *bench) error {
-			_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-2"), Source: &pool.Source{ID: id(b.t, "pvc-1")}})
+		"a clone": func(h *harness) error {
+			_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, "pvc-2"), Source: &pool.Source{ID: id(h.t, "pvc-1")}})
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onTmpfs(t, local, func(t *testing.T, b *bench) {
-				b.create("other", mib)
-				b.failsToCopy("pvc-1")
-				must.Succeed(t, b.Close(t.Context()))
+			onTmpfs(t, local, func(t *testing.T, h *harness) {
+				h.create("other", mib)
+				h.failsToCopy("pvc-1")
+				must.Succeed(t, h.Close(t.Context()))
 				wantCopies := func(want int) {
-					copies := slices.DeleteFunc(names(t, b.Own("trash", "node-1")), func(name string) bool { return strings.HasPrefix(name, "stuck") })
+					copies := slices.DeleteFunc(names(t, h.Own("trash", "node-1")), func(name string) bool { return strings.HasPrefix(name, "stuck") })
 					if len(copies) != want {
 						t.Errorf("the trash has %q, want %d", copies, want)
 					}
 				}
 				want := volume.ErrPrecondition
 				for start := range 3 {
-					b.keep(fmt.Sprint("stuck-", start), 0) // which tmpfs lists before what is older
-					stop := b.startWithoutReaper()
+					h.keep(fmt.Sprint("stuck-", start), 0) // which tmpfs lists before what is older
+					stop := h.startWithoutReaper()
 					for range 4 {
-						wantError(t, attempt(b), want)
+						wantError(t, attempt(h), want)
 						want = volume.ErrBusy
 						wantCopies(1)
 					}
-					must.Succeed(t, b.snapshot(fmt.Sprint("s-of-other-", start), "other")) // which waits for nothing
+					must.Succeed(t, h.snapshot(fmt.Sprint("s-of-other-", start), "other")) // which waits for nothing
 					stop()
 				}
-				b.start(local)
-				b.later(time.Minute)
+				h.start(local)
+				h.later(time.Minute)
 				wantCopies(0)
-				wantError(t, attempt(b), volume.ErrPrecondition)
+				wantError(t, attempt(h), volume.ErrPrecondition)
 			})
 		})
 	}
@@ -171,33 +171,33 @@ func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
 
 // startWithoutReaper starts a driver whose reaper does not come past the first piece of trash, which is stuck, until stop
 // ends the driver.
-func (b *bench) startWithoutReaper() (stop func()) {
+func (h *harness) startWithoutReaper() (stop func()) {
 	stopped := make(chan struct{})
-	b.log = funcr.New(func(_, said string) {
+	h.log = funcr.New(func(_, said string) {
 		if strings.Contains(said, "Failed to erase trash") {
 			<-stopped
 		}
 	}, funcr.Options{})
-	b.start(local)
-	b.log = logr.Logger{}
+	h.start(local)
+	h.log = logr.Logger{}
 	return func() {
 		closed := make(chan error)
-		go func() { closed <- b.Close(b.t.Context()) }()
-		b.settled()
+		go func() { closed <- h.Close(h.t.Context()) }()
+		h.settled()
 		close(stopped)
-		must.Succeed(b.t, <-closed)
+		must.Succeed(h.t, <-closed)
 	}
 }
 
 // A snapshot that was deleted hinders none of its name.
 func TestSnapshotAfterDeletionOfOneByItsName(t *testing.T) {
-	onTmpfs(t, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		b.keep("stuck", 0)
-		stop := b.startWithoutReaper()
+	onTmpfs(t, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.Close(t.Context()))
+		h.keep("stuck", 0)
+		stop := h.startWithoutReaper()
 		for range 2 {
-			must.Succeed(t, b.snapshot("s-1", "pvc-1"), b.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
+			must.Succeed(t, h.snapshot("s-1", "pvc-1"), h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
 		}
 		stop()
 	})
@@ -205,31 +205,31 @@ func TestSnapshotAfterDeletionOfOneByItsName(t *testing.T) {
 
 // What cannot be erased keeps its space, and a copy beside it would take as much again.
 func TestCopyBesideOneThatCannotBeErased(t *testing.T) {
-	onTmpfs(t, local, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		b.keep("~s-1.0123456789abcdef+1048576", mib)
-		b.start(local)
-		b.later(time.Minute)
-		err := b.snapshot("s-1", "pvc-1")
+	onTmpfs(t, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.Close(t.Context()))
+		h.keep("~s-1.0123456789abcdef+1048576", mib)
+		h.start(local)
+		h.later(time.Minute)
+		err := h.snapshot("s-1", "pvc-1")
 		wantError(t, err, volume.ErrPrecondition)
 		if err == nil || !strings.Contains(err.Error(), "~s-1.0123456789abcdef+1048576") {
 			t.Errorf("%v, want the piece of trash", err)
 		}
-		must.Succeed(t, b.snapshot("s-2", "pvc-1"))
+		must.Succeed(t, h.snapshot("s-2", "pvc-1"))
 	})
 }
 
 // failsToCopy makes a volume whose copy fails near its end: tmpfs lists first what was made last.
-func (b *bench) failsToCopy(name string) {
-	b.t.Helper()
-	b.create(name, 16*mib)
-	leased, err := os.Create(b.Path("pool", name, "leased"))
-	must.Succeed(b.t, err)
-	b.t.Cleanup(func() { _ = leased.Close() })
+func (h *harness) failsToCopy(name string) {
+	h.t.Helper()
+	h.create(name, 16*mib)
+	leased, err := os.Create(h.Path("pool", name, "leased"))
+	must.Succeed(h.t, err)
+	h.t.Cleanup(func() { _ = leased.Close() })
 	_, err = unix.FcntlInt(leased.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, err)
 	for i := range 200 {
-		must.Succeed(b.t, os.WriteFile(b.Path("pool", name, fmt.Sprint(i)), make([]byte, 4096), 0o600))
+		must.Succeed(h.t, os.WriteFile(h.Path("pool", name, fmt.Sprint(i)), make([]byte, 4096), 0o600))
 	}
 }

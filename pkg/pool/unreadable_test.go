@@ -72,33 +72,33 @@ func TestUnreadableLeftoverKeepsNothingFromBeingServed(t *testing.T) {
 			}, c.broken)
 			synctest.Test(t, func(t *testing.T) {
 				said := &diary{}
-				b := newBench(t, root)
-				b.log, b.Quota = funcr.New(said.write, funcr.Options{}), &quotatest.Fake{}
+				h := newHarness(t, root)
+				h.log, h.Quota = funcr.New(said.write, funcr.Options{}), &quotatest.Fake{}
 				if c.shared {
-					b.start(sharedPool)
+					h.start(sharedPool)
 				} else {
-					b.start(local)
+					h.start(local)
 				}
-				must.Succeed(t, b.publish("pvc-1", "a"))
-				b.create("pvc-new", mib)
-				b.later(3 * time.Minute)
-				b.create("pvc-late", mib)
-				b.wantServed("pvc-new", "pvc-late")
-				b.wantKept(said, cmp.Or(c.says, "kept"), b.Path("pool", strings.TrimSuffix(c.broken, "/")))
+				must.Succeed(t, h.publish("pvc-1", "a"))
+				h.create("pvc-new", mib)
+				h.later(3 * time.Minute)
+				h.create("pvc-late", mib)
+				h.wantServed("pvc-new", "pvc-late")
+				h.wantKept(said, cmp.Or(c.says, "kept"), h.Path("pool", strings.TrimSuffix(c.broken, "/")))
 			})
 		})
 	}
 }
 
 // wantKept expects an entry in its place, and a line about it in the log: not one for each minute.
-func (b *bench) wantKept(said *diary, says, path string) {
-	b.t.Helper()
+func (h *harness) wantKept(said *diary, says, path string) {
+	h.t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
-	must.Succeed(b.t, err)
+	must.Succeed(h.t, err)
 	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(path) }) {
-		b.t.Errorf("%s is gone", path)
+		h.t.Errorf("%s is gone", path)
 	}
 	if n := said.count(says, filepath.Base(path)); (n == 0 || n > 2) && says != "-" {
-		b.t.Errorf("%d lines say %q of %s, want one or two:\n%s", n, says, path, strings.Join(said.lines, "\n"))
+		h.t.Errorf("%d lines say %q of %s, want one or two:\n%s", n, says, path, strings.Join(said.lines, "\n"))
 	}
 }

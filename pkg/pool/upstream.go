@@ -18,9 +18,9 @@ import (
 
 // FindUpstream reports on a snapshot of the upstream KubeVirt driver. Errors: ErrNotFound,
 // ErrUnavailable, and ErrDamagedRecord or ErrPrecondition for what is none, or none that is whole.
-func (s Snapshots) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
+func (s Snapshots) FindUpstream(ctx context.Context, id volume.ID) (Snapshot, error) {
 	var found Snapshot
-	err := s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
+	err := s.anyUpstream(ctx, id, func(p *serve.Pool, in *dir.Dir) error {
 		is, err := upstream.Read(in, id)
 		if err == nil {
 			found = Snapshot{ID: id, Pool: p.Config.Name, Mode: volume.ModeMount, Origin: is.Origin(), Upstream: true}
@@ -41,7 +41,7 @@ func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
 	ctx, end := s.set.node.UntilClose(ctx)
 	defer end()
 	slowly := &reconcile.Pace{Done: new(atomic.Uint64)}
-	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
+	return s.anyUpstream(ctx, id, func(p *serve.Pool, in *dir.Dir) error {
 		err := trace.Step(ctx, "remove the upstream snapshot", func() error { return upstream.Remove(ctx, in, id, slowly.Step) })
 		if errors.Is(err, syscall.EROFS) {
 			return p.Unavailable(err)
@@ -52,11 +52,11 @@ func (s Snapshots) DeleteUpstream(ctx context.Context, id volume.ID) error {
 
 // anyUpstream searches the snapshotPath of each pool for a snapshot. It returns ErrNotFound only
 // if every one of them could be asked.
-func (s Snapshots) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
+func (s Snapshots) anyUpstream(ctx context.Context, id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error
 	done := false
 	for _, p := range s.set.node.Pools {
-		err := withUpstream(p, func(in *dir.Dir) error { return do(p, in) })
+		err := withUpstream(ctx, p, func(in *dir.Dir) error { return do(p, in) })
 		switch {
 		case err == nil:
 			done = true
@@ -74,16 +74,16 @@ func (s Snapshots) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir)
 }
 
 // withUpstream opens the pool's snapshotPath; ErrNotFound if there is none.
-func withUpstream(p *serve.Pool, do func(in *dir.Dir) error) error {
+func withUpstream(ctx context.Context, p *serve.Pool, do func(in *dir.Dir) error) error {
 	if p.Config.SnapshotPath == "" {
 		return volume.ErrNotFound
 	}
-	v, err := p.Enter()
+	v, err := p.Enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer v.Close()
-	in, err := openUpstream(v)
+	in, err := openUpstream(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -93,12 +93,12 @@ func withUpstream(p *serve.Pool, do func(in *dir.Dir) error) error {
 
 // openUpstream opens the pool's snapshotPath; ErrNotFound if there is none. Outside of the pool it
 // may be on a filesystem that hangs.
-func openUpstream(v *serve.Visit) (in *dir.Dir, err error) {
+func openUpstream(ctx context.Context, v *serve.Visit) (in *dir.Dir, err error) {
 	c := &v.Pool.Config
 	if _, inside := upstream.Below(c); inside {
 		in, err = upstream.In(v.Store.Root(), c)
 	} else {
-		in, err = hang.Run(context.Background(), v.Pool.Options.HangAfter, func() (*dir.Dir, error) { return upstream.In(nil, c) }, closeLate)
+		in, err = hang.Run(ctx, v.Pool.Options.HangAfter, func() (*dir.Dir, error) { return upstream.In(nil, c) }, closeLate)
 	}
 	switch {
 	case errors.Is(err, hang.ErrTimeout):
@@ -117,8 +117,8 @@ func closeLate(d *dir.Dir, _ error) {
 
 // upstreamSnapshots are the ids of what may be snapshots in the pool's snapshotPath, as far as that
 // can be read.
-func upstreamSnapshots(p *serve.Pool) (all []volume.ID) {
-	err := withUpstream(p, func(in *dir.Dir) (err error) {
+func upstreamSnapshots(ctx context.Context, p *serve.Pool) (all []volume.ID) {
+	err := withUpstream(ctx, p, func(in *dir.Dir) (err error) {
 		all, err = upstream.List(in)
 		return err
 	})
@@ -131,8 +131,8 @@ func upstreamSnapshots(p *serve.Pool) (all []volume.ID) {
 
 // sourceUpstream opens a snapshot of the upstream KubeVirt driver to make a volume from it. It takes
 // over the lock of its id.
-func sourceUpstream(in *serve.Visit, id volume.ID, mode volume.Mode, unlock func()) (*source, error) {
-	is, data, err := dataUpstream(in, id)
+func sourceUpstream(ctx context.Context, in *serve.Visit, id volume.ID, mode volume.Mode, unlock func()) (*source, error) {
+	is, data, err := dataUpstream(ctx, in, id)
 	if err == nil && mode != volume.ModeMount {
 		err = fmt.Errorf("%w: %s is of the upstream KubeVirt driver, which had no volumes of mode %s", volume.ErrInvalid, id.Named(), mode)
 		_ = data.Close() // opened for reading
@@ -144,8 +144,8 @@ func sourceUpstream(in *serve.Visit, id volume.ID, mode volume.Mode, unlock func
 	return foreignSource(in, id, is.Origin(), data, unlock)
 }
 
-func dataUpstream(in *serve.Visit, id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
-	all, err := openUpstream(in)
+func dataUpstream(ctx context.Context, in *serve.Visit, id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
+	all, err := openUpstream(ctx, in)
 	if err != nil {
 		return upstream.Snapshot{}, nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}

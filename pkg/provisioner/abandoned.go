@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -20,13 +23,13 @@ import (
 // whether that was retained or is replaced by a migration.
 type abandoned struct {
 	*Provisioner
-	settled map[volume.ID]bool // nothing is left to do for them
+	settled map[volume.ID]types.UID // nothing is left to do for them, whose claims have these PersistentVolumes
 }
 
 // page is how many volumes of the pool are read at once.
 const page = 500
 
-// remove removes what is abandoned and empty, and confirms what has its PersistentVolume.
+// remove removes what is abandoned and empty, and confirms what has its PersistentVolume: with the uid of that, once a claim has it.
 func (a *abandoned) remove(ctx context.Context) {
 	for after := (volume.ID{}); ; {
 		volumes, next := a.pool.List(ctx, after, page)
@@ -36,15 +39,19 @@ func (a *abandoned) remove(ctx context.Context) {
 			return
 		}
 		for _, v := range volumes {
-			pv := pvOf(v.ID)
-			if pv == "" || a.settled[v.ID] || known[pv] == claimed {
+			name := pvOf(v.ID)
+			pv, is := known[name]
+			had := a.boundTo(v.ID, pv)
+			last, settled := a.settled[v.ID]
+			if name == "" || settled && last == had || is && pv == nil {
 				continue
 			}
-			err := a.settle(ctx, v.ID, pv, known[pv])
-			if err != nil {
+			if err := a.settle(ctx, v.ID, name, pv, had); err != nil {
 				a.events.log.Error(err, "Failed to check a directory that may have no PersistentVolume", "volume", v.ID)
+				delete(a.settled, v.ID)
+				continue
 			}
-			a.settled[v.ID] = err == nil
+			a.settled[v.ID] = had
 		}
 		if after = next; next == (volume.ID{}) {
 			return
@@ -52,29 +59,30 @@ func (a *abandoned) remove(ctx context.Context) {
 	}
 }
 
-// A trace is what the cluster has of a directory.
-type trace int
-
-const (
-	none    trace = iota
-	claimed       // the PersistentVolume is to be made
-	saved
-)
-
-// known is what there is by the name of the PersistentVolume.
-func (a *abandoned) known() (map[string]trace, error) {
-	known := make(map[string]trace)
+// known is what there is by the name of the PersistentVolume: that, or nil if it is to be made for a claim.
+func (a *abandoned) known() (map[string]*corev1.PersistentVolume, error) {
+	known := make(map[string]*corev1.PersistentVolume)
 	claims, err := a.claims.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
 	for _, claim := range claims {
-		known["pvc-"+string(claim.UID)] = claimed
+		known["pvc-"+string(claim.UID)] = nil
 	}
-	for _, name := range a.volumes.ListKeys() {
-		known[name] = saved
+	for _, object := range a.volumes.List() {
+		if pv, ok := object.(*corev1.PersistentVolume); ok {
+			known[pv.Name] = pv
+		}
 	}
 	return known, nil
+}
+
+// boundTo is the uid of a PersistentVolume if a claim has that, and with it the directory; empty if none has.
+func (a *abandoned) boundTo(id volume.ID, pv *corev1.PersistentVolume) types.UID {
+	if pv == nil || pv.Status.Phase != corev1.VolumeBound || origin.Path(pv) != a.config.path(id) {
+		return ""
+	}
+	return pv.UID
 }
 
 // pvOf is the PersistentVolume that a directory is named after; empty if it is named otherwise.
@@ -86,21 +94,21 @@ func pvOf(id volume.ID) string {
 	return id.String()[at:]
 }
 
-func (a *abandoned) settle(ctx context.Context, id volume.ID, pv string, has trace) error {
+func (a *abandoned) settle(ctx context.Context, id volume.ID, name string, pv *corev1.PersistentVolume, had types.UID) error {
 	unlock, err := a.pool.Lock(id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if has == saved {
-		return a.pool.Confirm(ctx, id)
+	if pv != nil {
+		return a.pool.Confirm(ctx, id, string(had))
 	}
 	place := store.VolumePath{Directory: a.config.Path, Name: id.String()}
 	found, err := store.Handover{From: place, To: place}.Find()
 	if err != nil || !found.From.Directory || !found.From.Provisional {
 		return err
 	}
-	if used, err := a.used(ctx, id, pv); err != nil || used {
+	if used, err := a.used(ctx, id, name); err != nil || used {
 		return err
 	}
 	// Something was written there.

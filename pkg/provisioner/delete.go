@@ -96,21 +96,33 @@ const (
 	unclaimed = time.Hour
 )
 
-// refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. It was
-// released soon after it was made, no claim was seen to have it, and no record says that its directory was made for it just then. How old the
-// directory is says nothing: it may be from a backup too.
+// refuseRestored refuses a PersistentVolume that was made anew, as from a backup, before its claim was: Kubernetes takes that for deleted. No claim
+// was seen to have it, and the record of its directory has another one. Where the record has none yet, it was released soon after it was
+// made, and its directory was not made for it just then. How old the directory is says nothing: it may be from a backup too.
 func (p *Provisioner) refuseRestored(pv *corev1.PersistentVolume, directory string) error {
-	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
-	if released == nil || released.Sub(made) > unclaimed || p.bound.had(pv) { // Kubernetes before 1.29 does not say
+	if p.bound.had(pv) {
 		return nil
 	}
 	at := store.VolumePath{Directory: p.config.Path, Name: directory}
 	found, err := store.Handover{From: at, To: at}.Find()
-	if own := found.From; err != nil || !own.Directory || own.Recorded && made.Sub(own.Created) < atOnce {
+	own := found.From
+	switch known := own.Client != ""; {
+	case err != nil, !own.Directory, known && own.Client == string(pv.UID):
 		return err
+	case !known && !releasedSoon(pv, own):
+		return nil
 	}
-	return errors.New("it was released within an hour, no claim was seen to have it, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
-		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef")
+	return errors.New("no claim was seen to have it, and its directory was not made for it: it is from a backup, and its claim was not there yet. " +
+		"Make a claim that names it in spec.volumeName, and take uid and resourceVersion out of its claimRef; or remove the directory")
+}
+
+// releasedSoon says that no claim may have had a PersistentVolume, unless its directory was made for it.
+func releasedSoon(pv *corev1.PersistentVolume, own store.Presence) bool {
+	made, released := pv.CreationTimestamp.Time, pv.Status.LastPhaseTransitionTime
+	if released == nil || released.Sub(made) > unclaimed { // Kubernetes before 1.29 does not say
+		return false
+	}
+	return !own.Recorded || made.Sub(own.Created) >= atOnce
 }
 
 // checkGone refuses what is no directory, as a link that an administrator has left in the place of one: pods follow it.

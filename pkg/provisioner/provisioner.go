@@ -73,7 +73,7 @@ func (c Config) Name() string {
 // Pool keeps the directories: a *pool.Set of one pool.
 type Pool interface {
 	Create(ctx context.Context, r pool.Request) (pool.Volume, error)
-	Confirm(ctx context.Context, id volume.ID) error
+	Confirm(ctx context.Context, id volume.ID, client string) error
 	Delete(ctx context.Context, id volume.ID) error
 	Lock(id volume.ID) (unlock func(), err error)
 	List(ctx context.Context, after volume.ID, most int) (page []pool.Volume, next volume.ID)

@@ -831,7 +831,7 @@ func (r *rig) abandon(uids map[string]string) (staying []string) {
 
 // checkTwice looks for what is abandoned, as a new process does.
 func (r *rig) checkTwice() {
-	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]bool)}
+	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
 	for range 2 {
 		a.remove(r.Context())
 	}

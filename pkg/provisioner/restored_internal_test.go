@@ -2,12 +2,14 @@ package provisioner
 
 import (
 	"context"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
@@ -52,6 +54,55 @@ func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
 			}
 		})
 	}
+}
+
+// By which PersistentVolume a claim had a directory is on the disk: how long Kubernetes takes to see that a claim is not there says nothing.
+func TestDirectoryHasTheIdentityOfItsPersistentVolume(t *testing.T) {
+	for title, c := range map[string]struct {
+		last  func(r *rig, pv *corev1.PersistentVolume) // what is seen before it is deleted
+		other types.UID
+		kept  bool
+	}{
+		"it is that":                        {func(*rig, *corev1.PersistentVolume) {}, "", false},
+		"it was made anew":                  {func(*rig, *corev1.PersistentVolume) {}, "anew", true},
+		"it was made anew, and looked at":   {func(r *rig, pv *corev1.PersistentVolume) { r.looked(pv) }, "anew", true},
+		"it was made anew, and has a claim": {func(r *rig, pv *corev1.PersistentVolume) { r.looked(bound(pv)) }, "anew", false},
+		"another directory of it has its claim": {func(r *rig, pv *corev1.PersistentVolume) {
+			pv = bound(pv)
+			pv.Spec.HostPath.Path = filepath.Join(r.config.Path, "claim-"+name)
+			r.looked(pv)
+		}, "anew", true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			_, _, err := r.Provision(t.Context(), request())
+			must.Succeed(t, err)
+			pv := own(t, r.config.Path)
+			pv.UID, pv.CreationTimestamp = "first", metav1.Now()
+			r.looked(bound(pv))
+			if c.other != "" {
+				pv.UID = c.other
+			}
+			c.last(r, pv)
+			pv.Status.LastPhaseTransitionTime = new(metav1.NewTime(time.Now().Add(24 * time.Hour)))
+			if err := r.Delete(t.Context(), pv); (err != nil) != c.kept || (len(r.directories()) == 1) != c.kept {
+				t.Errorf("%v, and left are %v; want it kept: %t", err, r.directories(), c.kept)
+			}
+		})
+	}
+}
+
+func bound(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	pv = pv.DeepCopy()
+	pv.Status.Phase = corev1.VolumeBound
+	return pv
+}
+
+// looked has a process that ends after that have looked for what is abandoned while there is a PersistentVolume.
+func (r *rig) looked(pv *corev1.PersistentVolume) {
+	r.Helper()
+	must.Succeed(r.T, r.instance.volumes.GetIndexer().Add(pv))
+	r.checkTwice()
 }
 
 func TestPersistentVolumesOfClaims_areKnownUntilTheyAreGone(t *testing.T) {

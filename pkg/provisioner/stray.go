@@ -39,7 +39,7 @@ func (i *Instance) watch(ctx context.Context) {
 	p := i.provisioner
 	claims := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
 	volumes := &orphans{Provisioner: p}
-	directories := &abandoned{Provisioner: p, settled: make(map[volume.ID]bool)}
+	directories := &abandoned{Provisioner: p, settled: make(map[volume.ID]types.UID)}
 	lookedForUpstream := time.Now()
 	tick := time.NewTicker(strayEvery)
 	defer tick.Stop()

@@ -171,10 +171,8 @@ func (d *Driver) Eventually(what string, done func() bool) {
 // Metric is the value of a series of a pool, of a driver with ServeMetrics.
 func (d *Driver) Metric(name, pool string) float64 {
 	d.Helper()
-	scraped, err := d.Metrics(d.Context())
-	d.Must(err)
 	series := fmt.Sprintf("\n%s{pool=%q} ", name, pool)
-	_, rest, ok := strings.Cut(scraped, series)
+	_, rest, ok := strings.Cut(d.MustMetrics(), series)
 	if !ok {
 		d.Fatalf("no metric %s", series)
 	}

@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,8 +19,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 )
 
 const (
@@ -226,13 +227,12 @@ func Patiently(ctx context.Context, method string, request, answer any, conn *gr
 	}
 }
 
-// hangs is what the driver says of a pool whose disk was not quick enough.
-var hangs = strings.TrimPrefix(hang.Stuck(0).Error(), hang.ErrTimeout.Error()+" for 0s")
-
 // gaveNoAnswer reports whether a call was refused for a disk that was not quick enough.
 func gaveNoAnswer(err error) bool {
-	code := status.Code(err)
-	return (code == codes.Unavailable || code == codes.ResourceExhausted) && strings.Contains(err.Error(), hangs)
+	return slices.ContainsFunc(status.Convert(err).Details(), func(detail any) bool {
+		reason, is := detail.(*wrapperspb.StringValue)
+		return is && reason.GetValue() == string(health.PoolHangs)
+	})
 }
 
 // Endpoint is the address of the driver's socket, as gRPC and --endpoint have it.

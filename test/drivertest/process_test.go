@@ -2,23 +2,27 @@ package drivertest
 
 import (
 	"context"
-	"fmt"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A disk that is slow, and what goes on because of that, ends no test but those that have it hang.
 func TestCallsOnSlowDisk(t *testing.T) {
-	slow := status.Error(codes.Unavailable, fmt.Sprintf("pool \"local\": %v", hang.Stuck(5*time.Second)))
-	full := status.Error(codes.ResourceExhausted, slow.Error())
+	hangs := func(code codes.Code) error {
+		s, err := status.New(code, "no answer").WithDetails(wrapperspb.String(string(health.PoolHangs)))
+		must.Succeed(t, err)
+		return s.Err()
+	}
+	slow, full := hangs(codes.Unavailable), hangs(codes.ResourceExhausted)
 	busy := status.Error(codes.Aborted, "another call is in progress")
-	other := status.Error(codes.Unavailable, "the pool is not mounted")
+	other := status.Error(codes.Unavailable, "another pool: its filesystem hangs")
 	for name, test := range map[string]struct {
 		answers []error
 		hanging bool

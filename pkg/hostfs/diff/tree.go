@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"slices"
 	"strings"
 
@@ -50,12 +49,20 @@ func Trees(step func() error, from, to *dir.Dir, found func(Change) error) error
 	if err != nil {
 		return err
 	}
-	c := &comparer{step: step, found: found}
-	defer func() { p.close() }()
-	if err := c.attributes(&p); err != nil {
+	c := &comparer{step: step, found: found, at: p}
+	defer func() { c.at.close() }()
+	if err := c.attributes(&c.at); err != nil {
 		return err
 	}
-	return c.level(&p)
+	if err := c.list(level{}); err != nil {
+		return err
+	}
+	for len(c.way) > 0 {
+		if err := c.next(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A pair is a directory of both trees.
@@ -93,27 +100,50 @@ func (p *pair) open(name string) (sub pair, err error) {
 	return sub, nil
 }
 
+// A comparer is at one directory of both trees. The way there is no stack of calls: it has as many levels as users have made.
 type comparer struct {
 	step  func() error
 	found func(Change) error
-	path  []string
+	at    pair
+	way   []level // from the root
 }
 
-// level compares the content of a directory.
-func (c *comparer) level(p *pair) error {
-	all, err := c.names(p)
+// A level is a directory on the way, and what of it was not compared yet.
+type level struct {
+	name  string // in the one above
+	names []string
+	// from and to are the one above; zero for the root.
+	from, to dir.ID
+}
+
+// list has what is in the directory compared next.
+func (c *comparer) list(l level) error {
+	names, err := c.names(&c.at)
 	if err != nil {
 		return err
 	}
-	for _, name := range all {
-		if err := c.step(); err != nil {
-			return err
-		}
-		if err := c.entry(p, name); err != nil {
-			return err
-		}
-	}
+	l.names = names
+	c.way = append(c.way, l)
 	return nil
+}
+
+// next compares the next entry of the directory, and goes down into one that is a directory in both trees, or up from one without more
+// entries.
+func (c *comparer) next() error {
+	l := &c.way[len(c.way)-1]
+	if len(l.names) == 0 {
+		return c.ascend()
+	}
+	name := l.names[0]
+	l.names = l.names[1:]
+	if err := c.step(); err != nil {
+		return err
+	}
+	isDir, err := c.entry(&c.at, name)
+	if err != nil || !isDir {
+		return err
+	}
+	return c.descend(name)
 }
 
 // names are those that either directory has, in order.
@@ -123,7 +153,7 @@ func (c *comparer) names(p *pair) ([]string, error) {
 		for entry, err := range d.Entries() {
 			if err == nil {
 				err = c.step()
-			} else if errors.Is(err, fs.ErrNotExist) && len(c.path) > 0 { // removed meanwhile: nothing is in it
+			} else if errors.Is(err, fs.ErrNotExist) && len(c.way) > 0 { // removed meanwhile: nothing is in it
 				break
 			}
 			if err != nil {
@@ -136,66 +166,75 @@ func (c *comparer) names(p *pair) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-func (c *comparer) entry(p *pair, name string) error {
+// entry compares an entry, and reports whether it is a directory in both trees.
+func (c *comparer) entry(p *pair, name string) (isDir bool, err error) {
 	from, err := stat(p.from, name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	to, err := stat(p.to, name)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case from == nil && to == nil: // gone meanwhile
-		return nil
+		return false, nil
 	case from == nil:
-		return c.report(Change{Kind: Added}, name, to)
+		return false, c.report(Change{Kind: Added}, name, to)
 	case to == nil:
-		return c.report(Change{Kind: Removed}, name, from)
+		return false, c.report(Change{Kind: Removed}, name, from)
 	}
 	what, err := c.differences(p, name, from, to)
 	if err == nil && len(what) > 0 {
 		err = c.report(Change{Kind: Changed, What: what}, name, to)
 	}
-	if err != nil || format(from) != unix.S_IFDIR || format(to) != unix.S_IFDIR {
-		return ignoreGone(err)
-	}
-	return c.descend(p, name)
+	return err == nil && format(from) == unix.S_IFDIR && format(to) == unix.S_IFDIR, ignoreGone(err)
 }
 
-// descend compares the content of a directory in that of the pair, which is closed meanwhile:
-// a tower of directories takes no more descriptors than one.
-func (c *comparer) descend(p *pair, name string) error {
-	sub, err := p.open(name)
+// descend goes into a directory, and closes the one that it is in: a tower of directories takes no more descriptors than one.
+func (c *comparer) descend(name string) error {
+	sub, err := c.at.open(name)
 	if dir.IsMissing(err) || errors.Is(err, unix.EXDEV) { // gone meanwhile, or mounted
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer sub.close()
-	fromID, err := p.from.ID()
-	if err != nil {
+	above := c.at
+	c.at = sub
+	defer above.close()
+	l := level{name: name}
+	if l.from, err = above.from.ID(); err != nil {
 		return err
 	}
-	toID, err := p.to.ID()
-	if err != nil {
+	if l.to, err = above.to.ID(); err != nil {
 		return err
 	}
-	p.close()
-	c.path = append(c.path, name)
-	if err := c.level(&sub); err != nil {
+	return c.list(l)
+}
+
+// ascend goes back to the directory above.
+func (c *comparer) ascend() (err error) {
+	l := c.way[len(c.way)-1]
+	c.way = c.way[:len(c.way)-1]
+	if len(c.way) == 0 {
+		return nil
+	}
+	below := c.at
+	defer below.close()
+	c.at = pair{}
+	if c.at.from, err = dir.Parent(below.from, l.from); err != nil {
 		return err
 	}
-	c.path = c.path[:len(c.path)-1]
-	if p.from, err = dir.Parent(sub.from, fromID); err != nil {
-		return err
-	}
-	p.to, err = dir.Parent(sub.to, toID)
+	c.at.to, err = dir.Parent(below.to, l.to)
 	return err
 }
 
 func (c *comparer) report(change Change, name string, st *unix.Stat_t) error {
-	change.Path = path.Join(path.Join(c.path...), name)
+	var at strings.Builder
+	for _, l := range c.way[1:] {
+		at.WriteString(l.name + "/")
+	}
+	change.Path = at.String() + name
 	if format(st) == unix.S_IFDIR {
 		change.Path += "/"
 	}

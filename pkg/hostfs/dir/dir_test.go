@@ -47,6 +47,7 @@ func TestBadNamesAreRefused(t *testing.T) {
 			"Lock":       func() error { _, err := dir.Lock(t.Context(), d, name); return err },
 			"LockByte":   func() error { _, err := dir.LockByte(t.Context(), d, name, 1); return err },
 			"TryLock":    func() error { _, err := dir.TryLockByte(d, name, 1); return err },
+			"TryShare":   func() error { _, err := dir.TryShareByte(d, name, 1); return err },
 			"Remove":     func() error { return d.Remove(name) },
 			"RemoveDir":  func() error { return d.RemoveDir(name) },
 			"Rename":     func() error { return d.Rename(name, d, "b") },
@@ -326,6 +327,13 @@ func TestLockByte_bytesAreIndependent(t *testing.T) {
 	unlock, err = dir.TryLockByte(other, "lock", 2)
 	must.Succeed(t, err)
 	unlock()
+	for _, node := range []*dir.Dir{d, other} {
+		unlock, err := dir.TryShareByte(node, "lock", 3)
+		must.Succeed(t, err)
+		defer unlock()
+		_, err = dir.TryLockByte(other, "lock", 3)
+		must.ErrorIs(t, err, dir.ErrLocked)
+	}
 	info, err := os.Stat(filepath.Join(root, "lock"))
 	must.Succeed(t, err)
 	if info.Size() != 0 || info.Mode().Perm() != 0o600 {

@@ -294,6 +294,11 @@ func TryLockByte(d *Dir, name string, at int64) (unlock func(), err error) {
 	return lock(d, unix.F_WRLCK, name, unix.O_CREAT, at, 1, func(try func() error) error { return try() })
 }
 
+// TryShareByte is TryLockByte, but takes a lock that others may have too as long as each takes it by TryShareByte.
+func TryShareByte(d *Dir, name string, at int64) (unlock func(), err error) {
+	return lock(d, unix.F_RDLCK, name, unix.O_CREAT, at, 1, func(try func() error) error { return try() })
+}
+
 // TryLockExisting is TryLockByte for a file that must be there already.
 func TryLockExisting(d *Dir, name string, at int64) (unlock func(), err error) {
 	return lock(d, unix.F_WRLCK, name, 0, at, 1, func(try func() error) error { return try() })

@@ -244,9 +244,9 @@ func TestDeepTrees(t *testing.T) {
 
 // Both sides together hold a bounded amount of memory, whatever the trees have.
 func TestMemory(t *testing.T) {
-	entries, bound := 200_000, int64(64*mib)
+	entries, bound := 1_000_000, int64(64*mib)
 	if testing.Short() {
-		entries, bound = entries/4, bound/4
+		entries, bound = entries/20, bound/4
 	}
 	root := testenv.Tmpfs(t, 2048*mib)
 	src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,6 +19,8 @@ import (
 // all of its volumes are, so all of them go to one node.
 type colocation struct {
 	pods []corev1.Pod // that use any of them
+	// beside are the pods of the namespace that run, as far as the scheduler looks at them.
+	beside []corev1.Pod
 	// to is the node where one of them is already, or goes, and by whom what says that; empty for none.
 	to, by string
 	// follow are how many bytes the volumes have that move to the same node later, by their StorageClass.
@@ -29,8 +32,16 @@ type colocation struct {
 // colocation finds them, or says why the volume waits for others.
 func (pl planner) colocation(ctx context.Context, source string) (c *colocation, waits string, err error) {
 	c = &colocation{follow: map[string]int64{}}
-	all, err := pl.api.podsWithClaims(ctx, pl.move.Namespace)
-	if err != nil {
+	var all []corev1.Pod
+	if err := pl.api.eachPod(ctx, pl.move.Namespace, func(pod *corev1.Pod) {
+		if usesClaims(pod) {
+			all = append(all, *pod)
+		}
+		c.beside = append(c.beside, corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels},
+			Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity},
+		})
+	}); err != nil {
 		return nil, "", err
 	}
 	var claims []string

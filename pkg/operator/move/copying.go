@@ -30,20 +30,16 @@ type copying struct {
 // run keeps the two movers running, shows what they report, and has pods stop at the fence. It says what is waited for, and nothing
 // when the volume is handed over.
 func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outcome, error) {
-	fresh, err := c.renewed(ctx)
-	if err != nil || !fresh {
+	if ready, err := c.objects.connect(ctx, roleOut, roleIn); err != nil || !ready {
 		return wait("Copying", "renew the certificates of the movers"), err
-	}
-	if err := c.objects.networkPolicy(ctx); err != nil {
-		return outcome{}, err
 	}
 	target, ended, err := c.movers.pod(ctx, roleIn, c.movers.args(roleIn, volume))
 	if err != nil || target == nil {
 		return wait("Copying", "start the mover on node %s: %s", c.move.Status.TargetNode, ended), err
 	}
-	address, waits := c.address(target)
+	address, waits := addressOf(target)
 	if address == "" {
-		return waits, nil
+		return wait("Copying", "start the mover on node %s: %s", c.move.Status.TargetNode, waits), nil
 	}
 	source, ended, err := c.movers.pod(ctx, roleOut, append(c.movers.args(roleOut, volume), "--address="+address))
 	if err != nil || source == nil {
@@ -67,18 +63,16 @@ func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outc
 	return c.progress(ctx, source, target, report)
 }
 
-// address is where the target listens, or what it waits for.
-func (c copying) address(target *corev1.Pod) (string, outcome) {
+// addressOf is where a target listens, or what it waits for.
+func addressOf(target *corev1.Pod) (address, waits string) {
 	switch {
 	case target.Status.PodIP != "":
-		return net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)), outcome{}
+		return net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)), ""
 	case target.Status.Phase == corev1.PodSucceeded:
 		// The source has ended too, or has only to repeat what it said.
-		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), outcome{}
-	case trouble(target) != "":
-		return "", wait("Retrying", "%s", trouble(target))
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), ""
 	}
-	return "", wait("Copying", "start the mover on node %s: %s", c.move.Status.TargetNode, state(target))
+	return "", cmp.Or(trouble(target), state(target))
 }
 
 // read is what a mover has reported.
@@ -90,19 +84,6 @@ func (c copying) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 	defer cancel()
 	text, err := c.reports.Lines(ctx, pod.Namespace, pod.Name)
 	return parseReport(text), err
-}
-
-// renewed says whether the certificates are good for as long as a mover runs. Otherwise the movers end, and get others.
-func (c copying) renewed(ctx context.Context) (bool, error) {
-	secret, err := c.objects.secret(ctx)
-	if err != nil || c.times.now().Sub(secret.CreationTimestamp.Time) < lifetime-deadline || secret.CreationTimestamp.IsZero() {
-		return err == nil, err
-	}
-	left, err := c.objects.removePods(ctx, roleOut, roleIn)
-	if err != nil || len(left) > 0 {
-		return false, err
-	}
-	return false, c.api.drop(ctx, secret)
 }
 
 // progress says how far the movers are, and stops pods.

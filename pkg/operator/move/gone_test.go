@@ -157,6 +157,8 @@ func TestAnswersOfNodeSetUpAnew(t *testing.T) {
 			switch {
 			case asked == roleUndo && w.move("m").Status.Phase == v1alpha1.Switching && w.move("m").DeletionTimestamp == nil:
 				deleteMove(w)
+			case asked == roleAssure && w.move("m").Status.Phase == v1alpha1.Removing && w.has(node(nodeA)):
+				w.goes(nodeA) // with it here, it asks by itself
 			case at == 0 && w.has(pod) && pod.Status.Phase == corev1.PodSucceeded:
 				at = look
 				delete(w.records, c.on)
@@ -184,21 +186,17 @@ func (w *world) bootAnew(name string) {
 	w.update(anew)
 }
 
-// A source that starts a removal late, after it was down, as the operator was, removes nothing by what the target has answered before.
+// A source that starts a removal late, after it was cut off, as the operator was down, removes nothing by what the target had before.
 func TestRemovalThatStartsLate(t *testing.T) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.bootAnew(nodeA)
 	at := 0
 	w.run("m", func(look int) {
-		pod := w.moverOf(roleRemove)
 		switch {
 		case at == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
-			if w.hangs = nodeA; pod == nil { // the mover is not started
+			if w.hangs = nodeA; w.moverOf(roleRemove) == nil { // the mover is not started
 				return
 			}
 			at, w.hangs = look, ""
-			w.bootAnew(nodeA)
-			w.bootAnew(nodeB)
 			delete(w.records, nodeB)
 			w.live()
 		case at > 0 && look == at+long:
@@ -327,4 +325,28 @@ func TestPodDeletedAtAnyStep(t *testing.T) {
 		}
 		w.wantOn(nodeB)
 	})
+}
+
+// A claim that has the name of one that was deleted amid a move is another: its pods are left alone.
+func TestPodsOfAnotherClaim(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	another := func() *corev1.PersistentVolumeClaim {
+		claim := claimOf("data")
+		claim.UID, claim.Spec.VolumeName = "another claim", "another volume"
+		return claim
+	}
+	at := 0
+	w.run("m", func(look int) {
+		if at > 0 || w.move("m").Status.Phase != v1alpha1.Removing {
+			return
+		}
+		at = look
+		w.replicas = false
+		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		must.Succeed(t, w.api.Create(t.Context(), another()), w.api.Create(t.Context(), appPod("another", false)))
+		w.evicted = 0
+	})
+	if at == 0 || w.evicted > 0 || !w.has(appPod("another", false)) {
+		t.Errorf("at look %d a pod of another claim was evicted %d times", at, w.evicted)
+	}
 }

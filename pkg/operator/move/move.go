@@ -347,11 +347,12 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if result, err := m.assure(ctx, source, target); err != nil || result != (outcome{}) {
+	vouched, result, err := m.assure(ctx, source, target)
+	if err != nil || result != (outcome{}) {
 		return result, err
 	}
-	if done, said, err := m.movers.step(ctx, roleRemove); !done || err != nil {
-		return wait("Removing", "remove the old copy on node %s: %s", m.move.Status.SourceNode, said), err
+	if done, said, err := m.movers.step(ctx, roleRemove, vouched...); !done || err != nil {
+		return wait("Removing", "remove the old copy on node %s, if node %s has the volume: %s", m.move.Status.SourceNode, m.move.Status.TargetNode, said), err
 	}
 	if len(ending) > 0 {
 		return wait("Removing", "pods on node %s wait for the volume, which is on node %s now: %s", m.move.Status.SourceNode, m.move.Status.TargetNode, list(ending)), nil
@@ -368,34 +369,53 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 	return next("Moved", "%s", message), nil
 }
 
-// assure says why the old copy is not removed yet. As long as the claim is there, the target has to answer that it has the volume: a node
-// that was set up anew may have its name. A source that does not answer would have it removed much later.
-func (m reconciliation) assure(ctx context.Context, source, target nodeState) (outcome, error) {
+// assure says why the old copy is not removed yet, or by what arguments it is. As long as the claim is there, the target has to answer that it
+// has the volume: a node that was set up anew may have its name. The source asks it when it removes its own: it may hear of that late. Of one
+// that is gone nothing is removed, and the target answers here.
+func (m reconciliation) assure(ctx context.Context, source, target nodeState) (vouched []string, waits outcome, err error) {
 	removal := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(roleRemove))}
-	if _, err := m.api.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil || removal.Status.Phase == corev1.PodSucceeded {
-		return outcome{}, err
+	if _, err := m.api.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil {
+		return nil, outcome{}, err
 	}
-	wanted, err := m.volume.wanted(ctx)
-	if err != nil || !wanted {
-		return outcome{}, err
+	if wanted, err := m.volume.wanted(ctx); err != nil || !wanted {
+		return nil, outcome{}, err
 	}
-	said := ""
 	switch {
+	case removal.Status.Phase == corev1.PodSucceeded:
+		return nil, outcome{}, nil
 	case !target.ready:
-		said = fmt.Sprintf("%s, with the volume: node %s keeps what it had at the switch until it answers, or until you delete %s",
-			target.away(m.move.Status.TargetNode), m.move.Status.SourceNode, owner)
+		// What it has answered before says nothing.
+		_, err = m.objects.removePods(ctx, roleAssure)
+		return nil, wait("Removing", "%s, with the volume: node %s keeps what it had at the switch until it answers, or until you delete %s",
+			target.away(m.move.Status.TargetNode), m.move.Status.SourceNode, owner), err
 	case source.there && !source.ready:
-		said = source.away(m.move.Status.SourceNode) + ": the old copy is removed when it answers"
-	default:
-		done, why, err := m.movers.step(ctx, roleAssure)
-		if done || err != nil {
-			return outcome{}, err
-		}
-		return wait("Removing", "ask node %s whether it has the volume, before the old copy on node %s is removed: %s", m.move.Status.TargetNode, m.move.Status.SourceNode, why), nil
+		return nil, wait("Removing", "%s: the old copy is removed when it answers", source.away(m.move.Status.SourceNode)), nil
+	case source.there:
+		return m.vouch(ctx)
 	}
-	// What was asked before the node went away says nothing.
-	_, err = m.objects.removePods(ctx, roleAssure, roleRemove)
-	return wait("Removing", "%s", said), err
+	done, why, err := m.movers.step(ctx, roleAssure)
+	if done || err != nil {
+		return nil, outcome{}, err
+	}
+	return nil, wait("Removing", "ask node %s whether it has the volume: %s", m.move.Status.TargetNode, why), nil
+}
+
+// vouch has the target answer the source whether it has the volume.
+func (m reconciliation) vouch(ctx context.Context) (vouched []string, waits outcome, err error) {
+	if ready, err := m.objects.connect(ctx, roleVouch, roleRemove); err != nil || !ready {
+		return nil, wait("Removing", "renew the certificates of the movers"), err
+	}
+	pod, why, err := m.movers.pod(ctx, roleVouch, m.movers.args(roleVouch, nil))
+	if err != nil {
+		return nil, outcome{}, err
+	}
+	if pod != nil {
+		var address string
+		if address, why = addressOf(pod); address != "" {
+			return append(roleRemove.identity(), "--address="+address), outcome{}, nil
+		}
+	}
+	return nil, wait("Removing", "have node %s answer whether it has the volume: %s", m.move.Status.TargetNode, why), nil
 }
 
 // undo has the volume be used on the source again, and then removes the copy. In this order: a target that does not answer, or whose disk

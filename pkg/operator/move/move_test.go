@@ -159,7 +159,7 @@ func TestClaimDeletedAtAnyStep(t *testing.T) {
 
 // Movers that are deleted at any time are made again.
 func TestMoverDeletedAtAnyStep(t *testing.T) {
-	for _, of := range []role{roleOut, roleIn, roleConfirm, roleAssure, roleRemove} {
+	for _, of := range []role{roleOut, roleIn, roleConfirm, roleVouch, roleRemove} {
 		eachLook(t, func(w *world) {
 			pods := &corev1.PodList{}
 			must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.MatchingLabels{roleLabel: string(of)}))

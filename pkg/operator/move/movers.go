@@ -27,6 +27,7 @@ const (
 	roleIn      role = "in"
 	roleConfirm role = "confirm"
 	roleAssure  role = "assure" // confirms once more, which succeeds only where the volume is
+	roleVouch   role = "vouch"  // does that whenever the source asks
 	roleRemove  role = "remove"
 	roleAbort   role = "abort"
 	roleUndo    role = "undo"
@@ -109,7 +110,6 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 		args, peer = []string{"move-out"}, m.move.Status.TargetNode
 	}
 	args = append(args, "--volume="+m.move.Status.VolumeHandle, "--move="+string(m.move.UID), "--peer="+peer)
-	side := targetFile
 	switch r {
 	case roleOut:
 		args = append(args, fmt.Sprintf("--bytes=%d", m.move.Status.PromisedBytes), "--verify="+strings.ToLower(string(m.move.Spec.Verify)))
@@ -119,11 +119,12 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 		if m.move.Spec.BytesPerSecond > 0 {
 			args = append(args, fmt.Sprintf("--bytes-per-second=%d", m.move.Spec.BytesPerSecond))
 		}
-		side = sourceFile
 	case roleIn:
 		args = append(args, fmt.Sprintf("--address=:%d", port), "--pool="+volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
 	case roleConfirm, roleAssure:
 		return append(args, "--step=confirm", "--fence="+m.move.Status.Fence)
+	case roleVouch:
+		args = append(args, "--step="+string(r), "--fence="+m.move.Status.Fence, fmt.Sprintf("--address=:%d", port))
 	case roleUndo:
 		return append(args, "--step=undo", "--target-aborted") // the copy is not used, and aborted afterwards
 	case roleAbort:
@@ -134,7 +135,19 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 	default:
 		return append(args, "--step="+string(r))
 	}
-	return append(args, "--cert-file="+certificates+"/"+side+".crt", "--key-file="+certificates+"/"+side+".key", "--ca-file="+certificates+"/"+authorityFile)
+	return append(args, r.identity()...)
+}
+
+// identity are the arguments by which a role proves itself to the other node.
+func (r role) identity() []string {
+	return []string{"--cert-file=" + certificates + "/" + r.side() + ".crt", "--key-file=" + certificates + "/" + r.side() + ".key", "--ca-file=" + certificates + "/" + authorityFile}
+}
+
+func (r role) side() string {
+	if r.onSource() {
+		return sourceFile
+	}
+	return targetFile
 }
 
 // pod is that of a role, with these arguments. While one from before ends, which had others, or has failed, it is nil, and ended says why.
@@ -176,8 +189,8 @@ func sameArgs(pod *corev1.Pod, args []string) bool {
 	})
 }
 
-// step has one step done on a node. It says what keeps it from being done.
-func (m movers) step(ctx context.Context, r role) (done bool, why string, err error) {
+// step has one step done on a node, with more arguments. It says what keeps it from being done.
+func (m movers) step(ctx context.Context, r role, more ...string) (done bool, why string, err error) {
 	at, err := m.api.nodeState(ctx, m.nodeOf(r))
 	if err != nil {
 		return false, "", err
@@ -186,11 +199,7 @@ func (m movers) step(ctx context.Context, r role) (done bool, why string, err er
 		// What a node had is gone with it, but for what it has to show.
 		return !r.shows(), "the node is gone; the other node has all of the volume still", nil
 	}
-	args := m.args(r, nil)
-	if r == roleRemove && at.boot != "" {
-		args = append(args, "--boot="+at.boot)
-	}
-	pod, ended, err := m.pod(ctx, r, args)
+	pod, ended, err := m.pod(ctx, r, append(m.args(r, nil), more...))
 	switch {
 	case err != nil:
 		return false, "", err
@@ -300,7 +309,7 @@ func (m movers) newPod(ctx context.Context, r role, args []string) (*corev1.Pod,
 		TerminationGracePeriodSeconds: ptr.To(int64(10)),
 	}
 	addVolumes(&pod.Spec, &own, from, driver)
-	if r == roleOut || r == roleIn {
+	if slices.Contains(args, r.identity()[0]) {
 		m.addCertificates(&pod.Spec, &own, r)
 	}
 	pod.Spec.Containers = []corev1.Container{own}
@@ -322,10 +331,7 @@ func addVolumes(pod *corev1.PodSpec, own *corev1.Container, from *corev1.PodSpec
 
 // addCertificates adds those of one side.
 func (m movers) addCertificates(pod *corev1.PodSpec, own *corev1.Container, r role) {
-	side := targetFile
-	if r == roleOut {
-		side = sourceFile
-	}
+	side := r.side()
 	source := &corev1.SecretVolumeSource{SecretName: m.objects.meta("").Name, DefaultMode: ptr.To(int32(0o400))}
 	for _, file := range []string{authorityFile, side + ".crt", side + ".key"} {
 		source.Items = append(source.Items, corev1.KeyToPath{Key: file, Path: file})

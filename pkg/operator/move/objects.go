@@ -80,6 +80,23 @@ func (o objects) secret(ctx context.Context) (*corev1.Secret, error) {
 	return secret, err
 }
 
+// connect has what movers need that talk to each other, and says whether its certificates are good for as long as one runs. Otherwise the
+// movers end, and get others.
+func (o objects) connect(ctx context.Context, movers ...role) (ready bool, err error) {
+	secret, err := o.secret(ctx)
+	if err != nil {
+		return false, err
+	}
+	if secret.CreationTimestamp.IsZero() || o.now().Sub(secret.CreationTimestamp.Time) < lifetime-deadline {
+		return true, o.networkPolicy(ctx)
+	}
+	left, err := o.removePods(ctx, movers...)
+	if err != nil || len(left) > 0 {
+		return false, err
+	}
+	return false, o.api.drop(ctx, secret)
+}
+
 // networkPolicy has the two movers talk to each other, and to nothing else.
 func (o objects) networkPolicy(ctx context.Context) error {
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: o.meta("")}

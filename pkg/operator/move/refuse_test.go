@@ -67,6 +67,19 @@ func TestRefusals(t *testing.T) {
 		"taint": {to(nodeB), change(node(nodeB), func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
 		}), "does not tolerate the taint gpu"},
+		"anti-affinity": {to(nodeB), func(w *world) {
+			apart := func(p *corev1.Pod) {
+				p.Labels = map[string]string{"app": "db"}
+				p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+					LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels}, TopologyKey: corev1.LabelHostname,
+				}}}}
+			}
+			change(appPod("data-0", false), apart)(w)
+			other := appPod("data-1", false)
+			apart(other)
+			other.Spec.NodeName, other.Spec.Volumes = nodeB, nil
+			must.Succeed(w, w.api.Create(w.Context(), other))
+		}, "pod data-0 may not run on node node-b, by the anti-affinity to pod data-1"},
 		"topology of a class": {to(nodeB), change(class(), allow(nodeA)), "the topologies"},
 		"claim of a pod": {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) {
 			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "owner", UID: "o", Controller: ptr.To(true)}}

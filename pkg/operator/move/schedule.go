@@ -2,7 +2,6 @@ package move
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,23 +17,12 @@ func (c *candidates) unschedulable(node *corev1.Node) string {
 			return fmt.Sprintf("node %s does not reach the volume %s, which pods use too", node.Name, v.Name)
 		}
 	}
-	if c.class != nil && !allowed(node, c.class.AllowedTopologies) {
-		return fmt.Sprintf("node %s is not in the topologies that the StorageClass %s allows", node.Name, c.class.Name)
+	if c.class != nil {
+		if why := schedule.NotAllowed(c.class, node, place.TopologyKey); why != "" {
+			return why
+		}
 	}
-	return schedule.Refuses(c.pods, node)
-}
-
-// allowed says whether a node is in one of the topologies.
-func allowed(node *corev1.Node, topologies []corev1.TopologySelectorTerm) bool {
-	return len(topologies) == 0 || slices.ContainsFunc(topologies, func(term corev1.TopologySelectorTerm) bool {
-		return !slices.ContainsFunc(term.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
-			value := node.Labels[e.Key]
-			if e.Key == place.TopologyKey {
-				value = node.Name
-			}
-			return !slices.Contains(e.Values, value)
-		})
-	})
+	return schedule.Refuses(c.pods, node, schedule.Neighbours{Pods: c.beside, Nodes: c.nodes})
 }
 
 func join(of []string) string { return strings.Join(of, ", ") }

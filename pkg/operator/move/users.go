@@ -22,31 +22,43 @@ type users struct {
 	api  apiServer
 }
 
-// pods are those that have not ended.
+// pods are those that have not ended. A claim that was made anew under the name is another, and so are its pods.
 func (u users) pods(ctx context.Context) ([]corev1.Pod, error) {
-	all, err := u.api.podsWithClaims(ctx, u.move.Namespace)
-	return slices.DeleteFunc(all, func(pod corev1.Pod) bool { return !uses(&pod, u.move.Spec.ClaimName) }), err
+	claim := &corev1.PersistentVolumeClaim{}
+	there, err := u.api.find(ctx, client.ObjectKey{Namespace: u.move.Namespace, Name: u.move.Spec.ClaimName}, claim)
+	if err != nil || there && claim.UID != u.move.Status.ClaimUID {
+		return nil, err
+	}
+	var found []corev1.Pod
+	err = u.api.eachPod(ctx, u.move.Namespace, func(pod *corev1.Pod) {
+		if uses(pod, u.move.Spec.ClaimName) {
+			found = append(found, *pod)
+		}
+	})
+	return found, err
 }
 
-// podsWithClaims are the pods of a namespace that use any claim and have not ended.
-func (a apiServer) podsWithClaims(ctx context.Context, namespace string) (found []corev1.Pod, err error) {
+// eachPod calls found for the pods of a namespace that have not ended.
+func (a apiServer) eachPod(ctx context.Context, namespace string, found func(pod *corev1.Pod)) error {
 	for next := ""; ; {
 		pods := &corev1.PodList{}
 		if err := a.reader.List(ctx, pods, client.InNamespace(namespace), client.Limit(500), client.Continue(next)); err != nil {
-			return nil, err
+			return err
 		}
-		for _, pod := range pods.Items {
-			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && slices.ContainsFunc(pod.Spec.Volumes, isClaim) {
-				found = append(found, pod)
+		for i := range pods.Items {
+			if phase := pods.Items[i].Status.Phase; phase != corev1.PodSucceeded && phase != corev1.PodFailed {
+				found(&pods.Items[i])
 			}
 		}
 		if next = pods.Continue; next == "" {
-			return found, nil
+			return nil
 		}
 	}
 }
 
-func isClaim(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
+func usesClaims(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil })
+}
 
 func uses(pod *corev1.Pod, claim string) bool {
 	for _, volume := range pod.Spec.Volumes {

@@ -479,11 +479,10 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 			w.records[pod.Spec.NodeName] = &record{moved: own.move}
 		}
 	case roleRemove:
-		machine := node(pod.Spec.NodeName)
-		boot, named := flags["boot"]
+		address, asks := flags["address"]
 		switch {
-		case named && w.has(machine) && boot != machine.Status.NodeInfo.BootID:
-			problem = "this machine was started since"
+		case asks && !w.vouches(address, flags["move"], all):
+			problem = "nothing vouches for the volume"
 		case own == nil:
 		case !mine || !own.handedOver:
 			problem = "it was not handed over"
@@ -505,7 +504,7 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 			problem = "this node has nothing to undo"
 		}
 	}
-	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn {
+	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn && r != roleVouch {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
 	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
@@ -519,6 +518,14 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	if !equal(before, pod) {
 		w.update(pod)
 	}
+}
+
+// vouches says whether a mover that listens at an address answers that its node has the volume by a move.
+func (w *world) vouches(address, move string, all []corev1.Pod) bool {
+	return slices.ContainsFunc(all, func(p corev1.Pod) bool {
+		has := w.records[p.Spec.NodeName]
+		return p.Labels[roleLabel] == string(roleVouch) && strings.HasPrefix(address, p.Status.PodIP+":") && has != nil && has.moved == move
+	})
 }
 
 func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }

@@ -6,14 +6,15 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/klog/v2"
 )
 
-// Refuses says why one of the pods could not run on a node; empty for nothing. Where there are none, it is asked for a pod that
-// tolerates nothing.
-func Refuses(pods []corev1.Pod, node *corev1.Node) string {
+// Refuses says why one of the pods, which go to a node together, could not run there beside others; empty for nothing. Where there are none,
+// it is asked for a pod that tolerates nothing.
+func Refuses(pods []corev1.Pod, node *corev1.Node, beside Neighbours) string {
 	if node.Spec.Unschedulable {
 		return fmt.Sprintf("node %s is cordoned", node.Name)
 	}
@@ -37,7 +38,25 @@ func Refuses(pods []corev1.Pod, node *corev1.Node) string {
 			}
 		}
 	}
-	return ""
+	return beside.refuse(pods, node)
+}
+
+// NotAllowed says that a StorageClass does not allow its volumes on a node; empty where it does. The key is that of the topologies whose value
+// is the name of a node.
+func NotAllowed(class *storagev1.StorageClass, node *corev1.Node, key string) string {
+	allowed := len(class.AllowedTopologies) == 0 || slices.ContainsFunc(class.AllowedTopologies, func(term corev1.TopologySelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
+			value := node.Labels[e.Key]
+			if e.Key == key {
+				value = node.Name
+			}
+			return !slices.Contains(e.Values, value)
+		})
+	})
+	if allowed {
+		return ""
+	}
+	return fmt.Sprintf("node %s is not in the topologies that the StorageClass %s allows", node.Name, class.Name)
 }
 
 // selects says whether a pod wants to run on a node. The volume itself is no reason: its affinity changes.

@@ -46,11 +46,11 @@ func (l *Listing) Read() (err error) {
 // Report reads what the disk has of a volume, if the pool serves.
 func (l *Listing) Report(id volume.ID) Volume {
 	if l.Err != nil {
-		return l.remember(id, nil)
+		return l.Remember(id, nil)
 	}
 	e, d, err := l.In.Lookup(id)
 	if err != nil {
-		return l.remember(id, err)
+		return l.Remember(id, err)
 	}
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
@@ -58,9 +58,14 @@ func (l *Listing) Report(id volume.ID) Volume {
 	return l.Describe(id, e, d)
 }
 
-// remember is what is reported of a volume from memory: its pool does not serve, or it could
-// not be read for the reason that is given.
-func (l *Listing) remember(id volume.ID, unread error) Volume {
+// Unread is what is wrong with a volume that calls cannot read, for the reason that is given.
+func Unread(id volume.ID, why error) []health.Condition {
+	return health.Facts{Volume: id.String(), IO: why}.Conditions()
+}
+
+// Remember is what is reported of a volume from memory: its pool does not serve, or it cannot
+// be read for the reason that is given.
+func (l *Listing) Remember(id volume.ID, unread error) Volume {
 	c := l.In.Ledger.Known(id)
 	return l.answer(id, c, l.In.blamed(rememberedFacts(id, c, l.Err, unread)), l.Published[id.String()])
 }

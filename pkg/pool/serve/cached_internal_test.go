@@ -174,7 +174,7 @@ func onePool(t *testing.T, path, requireMount string) *Pool {
 
 func wantEntered(t *testing.T, p *Pool) {
 	t.Helper()
-	s, err := p.Enter()
+	s, err := p.Enter(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func wantCached(t *testing.T, p *Pool, want bool) {
 func TestPoolIsNotReplacedDuringCall(t *testing.T) {
 	testenv.NeedRoot(t)
 	p := onePool(t, filepath.Join(t.TempDir(), "pool"), "false")
-	call, err := p.Enter()
+	call, err := p.Enter(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // Locks holds one lock for each key that is in use. A call never waits for
-// another on the same key: its caller has to try again. It waits for a check in the background,
-// which its caller knows nothing of. Calls on different keys do not meet. The zero value is ready for use.
+// another on the same key: its caller has to try again. Calls and checks wait for a check in the background,
+// which their callers know nothing of. Calls on different keys do not meet. The zero value is ready for use.
 type Locks[K comparable] struct {
 	mu     sync.Mutex
 	held   map[K]int           // how many share the key, or exclusive
@@ -20,79 +20,77 @@ type Locks[K comparable] struct {
 
 const exclusive = -1
 
-// longestCheck is how long a call waits for a check. What takes longer hangs.
+// longestCheck is how long a call or a check waits for a check. What takes longer hangs.
 const longestCheck = 10 * time.Second
 
 // TryLock takes the lock of a key, or returns ErrBusy at once. Errors: volume.ErrUnavailable for a check that does not end.
-func (l *Locks[K]) TryLock(key K) (unlock func(), err error) {
-	return l.change(key, func(now int) (int, bool) { return exclusive, now == 0 }, func(int) int { return 0 })
+func (l *Locks[K]) TryLock(key K) (unlock func(), err error) { return l.lock(key, nil) }
+
+// TryCheck is TryLock for a check in the background, and what else holds the lock for an instant and takes no other meanwhile: calls and
+// other checks wait for its end instead of returning ErrBusy.
+func (l *Locks[K]) TryCheck(key K) (unlock func(), err error) {
+	return l.lock(key, make(chan struct{}))
+}
+
+func (l *Locks[K]) lock(key K, check chan struct{}) (unlock func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 0 }, func(int) int { return 0 }, check)
 }
 
 // TryShare takes the lock of a key together with others who share it, or returns ErrBusy at once. Errors: as TryLock.
 func (l *Locks[K]) TryShare(key K) (unlock func(), err error) {
-	return l.change(key, func(now int) (int, bool) { return now + 1, now >= 0 }, func(now int) int { return now - 1 })
+	return l.change(key, func(now int) (int, bool) { return now + 1, now >= 0 }, func(now int) int { return now - 1 }, nil)
 }
 
 // TryAlone makes the lock that the caller shares one that no other call has, or returns ErrBusy
 // if others share it. Until done is called no other can join.
 func (l *Locks[K]) TryAlone(key K) (done func(), err error) {
-	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 })
-}
-
-// TryCheck is TryLock for a check in the background, and what else holds the lock for an instant and waits for no other meanwhile: calls wait
-// for its end instead of returning ErrBusy.
-func (l *Locks[K]) TryCheck(key K) (unlock func(), err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.held[key] != 0 {
-		return nil, busy(key)
-	}
-	l.set(key, exclusive)
-	if l.checks == nil {
-		l.checks = make(map[K]chan struct{})
-	}
-	ended := make(chan struct{})
-	l.checks[key] = ended
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.checks, key)
-		l.set(key, 0)
-		close(ended)
-	}, nil
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 }, nil)
 }
 
 func busy(key any) error { return fmt.Errorf("%w on %v", volume.ErrBusy, key) }
 
-// change replaces the state of a key unless that is refused, and returns what replaces it again.
-func (l *Locks[K]) change(key K, to func(now int) (int, bool), back func(now int) int) (undo func(), err error) {
+// change replaces the state of a key unless that is refused, and returns what replaces it again. A check is closed then; it is nil for a call.
+func (l *Locks[K]) change(key K, to func(now int) (int, bool), back func(now int) int, check chan struct{}) (undo func(), err error) {
 	for {
-		changed, check := l.try(key, to)
+		changed, other := l.try(key, to, check)
 		switch {
 		case changed:
-			return func() {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				l.set(key, back(l.held[key]))
-			}, nil
-		case check == nil:
+			return func() { l.undo(key, back, check) }, nil
+		case other == nil:
 			return nil, busy(key)
 		}
-		if err := await(check, key); err != nil {
+		if err := await(other, key); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// try changes the state of a key, or returns the end of the check that keeps it from that.
-func (l *Locks[K]) try(key K, to func(now int) (int, bool)) (changed bool, check <-chan struct{}) {
+// try changes the state of a key, or returns the check that keeps it from that.
+func (l *Locks[K]) try(key K, to func(now int) (int, bool), check chan struct{}) (changed bool, other <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next, ok := to(l.held[key])
-	if ok {
-		l.set(key, next)
+	if !ok {
+		return false, l.checks[key]
 	}
-	return ok, l.checks[key]
+	l.set(key, next)
+	if check != nil {
+		if l.checks == nil {
+			l.checks = make(map[K]chan struct{})
+		}
+		l.checks[key] = check
+	}
+	return true, nil
+}
+
+func (l *Locks[K]) undo(key K, back func(now int) int, check chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set(key, back(l.held[key]))
+	if check != nil {
+		delete(l.checks, key)
+		close(check)
+	}
 }
 
 func await(check <-chan struct{}, key any) error {

@@ -42,23 +42,17 @@ func TestLocks(t *testing.T) {
 	take("lock of what is free again", l.TryLock, nil)()
 }
 
-// What the caller of a call knows nothing of does not make it return ErrBusy.
-func TestCallsWaitForChecks(t *testing.T) {
+// What its caller knows nothing of makes neither a call return ErrBusy, nor a check believe that a call is at work.
+func TestCallsAndChecksWaitForChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l serve.Locks[string]
-		for name, call := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare} {
+		for name, lock := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare, "check": l.TryCheck} {
 			end, err := l.TryCheck("a")
 			must.Succeed(t, err)
-			if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
-				t.Errorf("check during a check: %v, want %v", err, volume.ErrBusy)
-			}
 			had := make(chan error, 1)
 			go func() {
-				unlock, err := call("a")
+				unlock, err := lock("a")
 				if err == nil {
-					if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
-						t.Errorf("check during a %s: %v, want %v", name, err, volume.ErrBusy)
-					}
 					unlock()
 				}
 				had <- err
@@ -70,6 +64,14 @@ func TestCallsWaitForChecks(t *testing.T) {
 			}
 			end()
 			must.Succeed(t, <-had)
+		}
+		for name, call := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare} {
+			unlock, err := call("a")
+			must.Succeed(t, err)
+			if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
+				t.Errorf("check during a %s: %v, want %v", name, err, volume.ErrBusy)
+			}
+			unlock()
 		}
 	})
 }

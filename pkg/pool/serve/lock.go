@@ -15,8 +15,8 @@ package serve
 //
 // A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
 // its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
-// lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that, and
-// calls wait for those.
+// lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that; calls
+// and other checks wait for those, which wait for no other lock 1 meanwhile.
 // Recovery does not wait for 3 either: what another node works on it leaves to that node.
 //
 // Two locks are taken before all others, and held as long as the pool is served: its uuid, in this
@@ -71,13 +71,14 @@ func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err
 	return v.Store.Nodes().LockByte(ctx, store.VolumeByte(id))
 }
 
-// tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once.
+// tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once if a call has it. What checks of
+// several nodes do at once is the same.
 func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
 	unlockHere, err := v.Pool.Node.volumes.TryCheck(id)
 	if err != nil {
 		return nil, err
 	}
-	unlockNodes, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
+	unlockNodes, err := v.Store.Nodes().TryShareByte(store.VolumeByte(id))
 	if err != nil {
 		unlockHere()
 		return nil, err

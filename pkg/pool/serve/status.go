@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -227,8 +228,8 @@ func (s *surveys) abnormal(st *state, now *ledger.Summary) map[health.Reason]int
 }
 
 // Free is the capacity of the pool in bytes, rounded down, and whether it serves.
-func (p *Pool) Free() (bytes int64, serves bool) {
-	s, err := p.Enter()
+func (p *Pool) Free(ctx context.Context) (bytes int64, serves bool) {
+	s, err := p.Enter(ctx)
 	if err != nil {
 		return 0, false
 	}

@@ -37,8 +37,9 @@ func (v *Visit) Close() {
 }
 
 // Enter opens the pool for one call and makes sure that it is the one that was
-// opened at first, and not the bare directory below a mount that went away.
-func (p *Pool) Enter() (v *Visit, err error) {
+// opened at first, and not the bare directory below a mount that went away. It waits for a disk, but not as long as
+// ctx allows.
+func (p *Pool) Enter(ctx context.Context) (v *Visit, err error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	if err := p.closed(st, id); err != nil {
@@ -59,7 +60,7 @@ func (p *Pool) Enter() (v *Visit, err error) {
 	}
 	if v, err = p.openCached(id); err != nil {
 		// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
-		v, err = inTime(context.Background(), p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
+		v, err = inTime(ctx, p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
 			if err == nil {
 				v.Close()
 			}
@@ -142,7 +143,7 @@ func patience(ctx context.Context, most time.Duration) time.Duration {
 // ErrBusy while a call makes or removes the volume, ErrUnavailable for a pool that does not serve or hangs.
 func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, error) {
 	found, err := inTime(ctx, p, p.state.Load(), func() ([]health.Condition, error) {
-		v, err := p.Enter()
+		v, err := p.Enter(ctx)
 		if err != nil {
 			return nil, err
 		}

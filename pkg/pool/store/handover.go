@@ -40,6 +40,8 @@ type Presence struct {
 	Bytes int64
 	// Provisional: no client is known to know of the volume.
 	Provisional bool
+	// Client is what a client is recorded to know it by, or empty.
+	Client string
 	// Limited: the record says that the kernel enforces the size.
 	Limited bool
 	// Created is when the record was made, by the clock of the node.
@@ -73,7 +75,7 @@ func find(parent *ParentDir, name string) (p Presence, err error) {
 		return p, fmt.Errorf("%s/%s: %w", parent.Root(), name, err)
 	}
 	return Presence{
-		Directory: p.Directory, Recorded: true, Bytes: rec.Bytes, Provisional: rec.Provisional, Limited: rec.Quota != "", Created: rec.Created,
+		Directory: p.Directory, Recorded: true, Bytes: rec.Bytes, Provisional: rec.Provisional, Client: rec.Client, Limited: rec.Quota != "", Created: rec.Created,
 	}, nil
 }
 

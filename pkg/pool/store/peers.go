@@ -51,10 +51,19 @@ func (n Nodes) LockByte(ctx context.Context, at int64) (unlock func(), err error
 
 // TryLockByte is LockByte that returns ErrBusy instead of waiting.
 func (n Nodes) TryLockByte(at int64) (unlock func(), err error) {
+	return n.tryByte(dir.TryLockByte, at)
+}
+
+// TryShareByte is TryLockByte for a check, with which checks of other nodes may have the byte too.
+func (n Nodes) TryShareByte(at int64) (unlock func(), err error) {
+	return n.tryByte(dir.TryShareByte, at)
+}
+
+func (n Nodes) tryByte(take func(d *dir.Dir, name string, at int64) (func(), error), at int64) (unlock func(), err error) {
 	if !n.store.at.Shared || n.store.at.ReadOnly {
 		return func() {}, nil
 	}
-	unlock, err = dir.TryLockByte(n.store.own, lockName, at)
+	unlock, err = take(n.store.own, lockName, at)
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return func() {}, nil

@@ -50,6 +50,8 @@ type Record struct {
 	Inline bool `json:"inline,omitempty"`
 	// Provisional says that the caller that asked for the volume has not saved it yet: after a crash no client may know of it.
 	Provisional bool `json:"provisional,omitempty"`
+	// Client is what the client that had the volume last knew it by, such as the uid of its PersistentVolume; empty if that is not recorded.
+	Client string `json:"client,omitempty"`
 	// Origin is what a snapshot is of, or what a volume was made from; nil for a volume that
 	// was made empty.
 	Origin *volume.Origin `json:"origin,omitempty"`

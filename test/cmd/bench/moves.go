@@ -32,6 +32,10 @@ const (
 	otherID   = "pvc-other"
 	// changedBytes are written after all passes but the last.
 	changedBytes = 100 << 20
+	// readBytes is the most of a volume that is read as a whole while no pod has it, since its filesystem shares no blocks.
+	readBytes = 256 << 20
+	// sharing is the filesystem of the scene that shares blocks, whatever the pools are on.
+	sharing = "shares"
 	// leastDiffering is so much that 1 % of it takes longer to send than its first answer.
 	leastDiffering = 1 << 30
 	// perFile is more than a small file takes on a filesystem, with its inode and its name.
@@ -45,8 +49,8 @@ const (
 func moveRows(s *scene) []row {
 	t := s.tunnel()
 	rows := append(append(t.fileRows(), t.filesRows()...), t.differenceRow())
-	p := t.passage()
-	return append(append(rows, p.standstillRow()), p.moverRows()...)
+	p := t.passage("fs")
+	return append(append(rows, p.standstillRow(min(t.s.moved, readBytes), ""), t.passage(sharing).standstillRow(t.s.moved, ", XFS")), p.moverRows()...)
 }
 
 // A tunnel makes connections between the two sides of a move, which are on this machine.
@@ -102,6 +106,7 @@ func (t *tunnel) copying(units float64, to string, do func(here, there *tls.Conn
 		do(here, there)
 	}, func() {
 		_, _ = here.Close(), there.Close() // all was said
+		check(os.RemoveAll(to))            // it may be large
 	})
 	return func() float64 { return units * 1e6 / took() }
 }
@@ -170,8 +175,8 @@ func (t *tunnel) fileRows() []row {
 // differenceRow compares finding and sending 1 % of a file that was changed since a base with sending as much.
 func (t *tunnel) differenceRow() row {
 	const part, apart = 1 << 20, 100 << 20
-	t.s.makeFilesystem("shares", "xfs") // blocks, whatever the pools are on
-	at := func(name string) string { return filepath.Join(t.s.path("shares"), name) }
+	t.s.makeFilesystem(sharing, "xfs")
+	at := func(name string) string { return filepath.Join(t.s.path(sharing), name) }
 	from, to, base, other := at("volume"), at("copy"), at("base"), at("other")
 	size := max(t.s.moved, leastDiffering)
 	check(os.Mkdir(from, 0o755))
@@ -273,21 +278,21 @@ const (
 	moveIn  = "move-in"
 )
 
-func (t *tunnel) passage() *passage {
-	return &passage{tunnel: t, from: t.s.enter("fs"), to: t.s.enter("fs"), memory: map[string]float64{}}
+func (t *tunnel) passage(filesystem string) *passage {
+	return &passage{tunnel: t, from: t.s.enter(filesystem), to: t.s.enter(filesystem), memory: map[string]float64{}}
 }
 
-// standstillRow is the time in which no pod can have a volume of which a part was changed since the passes: from the end of
+// standstillRow is the time in which no pod can have a volume of so many bytes of which a part was changed since the passes: from the end of
 // NodeUnpublishVolume on the source to that of NodePublishVolume on the target.
-func (p *passage) standstillRow() row {
-	p.from.create(changedID, p.s.moved+fullBytes)()
+func (p *passage) standstillRow(size int64, on string) row {
+	p.from.create(changedID, size+fullBytes)()
 	file := filepath.Join(p.from.pool(), changedID, "disk.img")
 	write := func(bytes int64) {
 		f := got(os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600))
 		got(io.CopyN(f, rand.Reader, bytes))
 		check(f.Close())
 	}
-	write(p.s.moved)
+	write(size)
 	ours := func() float64 {
 		p.from.publish(changedID)()
 		out, in := p.copy(changedID, "--verify=changed")
@@ -296,7 +301,7 @@ func (p *passage) standstillRow() row {
 		case <-out.ended:
 			check(out.err, errors.New("move-out has not waited for the pod"))
 		}
-		write(min(changedBytes, p.s.moved))
+		write(min(changedBytes, size))
 		p.from.unpublish(changedID)()
 		began := time.Now()
 		check(out.wait(), in.wait(), p.start(changedID, moveIn, "confirm", "--fence="+out.fence).wait())
@@ -306,7 +311,7 @@ func (p *passage) standstillRow() row {
 		p.undo(changedID, "--even-confirmed")
 		return took.Seconds()
 	}
-	name := fmt.Sprintf("standstill with %d MiB changed of %s MiB", min(changedBytes, p.s.moved)>>20, thousands(int(p.s.moved>>20)))
+	name := fmt.Sprintf("standstill with %d MiB changed of %s MiB%s", min(changedBytes, size)>>20, thousands(int(size>>20)), on)
 	return row{name: name, unit: "s", budget: budget{max: 5}, ours: ours}
 }
 
@@ -375,6 +380,9 @@ func (p *passage) undo(id string, more ...string) {
 	check(p.start(id, moveIn, "abort", more...).wait(), p.start(id, moveOut, "undo", "--target-aborted").wait())
 	p.s.settled(p.from.pool())()
 	p.s.settled(p.to.pool())()
+	if out, err := exec.CommandContext(p.s.ctx, "fstrim", p.s.path(sharing)).CombinedOutput(); err != nil { // or its file grows with each copy
+		check(fmt.Errorf("%w: %s", err, out))
+	}
 }
 
 // move moves the volume until it is handed over, makes calls for others meanwhile, and undoes the move.

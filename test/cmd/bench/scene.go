@@ -63,7 +63,7 @@ func (s *scene) path(name string) string { return filepath.Join(s.at, name) }
 
 func (s *scene) makeFilesystem(name, kind string) {
 	check(os.Mkdir(s.path(name), 0o750))
-	check(loopfs.Mount(s.ctx, s.path(name), kind, max(filesystemBytes, 3*s.moved+4*int64(s.moverFiles)*perFile)))
+	check(loopfs.Mount(s.ctx, s.path(name), kind, max(filesystemBytes, 5*s.moved+4*int64(s.moverFiles)*perFile)))
 	if kind == "btrfs" {
 		check(loopfs.SwitchQuotasOn(s.ctx, s.path(name)))
 	}

@@ -31,14 +31,14 @@ func survivesRestarts(h *harness) {
 	held.close()
 	h.wantInOrder("disk", "pod", size)
 	h.wantDevices(1)
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	h.wantDevices(0)
 
 	open(h, h.image("disk"), os.O_RDONLY).want(0, size, 5)
 	again := open(h, h.publish("disk", "another"), os.O_RDONLY)
 	again.want(0, size, 5)
 	again.close()
-	h.unpublish("disk", "another")
+	h.MustUnpublish("disk", "another")
 }
 
 func refusesWrites(h *harness) {
@@ -60,9 +60,9 @@ func refusesWrites(h *harness) {
 	h.Must(h.tryPublishReadOnly("disk", "reader"))
 	h.wantReadOnly(h.Target("reader"))
 	h.wantDevices(2)
-	h.unpublish("disk", "writer")
+	h.MustUnpublish("disk", "writer")
 	h.wantReadOnly(h.Target("reader"))
-	h.unpublish("disk", "reader")
+	h.MustUnpublish("disk", "reader")
 	h.wantDevices(0)
 }
 
@@ -91,14 +91,14 @@ func sharesDevice(h *harness) {
 	one.write(0, size, 1)
 	other.want(0, size, 1)
 	one.close()
-	h.unpublish("disk", "first")
+	h.MustUnpublish("disk", "first")
 	h.wantDevices(1)
 	other.write(0, size, 2)
 	other.want(0, size, 2)
 	other.close()
-	h.unpublish("disk", "second")
+	h.MustUnpublish("disk", "second")
 	h.wantDevices(0)
-	h.unpublish("disk", "second")
+	h.MustUnpublish("disk", "second")
 }
 
 func endsAtItsSize(h *harness) {
@@ -115,7 +115,7 @@ func endsAtItsSize(h *harness) {
 	}
 	d.want(0, size, 1)
 	d.close()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 }
 
 func growsWhileWritten(h *harness) {
@@ -167,5 +167,5 @@ func growsWhileWritten(h *harness) {
 	d.want(size, last-size, 1)
 	d.close()
 	h.wantInOrder("disk", "pod", last)
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 }

@@ -138,7 +138,7 @@ func takesImages(h *harness) {
 	d.close()
 	h.wantInOrder("disk", "pod", size)
 	h.Must(h.expand("disk", "pod", 2*size))
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	open(h, h.image("disk"), os.O_RDONLY).want(0, size, 2)
 }
 

@@ -2,14 +2,11 @@ package blocks
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -28,9 +25,7 @@ type harness struct {
 // newHarness starts a driver on an empty pool.
 func newHarness(t *testing.T, driver string, fs filesystem, mounted, allocation string) *harness {
 	t.Helper()
-	pool, err := os.MkdirTemp(mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(pool)) })
+	pool := drivertest.NewPool(t, mounted)
 	return &harness{mounted: mounted, pool: pool, Driver: drivertest.Start(t, drivertest.Config{
 		Binary: driver,
 		Pools:  []drivertest.PoolConfig{{Name: "local", Path: pool, Enforcement: fs.enforcement, Allocation: allocation}},
@@ -45,23 +40,14 @@ func raw(name string, bytes int64) drivertest.Volume {
 // create makes a volume, whose size is enforced whatever the pool is on.
 func (h *harness) create(name string, bytes int64) {
 	h.Helper()
-	made, err := h.Create(h.Context(), raw(name, bytes))
-	h.Must(err)
-	v := made.GetVolume()
-	if v.GetVolumeId() != name || v.GetCapacityBytes() != bytes || v.GetVolumeContext()["sizeEnforced"] != "true" {
-		h.Errorf("the driver made %v, want %s with %d bytes, enforced", v, name, bytes)
-	}
+	h.Must(h.CreateEnforced(raw(name, bytes)))
 	h.volumes = append(h.volumes, name)
 }
 
 func (h *harness) delete(name string) error { return h.Delete(h.Context(), name) }
 
 // publish publishes as kubelet does, and answers the path.
-func (h *harness) publish(name, pod string) string {
-	h.Helper()
-	h.Must(h.tryPublish(name, pod))
-	return h.Target(pod)
-}
+func (h *harness) publish(name, pod string) string { return h.MustPublish(raw(name, 0), pod) }
 
 func (h *harness) tryPublish(name, pod string) error {
 	return h.Publish(h.Context(), raw(name, 0), pod)
@@ -71,19 +57,10 @@ func (h *harness) tryPublishReadOnly(name, pod string) error {
 	return h.PublishReadOnly(h.Context(), raw(name, 0), pod)
 }
 
-func (h *harness) unpublish(name, pod string) {
-	h.Helper()
-	h.Must(h.tryUnpublish(name, pod))
-}
-
 func (h *harness) tryUnpublish(name, pod string) error { return h.Unpublish(h.Context(), name, pod) }
 
 func (h *harness) expand(name, pod string, bytes int64) error {
-	grown, err := h.Expand(h.Context(), raw(name, bytes), pod)
-	if err == nil && grown.GetCapacityBytes() != bytes {
-		h.Errorf("the volume has %d bytes, want %d", grown.GetCapacityBytes(), bytes)
-	}
-	return err
+	return h.ExpandExactly(raw(name, bytes), pod)
 }
 
 // wantInOrder expects the driver to find nothing wrong with a published volume, and to
@@ -124,9 +101,5 @@ func (h *harness) removeAll() {
 	if mounts, err := mountns.Below(h.Targets); err != nil || len(mounts) > 0 {
 		h.Errorf("still published: %q, %v", mounts, err)
 	}
-	h.AwaitNoTrash(h.pool)
-	// The driver's own directory begins with a dot.
-	if left, err := filepath.Glob(filepath.Join(h.pool, "[^.]*")); err != nil || len(left) > 0 {
-		h.Errorf("left in the pool: %q, %v", left, err)
-	}
+	h.WantEmpty(h.pool)
 }

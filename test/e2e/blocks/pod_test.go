@@ -50,10 +50,10 @@ func survivesAlteration(h *harness) {
 	second := open(h, h.publish("disk", "second"), os.O_RDONLY)
 	second.want(0, size, 1)
 	second.close()
-	h.unpublish("disk", "second")
+	h.MustUnpublish("disk", "second")
 	alter(unmarked)
 	h.Crash()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	h.wantDevices(0)
 }
 
@@ -74,13 +74,13 @@ func keepsNumbersApart(h *harness) {
 		if was, is := number(h, path), number(h, h.publish("other", "another")); is == was {
 			h.Fatalf("another volume got the device %d:%d, which is still published", unix.Major(was), unix.Minor(was))
 		}
-		h.unpublish("other", "another")
+		h.MustUnpublish("other", "another")
 		h.Crash()
 	}
 	foreign := h.takeNumber(path)
 	h.publish("other", "another")
-	h.unpublish("disk", "pod")
-	h.unpublish("other", "another")
+	h.MustUnpublish("disk", "pod")
+	h.MustUnpublish("other", "another")
 	h.wantDevices(0)
 	if foreign != "" {
 		h.run("losetup", foreign)
@@ -130,9 +130,9 @@ func readersAreApart(h *harness) {
 	reader := open(h, h.Target("other"), os.O_RDONLY)
 	reader.want(0, size, 1)
 	reader.close()
-	h.unpublish("disk", "one")
-	h.unpublish("disk", "other")
-	h.unpublish("disk", "writer")
+	h.MustUnpublish("disk", "one")
+	h.MustUnpublish("disk", "other")
+	h.MustUnpublish("disk", "writer")
 	if left, err := loopfs.Devices(pods); err != nil || len(left) > 0 {
 		h.Errorf("the devices %v stay, %v", left, err)
 	}

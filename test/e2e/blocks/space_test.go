@@ -58,7 +58,7 @@ func keepsItsSpace(h *harness) {
 	again.write(0, size, 3)
 	again.want(0, size, 3)
 	again.close()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	giveBack()
 }
 
@@ -89,7 +89,7 @@ func takesWhatIsWritten(h *harness) {
 	d.want(size-8*mib, 8*mib, 1)
 	h.wantInOrder("disk", "pod", 2*size)
 	d.close()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 }
 
 // takesWritesInAnyOrder splits what was allocated at once into as many pieces as can
@@ -117,6 +117,6 @@ func takesWritesInAnyOrder(h *harness) {
 	d.write(0, size, 2)
 	h.wantInOrder("disk", "pod", size)
 	d.close()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	open(h, h.image("disk"), os.O_RDONLY).want(0, size, 2)
 }

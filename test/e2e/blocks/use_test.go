@@ -29,7 +29,7 @@ func staysWhileUsed(h *harness) {
 	h.WantCode("deleting it after a crash", h.delete("disk"), codes.FailedPrecondition)
 	holder.want(0, size, 1)
 	holder.close()
-	h.unpublish("disk", "pod")
+	h.MustUnpublish("disk", "pod")
 	h.wantDevices(0)
 }
 

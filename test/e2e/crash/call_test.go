@@ -14,88 +14,88 @@ func asked(id string, block bool, bytes int64) drivertest.Volume {
 	return drivertest.Volume{ID: id, Pool: "local", Block: block, Bytes: bytes}
 }
 
-func (w *world) create(id string, block bool, bytes int64) answer {
-	a, err := w.Create(w.Context(), asked(id, block, bytes))
+func (h *harness) create(id string, block bool, bytes int64) answer {
+	a, err := h.Create(h.Context(), asked(id, block, bytes))
 	return answer{a, err}
 }
 
-func (w *world) publish(id string, block, inline bool) answer {
+func (h *harness) publish(id string, block, inline bool) answer {
 	v := asked(id, block, small)
 	v.Inline = inline
-	return answer{nil, w.Publish(w.Context(), v, id)}
+	return answer{nil, h.Publish(h.Context(), v, id)}
 }
 
-func (w *world) unpublishOf(id string) answer {
-	return answer{nil, w.Unpublish(w.Context(), id, id)}
+func (h *harness) unpublishOf(id string) answer {
+	return answer{nil, h.Unpublish(h.Context(), id, id)}
 }
 
-func (w *world) deleteOf(id string) answer { return answer{nil, w.Delete(w.Context(), id)} }
+func (h *harness) deleteOf(id string) answer { return answer{nil, h.Delete(h.Context(), id)} }
 
-func (w *world) unpublish() answer { return w.unpublishOf(victim) }
-func (w *world) delete() answer    { return w.deleteOf(victim) }
+func (h *harness) unpublish() answer { return h.unpublishOf(victim) }
+func (h *harness) delete() answer    { return h.deleteOf(victim) }
 
-func creating(block bool, bytes int64) func(*world) answer {
-	return func(w *world) answer { return w.create(victim, block, bytes) }
+func creating(block bool, bytes int64) func(*harness) answer {
+	return func(h *harness) answer { return h.create(victim, block, bytes) }
 }
 
-func publishing(block, inline bool) func(*world) answer {
-	return func(w *world) answer { return w.publish(victim, block, inline) }
+func publishing(block, inline bool) func(*harness) answer {
+	return func(h *harness) answer { return h.publish(victim, block, inline) }
 }
 
-func expanding(block bool, bytes int64) func(*world) answer {
-	return func(w *world) answer { return w.expand(victim, block, bytes) }
+func expanding(block bool, bytes int64) func(*harness) answer {
+	return func(h *harness) answer { return h.expand(victim, block, bytes) }
 }
 
-func (w *world) expand(id string, block bool, bytes int64) answer {
-	a, err := w.Expand(w.Context(), asked(id, block, bytes), id)
+func (h *harness) expand(id string, block bool, bytes int64) answer {
+	a, err := h.Expand(h.Context(), asked(id, block, bytes), id)
 	return answer{a, err}
 }
 
 // reach brings the victim into a state by way of nothing.
-func (w *world) reach(to state) {
-	w.Helper()
-	if w.now == to {
+func (h *harness) reach(to state) {
+	h.Helper()
+	if h.now == to {
 		return
 	}
-	if w.now.published {
-		w.Must(w.unpublish().err)
+	if h.now.published {
+		h.Must(h.unpublish().err)
 	}
-	w.Must(w.delete().err)
-	w.awaitNoTrash()
-	w.now, w.filled = state{}, false
-	if to == w.now {
+	h.Must(h.delete().err)
+	h.awaitNoTrash()
+	h.now, h.filled = state{}, false
+	if to == h.now {
 		return
 	}
 	if to.inline {
-		w.Must(w.publish(victim, false, true).err)
+		h.Must(h.publish(victim, false, true).err)
 	} else {
-		w.Must(w.create(victim, to.block, to.bytes).err)
-		w.fill(victim, to.block)
-		w.filled = true
+		h.Must(h.create(victim, to.block, to.bytes).err)
+		h.fill(victim, to.block)
+		h.filled = true
 	}
 	if to.published && !to.inline {
-		w.Must(w.publish(victim, to.block, false).err)
+		h.Must(h.publish(victim, to.block, false).err)
 	}
-	w.now = to
+	h.now = to
 }
 
 // content is what users have written.
 const content = "written by a user, and not to be lost\n"
 
 // fill writes to a volume that is not published: a tree, or the begin of the disk.
-func (w *world) fill(id string, block bool) {
-	w.Helper()
+func (h *harness) fill(id string, block bool) {
+	h.Helper()
 	if block {
-		disk, err := os.OpenFile(w.pool.Image(id), os.O_WRONLY, 0)
-		w.Must(err)
+		disk, err := os.OpenFile(h.pool.Image(id), os.O_WRONLY, 0)
+		h.Must(err)
 		_, err = disk.WriteString(content)
-		w.Must(err)
-		w.Must(disk.Sync())
-		w.Must(disk.Close())
+		h.Must(err)
+		h.Must(disk.Sync())
+		h.Must(disk.Close())
 		return
 	}
-	w.Must(os.MkdirAll(filepath.Join(w.pool.Path, id, "sub", "sub"), 0o755))
-	w.Must(os.WriteFile(filepath.Join(w.pool.Path, id, "file"), []byte(content), 0o600))
+	h.Must(os.MkdirAll(filepath.Join(h.pool.Path, id, "sub", "sub"), 0o755))
+	h.Must(os.WriteFile(filepath.Join(h.pool.Path, id, "file"), []byte(content), 0o600))
 }
 
 // An other is a volume that stays as it is, whatever happens to the victim.
@@ -107,15 +107,15 @@ type other struct {
 
 var others = []other{{"pvc-other", false, 32 * mib}, {"pvc-other-disk", true, 16 * mib}}
 
-func (w *world) makeOther(o other) {
-	w.Helper()
-	w.Must(w.create(o.id, o.block, o.bytes).err)
-	w.fill(o.id, o.block)
-	w.Must(w.publish(o.id, o.block, false).err)
+func (h *harness) makeOther(o other) {
+	h.Helper()
+	h.Must(h.create(o.id, o.block, o.bytes).err)
+	h.fill(o.id, o.block)
+	h.Must(h.publish(o.id, o.block, false).err)
 }
 
-func (w *world) unmakeOther(o other) {
-	w.Helper()
-	w.Must(w.unpublishOf(o.id).err)
-	w.Must(w.deleteOf(o.id).err)
+func (h *harness) unmakeOther(o other) {
+	h.Helper()
+	h.Must(h.unpublishOf(o.id).err)
+	h.Must(h.deleteOf(o.id).err)
 }

@@ -27,39 +27,39 @@ func TestCrashAtEveryStep(t *testing.T) {
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
-			w := newWorld(t, p, driver)
+			h := newHarness(t, p, driver)
 			for _, s := range p.scenarios() {
 				t.Run(s.name, func(t *testing.T) {
-					w.TB = t
-					w.enumerate(s)
+					h.TB = t
+					h.enumerate(s)
 				})
-				if w.TB = t; t.Failed() {
+				if h.TB = t; t.Failed() {
 					return // the others would start from what is wrong
 				}
 			}
-			w.Must(w.Process.Stop())
-			w.restart()
-			w.end()
+			h.Must(h.Process.Stop())
+			h.restart()
+			h.end()
 		})
 	}
 }
 
 // enumerate has the driver die at every step of a call, and then at every step of the
 // start after that, where time is not short.
-func (w *world) enumerate(s scenario) {
-	w.Helper()
-	w.learn(s)
+func (h *harness) enumerate(s scenario) {
+	h.Helper()
+	h.learn(s)
 	variants := []scenario{s}
 	if s.otherwise != nil {
 		variants = append(variants, s.givenUp())
 	}
 	crashes := 0
-	for n := 1; n <= len(w.learnt); n++ {
-		for _, a := range w.attacks(n, variants) {
-			crashes += w.crashAll(a)
+	for n := 1; n <= len(h.learnt); n++ {
+		for _, a := range h.attacks(n, variants) {
+			crashes += h.crashAll(a)
 		}
 	}
-	w.Logf("%d crashes in %d steps:\n%s", crashes, len(w.learnt), w.words(w.learnt))
+	h.Logf("%d crashes in %d steps:\n%s", crashes, len(h.learnt), h.words(h.learnt))
 }
 
 // An attack kills the driver before a step of a call.
@@ -81,13 +81,13 @@ const (
 
 // attacks are those of one step of a call. With -short only some of all steps are tried,
 // and with few of them the starts. In the guest all takes some twenty times as long.
-func (w *world) attacks(step int, variants []scenario) (all []attack) {
-	w.steps++
+func (h *harness) attacks(step int, variants []scenario) (all []attack) {
+	h.steps++
 	if testing.Short() {
-		if w.steps%w.place.every != 0 {
+		if h.steps%h.place.every != 0 {
 			return nil
 		}
-		tried := w.steps / w.place.every
+		tried := h.steps / h.place.every
 		all = append(all, attack{variants[tried%len(variants)], step, well})
 		if tried%16 == 1 {
 			all = append(all, attack{variants[tried%len(variants)], step, oneByOther})
@@ -100,35 +100,35 @@ func (w *world) attacks(step int, variants []scenario) (all []attack) {
 	switch alternating := variants[step%len(variants)]; {
 	case !testenv.Guest():
 		all = append(all, attack{alternating, step, oneByOne})
-	case w.steps%4 == 0:
+	case h.steps%4 == 0:
 		all = append(all, attack{alternating, step, oneByOther})
 	}
 	return all
 }
 
 // learn learns what a call does and answers if no process dies.
-func (w *world) learn(s scenario) {
-	w.Helper()
-	w.reach(s.from)
-	w.capacityOf(s.from)
+func (h *harness) learn(s scenario) {
+	h.Helper()
+	h.reach(s.from)
+	h.capacityOf(s.from)
 	if s.from == (state{}) {
-		w.filled = false
+		h.filled = false
 	}
-	w.arm(0)
-	w.answer = w.attempt(s, s.call)
-	w.learnt, _ = w.trap.Disarm()
-	w.now = s.to
-	w.wantState("without a crash", s.to)
-	w.capacityOf(s.to)
+	h.arm(0)
+	h.answer = h.attempt(s, s.call)
+	h.learnt, _ = h.trap.Disarm()
+	h.now = s.to
+	h.wantState("without a crash", s.to)
+	h.capacityOf(s.to)
 }
 
 // attempt makes a call that succeeds.
-func (w *world) attempt(s scenario, call func(*world) answer) answer {
-	w.Helper()
-	a := call(w)
-	w.Must(a.err)
+func (h *harness) attempt(s scenario, call func(*harness) answer) answer {
+	h.Helper()
+	a := call(h)
+	h.Must(a.err)
 	if s.reaps {
-		w.awaitReaped()
+		h.awaitReaped()
 	}
 	return a
 }
@@ -136,22 +136,22 @@ func (w *world) attempt(s scenario, call func(*world) answer) answer {
 // crashAll kills the driver before one step of a call, and before those of the starts that
 // follow, each time anew or one after another, and expects that what is there then is whole, and that a repeated call ends as if
 // nothing had happened. It answers how many it has killed.
-func (w *world) crashAll(a attack) (crashes int) {
-	w.Helper()
+func (h *harness) crashAll(a attack) (crashes int) {
+	h.Helper()
 	for m := 1; ; m++ {
-		c, died := w.crashOnce(a)
+		c, died := h.crashOnce(a)
 		if !died {
 			return crashes
 		}
 		crashes++
 		killed := 0
 		if a.starts == well {
-			w.restart()
+			h.restart()
 		} else {
-			killed = w.crashStarts(&c, m, a.starts)
+			killed = h.crashStarts(&c, m, a.starts)
 		}
 		crashes += killed
-		w.judge(a.scenario, c)
+		h.judge(a.scenario, c)
 		if a.starts != oneByOne || killed == 0 {
 			return crashes
 		}
@@ -159,13 +159,13 @@ func (w *world) crashAll(a attack) (crashes int) {
 }
 
 // restart starts the driver, waits until it has nothing left to do, and returns how many steps that took.
-func (w *world) restart() int {
-	w.Helper()
-	w.arm(0)
-	w.Must(w.start())
-	w.AwaitServing()
-	w.awaitNoTrash()
-	steps, _ := w.trap.Disarm()
+func (h *harness) restart() int {
+	h.Helper()
+	h.arm(0)
+	h.Must(h.start())
+	h.AwaitServing()
+	h.awaitNoTrash()
+	steps, _ := h.trap.Disarm()
 	return len(steps)
 }
 
@@ -177,18 +177,18 @@ type crash struct {
 
 // crashStarts starts the driver until one start is through. The first dies at a step, or
 // each at one that is later by one.
-func (w *world) crashStarts(c *crash, step int, how starts) (killed int) {
-	w.Helper()
+func (h *harness) crashStarts(c *crash, step int, how starts) (killed int) {
+	h.Helper()
 	for ; ; step++ {
-		steps, died := w.crashStart(step)
+		steps, died := h.crashStart(step)
 		if !died {
 			return killed
 		}
 		killed++
-		c.where += fmt.Sprintf(", started and killed at step %d, %s", step, w.words(steps[step-1:]))
+		c.where += fmt.Sprintf(", started and killed at step %d, %s", step, h.words(steps[step-1:]))
 		if how == oneByOne {
-			w.Must(w.start())
-			w.awaitNoTrash()
+			h.Must(h.start())
+			h.awaitNoTrash()
 			return killed
 		}
 	}
@@ -198,71 +198,71 @@ func (w *world) crashStarts(c *crash, step int, how starts) (killed int) {
 // was learnt: a loop device that was free can be as it has to be already. There may be
 // more of them less, if another process took or held a loop device while they were learnt;
 // then they are learnt again, once.
-func (w *world) crashOnce(a attack) (c crash, died bool) {
-	w.Helper()
-	given, steps, killed := w.strike(a)
-	if !killed && given.err == nil && a.step < len(w.learnt) {
-		w.learn(a.scenario)
-		if a.step <= len(w.learnt) {
-			given, steps, killed = w.strike(a)
+func (h *harness) crashOnce(a attack) (c crash, died bool) {
+	h.Helper()
+	given, steps, killed := h.strike(a)
+	if !killed && given.err == nil && a.step < len(h.learnt) {
+		h.learn(a.scenario)
+		if a.step <= len(h.learnt) {
+			given, steps, killed = h.strike(a)
 		}
 	}
-	if !killed && given.err == nil && a.step >= len(w.learnt) {
+	if !killed && given.err == nil && a.step >= len(h.learnt) {
 		return c, false
 	}
 	if !killed {
-		w.Fatalf("%s: no process died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(w.learnt))
+		h.Fatalf("%s: no process died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, h.words(steps), h.words(h.learnt))
 	}
-	w.kill()
-	at, expected := steps[a.step-1], w.learnt[a.step-1]
-	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(w.learnt), w.words(steps[a.step-1:]))
+	h.kill()
+	at, expected := steps[a.step-1], h.learnt[a.step-1]
+	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(h.learnt), h.words(steps[a.step-1:]))
 	if at.Verb() != expected.Verb() {
-		w.Logf("%s: in the first run it was %s", c.where, w.words([]trap.Step{expected}))
+		h.Logf("%s: in the first run it was %s", c.where, h.words([]trap.Step{expected}))
 	}
 	c.acknowledged = given.err == nil
 	return c, true
 }
 
 // strike makes the call of an attack.
-func (w *world) strike(a attack) (given answer, steps []trap.Step, killed bool) {
-	w.Helper()
-	w.reach(a.from)
-	w.arm(a.step)
-	given = a.call(w)
+func (h *harness) strike(a attack) (given answer, steps []trap.Step, killed bool) {
+	h.Helper()
+	h.reach(a.from)
+	h.arm(a.step)
+	given = a.call(h)
 	if given.err == nil && a.reaps {
-		w.awaitReaped()
+		h.awaitReaped()
 	}
-	if steps, killed = w.trap.Disarm(); !killed && given.err == nil {
-		w.now = a.to
+	if steps, killed = h.trap.Disarm(); !killed && given.err == nil {
+		h.now = a.to
 	}
 	return given, steps, killed
 }
 
 // crashStart starts the driver, which dies at a step of that, or of the work in the
 // background that follows, if there are as many.
-func (w *world) crashStart(at int) (steps []trap.Step, killed bool) {
-	w.Helper()
-	w.arm(at)
-	err := w.start()
+func (h *harness) crashStart(at int) (steps []trap.Step, killed bool) {
+	h.Helper()
+	h.arm(at)
+	err := h.start()
 	if err == nil {
-		w.Eventually("the trash is empty", func() bool { return w.trap.HasKilled() || len(w.trash()) == 0 })
+		h.Eventually("the trash is empty", func() bool { return h.trap.HasKilled() || len(h.trash()) == 0 })
 	}
-	if steps, killed = w.trap.Disarm(); !killed {
-		w.Must(err)
+	if steps, killed = h.trap.Disarm(); !killed {
+		h.Must(err)
 		return nil, false
 	}
 	if err == nil {
-		w.kill()
+		h.kill()
 	}
 	return steps, true
 }
 
 // judge checks what a driver has made of a crash, and asks it again.
-func (w *world) judge(s scenario, c crash) {
-	w.Helper()
+func (h *harness) judge(s scenario, c crash) {
+	h.Helper()
 	where := c.where
 	possible := append([]state{s.to, s.from}, s.between...)
-	if left := w.observe(); s.to.block && s.from.bytes < left.bytes && left.bytes < s.to.bytes {
+	if left := h.observe(); s.to.block && s.from.bytes < left.bytes && left.bytes < s.to.bytes {
 		// A signal had interrupted fallocate(2): the file has grown by less, and is served as it is.
 		partly := s.to
 		partly.bytes = left.bytes
@@ -271,30 +271,30 @@ func (w *world) judge(s scenario, c crash) {
 	if c.acknowledged {
 		possible = possible[:1]
 	}
-	w.wantState(where+", started again", possible...)
+	h.wantState(where+", started again", possible...)
 	next, to := s.call, s.to
 	if s.gaveUp {
-		next, to = s.otherwise, s.otherwiseTo(w.now)
+		next, to = s.otherwise, s.otherwiseTo(h.now)
 	}
-	repeated := next(w)
+	repeated := next(h)
 	if repeated.err != nil {
-		w.Fatalf("%s: the repeated call: %v", where, repeated.err)
+		h.Fatalf("%s: the repeated call: %v", where, repeated.err)
 	}
-	if diff := w.answer.diff(repeated); diff != "" && !s.gaveUp {
-		w.Errorf("%s: the repeated call answered otherwise (-want +got):\n%s", where, diff)
+	if diff := h.answer.diff(repeated); diff != "" && !s.gaveUp {
+		h.Errorf("%s: the repeated call answered otherwise (-want +got):\n%s", where, diff)
 	}
-	w.awaitNoTrash()
-	w.wantState(where+", asked again", to)
-	if w.Failed() {
-		w.FailNow() // what follows would start from what is wrong
+	h.awaitNoTrash()
+	h.wantState(where+", asked again", to)
+	if h.Failed() {
+		h.FailNow() // what follows would start from what is wrong
 	}
 }
 
 // words are steps without what makes their paths long.
-func (w *world) words(steps []trap.Step) string {
+func (h *harness) words(steps []trap.Step) string {
 	var lines []string
 	for _, s := range steps {
 		lines = append(lines, string(s))
 	}
-	return strings.NewReplacer(w.pool.Own(), "OWN", w.pool.Path, "POOL", w.Targets, "TARGETS").Replace(strings.Join(lines, "\n"))
+	return strings.NewReplacer(h.pool.Own(), "OWN", h.pool.Path, "POOL", h.Targets, "TARGETS").Replace(strings.Join(lines, "\n"))
 }

@@ -38,7 +38,7 @@ func TestFinalErrorLeavesNoVolume(t *testing.T) {
 		}
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
-			failCreations(t, newWorld(t, p, driver), p.scenarios(), errnos, fails)
+			failCreations(t, newHarness(t, p, driver), p.scenarios(), errnos, fails)
 		})
 	}
 }
@@ -50,7 +50,7 @@ func TestFinalErrorLeavesNoCopy(t *testing.T) {
 	driver := drivertest.Built(t)
 	p := place{name: "xfs", mount: onLoop("xfs")}
 	p.mounted = p.mount(t)
-	w := newWorld(t, p, driver)
+	h := newHarness(t, p, driver)
 	for _, c := range snapshotCalls {
 		if c.made != "volume" {
 			continue
@@ -60,62 +60,62 @@ func TestFinalErrorLeavesNoCopy(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, block is %v", c.name, block), func(t *testing.T) {
-				w.TB = t
-				w.failEachOfCopy(c, block)
+				h.TB = t
+				h.failEachOfCopy(c, block)
 			})
 		}
 	}
-	w.TB = t
-	w.now = state{}
-	w.end()
+	h.TB = t
+	h.now = state{}
+	h.end()
 }
 
-func (w *world) failEachOfCopy(c snapshotCall, block bool) {
-	w.Helper()
-	w.prepareCopy(c, block)
-	w.arm(0)
-	w.Must(c.call(w, block))
-	steps, _ := w.trap.Disarm()
-	w.clearCopies()
-	for n := w.lastRecord(steps); n < len(steps); n++ {
+func (h *harness) failEachOfCopy(c snapshotCall, block bool) {
+	h.Helper()
+	h.prepareCopy(c, block)
+	h.arm(0)
+	h.Must(c.call(h, block))
+	steps, _ := h.trap.Disarm()
+	h.clearCopies()
+	for n := h.lastRecord(steps); n < len(steps); n++ {
 		alone := func(number int, _ trap.Step) bool { return number == n+1 }
 		onward := func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }
 		for how, fails := range map[string]func(int, trap.Step) bool{"alone": alone, "and each fsync after it": onward} {
-			w.prepareCopy(c, block)
-			w.trap.ArmToFail(trap.Failure{Errno: unix.ENOSPC, Fails: fails})
-			where := fmt.Sprintf("ENOSPC of %s %s", w.words(steps[n:n+1]), how)
-			w.wantFinalWithoutCopy(where, func() error { return c.call(w, block) })
-			w.trap.Disarm()
-			w.awaitNoTrash() // until then it is ABORTED
-			w.Must(c.call(w, block))
-			w.awaitNoTrash()
-			w.wantCopied(where+", called again", c, block, true)
-			w.clearCopies()
+			h.prepareCopy(c, block)
+			h.trap.ArmToFail(trap.Failure{Errno: unix.ENOSPC, Fails: fails})
+			where := fmt.Sprintf("ENOSPC of %s %s", h.words(steps[n:n+1]), how)
+			h.wantFinalWithoutCopy(where, func() error { return c.call(h, block) })
+			h.trap.Disarm()
+			h.awaitNoTrash() // until then it is ABORTED
+			h.Must(c.call(h, block))
+			h.awaitNoTrash()
+			h.wantCopied(where+", called again", c, block, true)
+			h.clearCopies()
 		}
 	}
 }
 
 // lastRecord is the first step at the record of the copy.
-func (w *world) lastRecord(steps []trap.Step) int {
-	w.Helper()
-	n := slices.IndexFunc(steps, func(s trap.Step) bool { return strings.Contains(w.words([]trap.Step{s}), copied+".json") })
+func (h *harness) lastRecord(steps []trap.Step) int {
+	h.Helper()
+	n := slices.IndexFunc(steps, func(s trap.Step) bool { return strings.Contains(h.words([]trap.Step{s}), copied+".json") })
 	if n < 0 {
-		w.Fatalf("no step at the record:\n%s", w.words(steps))
+		h.Fatalf("no step at the record:\n%s", h.words(steps))
 	}
 	return n
 }
 
-func (w *world) wantFinalWithoutCopy(where string, call func() error) {
-	w.Helper()
+func (h *harness) wantFinalWithoutCopy(where string, call func() error) {
+	h.Helper()
 	for range 2 {
 		err := call()
-		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there(copied) {
-			w.Errorf("%s: the volume is there after the final error %v", where, err)
+		if err != nil && !slices.Contains(notFinal, status.Code(err)) && h.there(copied) {
+			h.Errorf("%s: the volume is there after the final error %v", where, err)
 		}
 	}
 }
 
-func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno, fails func(step int) bool) {
+func failCreations(t *testing.T, h *harness, all []scenario, errnos []unix.Errno, fails func(step int) bool) {
 	t.Helper()
 	for _, s := range all {
 		if s.from != (state{}) {
@@ -123,64 +123,64 @@ func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno, 
 		}
 		for _, errno := range errnos {
 			t.Run(fmt.Sprintf("%s, %s", s.name, unix.ErrnoName(errno)), func(t *testing.T) {
-				w.TB = t
-				w.failEach(s, errno, fails)
+				h.TB = t
+				h.failEach(s, errno, fails)
 			})
 		}
 	}
-	w.TB = t
+	h.TB = t
 	if !t.Failed() {
-		w.end()
+		h.end()
 	}
 }
 
 // failEach has each step of a call fail that is to, alone and together with every fsync(2) after it.
-func (w *world) failEach(s scenario, errno unix.Errno, fails func(step int) bool) {
-	w.Helper()
-	w.reach(s.from)
-	w.arm(0)
-	w.Must(s.call(w).err)
-	steps, _ := w.trap.Disarm()
-	w.now = s.to
+func (h *harness) failEach(s scenario, errno unix.Errno, fails func(step int) bool) {
+	h.Helper()
+	h.reach(s.from)
+	h.arm(0)
+	h.Must(s.call(h).err)
+	steps, _ := h.trap.Disarm()
+	h.now = s.to
 	for n, at := range steps {
 		if !fails(n) {
 			continue
 		}
 		alone := func(number int, _ trap.Step) bool { return number == n+1 }
-		w.failOnce(s, fmt.Sprintf("%s of %s alone", errno, w.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: alone})
+		h.failOnce(s, fmt.Sprintf("%s of %s alone", errno, h.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: alone})
 		if at.Verb() != "fsync" {
 			continue
 		}
 		onward := func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }
-		w.failOnce(s, fmt.Sprintf("%s of %s and each fsync after it", errno, w.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: onward})
+		h.failOnce(s, fmt.Sprintf("%s of %s and each fsync after it", errno, h.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: onward})
 	}
 }
 
-func (w *world) failOnce(s scenario, where string, f trap.Failure) {
-	w.Helper()
-	w.reach(s.from)
-	w.trap.ArmToFail(f)
+func (h *harness) failOnce(s scenario, where string, f trap.Failure) {
+	h.Helper()
+	h.reach(s.from)
+	h.trap.ArmToFail(f)
 	for range 2 {
-		err := s.call(w).err
-		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there(victim) {
-			w.Errorf("%s: the volume is there after the final error %v", where, err)
+		err := s.call(h).err
+		if err != nil && !slices.Contains(notFinal, status.Code(err)) && h.there(victim) {
+			h.Errorf("%s: the volume is there after the final error %v", where, err)
 		}
 	}
-	w.trap.Disarm()
-	w.Must(s.call(w).err)
-	w.awaitNoTrash() // of the creations that were undone
-	w.now = s.to
-	if err := w.pool.Problems(w.expected(s.to)); err != nil {
-		w.Errorf("%s, called again: %v", where, err)
+	h.trap.Disarm()
+	h.Must(s.call(h).err)
+	h.awaitNoTrash() // of the creations that were undone
+	h.now = s.to
+	if err := h.pool.Problems(h.expected(s.to)); err != nil {
+		h.Errorf("%s, called again: %v", where, err)
 	}
 }
 
 // there reports whether the volume has a directory in the pool.
-func (w *world) there(id string) bool {
-	w.Helper()
-	_, err := os.Lstat(filepath.Join(w.pool.Path, id))
+func (h *harness) there(id string) bool {
+	h.Helper()
+	_, err := os.Lstat(filepath.Join(h.pool.Path, id))
 	if !errors.Is(err, os.ErrNotExist) {
-		w.Must(err)
+		h.Must(err)
 	}
 	return err == nil
 }
@@ -190,65 +190,65 @@ func TestNothingSucceedsUnlessDurable(t *testing.T) {
 	driver := drivertest.Built(t)
 	p := place{name: "ext4", mount: onLoop("ext4"), modes: []bool{mountMode, blockMode}}
 	p.mounted = p.mount(t)
-	w := newWorld(t, p, driver)
+	h := newHarness(t, p, driver)
 	for _, s := range p.scenarios() {
 		if s.to.bytes <= s.from.bytes || s.to.inline {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
-			w.TB = t
-			w.failEachSync(s)
+			h.TB = t
+			h.failEachSync(s)
 		})
 	}
 	for name, leave := range map[string]func() error{
-		"delete without record": func() error { return os.Remove(w.pool.Own("volumes", victim+".json")) },
-		"delete lost":           func() error { return os.RemoveAll(filepath.Join(w.pool.Path, victim)) },
+		"delete without record": func() error { return os.Remove(h.pool.Own("volumes", victim+".json")) },
+		"delete lost":           func() error { return os.RemoveAll(filepath.Join(h.pool.Path, victim)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.TB = t
-			w.reach(state{bytes: small})
-			w.Must(leave())
-			w.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(_ int, s trap.Step) bool { return s.Verb() == "fsync" }})
+			h.TB = t
+			h.reach(state{bytes: small})
+			h.Must(leave())
+			h.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(_ int, s trap.Step) bool { return s.Verb() == "fsync" }})
 			for range 2 {
-				if w.delete().err == nil {
+				if h.delete().err == nil {
 					t.Error("the call succeeded, and each fsync of it failed")
 				}
 			}
-			w.trap.Disarm()
-			w.Must(w.delete().err)
-			w.Must(errors.Join(w.Process.Stop(), w.start())) // or the trash waits for the check of each minute
-			w.awaitNoTrash()
-			w.now = state{}
+			h.trap.Disarm()
+			h.Must(h.delete().err)
+			h.Must(errors.Join(h.Process.Stop(), h.start())) // or the trash waits for the check of each minute
+			h.awaitNoTrash()
+			h.now = state{}
 		})
 	}
-	w.TB = t
+	h.TB = t
 	if !t.Failed() {
-		w.end()
+		h.end()
 	}
 }
 
 // failEachSync has each fsync(2) of a call fail, with all after it, also those of the repeated call.
-func (w *world) failEachSync(s scenario) {
-	w.Helper()
-	w.reach(s.from)
-	w.arm(0)
-	w.Must(s.call(w).err)
-	steps, _ := w.trap.Disarm()
-	w.now = s.to
+func (h *harness) failEachSync(s scenario) {
+	h.Helper()
+	h.reach(s.from)
+	h.arm(0)
+	h.Must(s.call(h).err)
+	steps, _ := h.trap.Disarm()
+	h.now = s.to
 	for n, at := range steps {
 		if at.Verb() != "fsync" {
 			continue
 		}
-		w.reach(s.from)
-		w.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }})
+		h.reach(s.from)
+		h.trap.ArmToFail(trap.Failure{Errno: unix.EIO, Fails: func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }})
 		for range 2 {
-			if s.call(w).err == nil {
-				w.Errorf("the call succeeded, and %s and each fsync after it failed", w.words([]trap.Step{at}))
+			if s.call(h).err == nil {
+				h.Errorf("the call succeeded, and %s and each fsync after it failed", h.words([]trap.Step{at}))
 			}
 		}
-		w.trap.Disarm()
-		w.Must(s.call(w).err)
-		w.awaitNoTrash() // of the creations that were undone
-		w.now = s.to
+		h.trap.Disarm()
+		h.Must(s.call(h).err)
+		h.awaitNoTrash() // of the creations that were undone
+		h.now = s.to
 	}
 }

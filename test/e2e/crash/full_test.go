@@ -27,19 +27,19 @@ func TestCrashOnFullDisk(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			p := place{name: kind, mount: onLoop(kind)}
 			p.mounted = p.mount(t)
-			w := newWorld(t, p, driver)
+			h := newHarness(t, p, driver)
 			for _, o := range others {
-				w.unmakeOther(o)
+				h.unmakeOther(o)
 			}
-			must.Succeed(t, w.Process.Stop())
+			must.Succeed(t, h.Process.Stop())
 			every := 1
 			if testing.Short() {
 				every = 2 + 3*i
 			}
-			steps := w.removeOnFullDisk(0)
+			steps := h.removeOnFullDisk(0)
 			t.Logf("%d steps", steps)
 			for n := 1; n <= steps; n += every {
-				w.removeOnFullDisk(n)
+				h.removeOnFullDisk(n)
 			}
 		})
 	}
@@ -47,107 +47,107 @@ func TestCrashOnFullDisk(t *testing.T) {
 
 // removeOnFullDisk starts a driver on a full disk, and deletes a volume. The driver is
 // killed at a step, and started and asked again. It returns how many steps there were.
-func (w *world) removeOnFullDisk(killAt int) int {
-	w.Helper()
-	giveBack := w.fillUp()
-	w.arm(killAt)
+func (h *harness) removeOnFullDisk(killAt int) int {
+	h.Helper()
+	giveBack := h.fillUp()
+	h.arm(killAt)
 	answered := false
-	started := w.start()
+	started := h.start()
 	if started == nil {
-		err := w.deleteOf(longVictim).err
+		err := h.deleteOf(longVictim).err
 		if answered = err == nil; !answered && status.Code(err) != codes.Unavailable {
-			w.Errorf("delete: %v", err)
+			h.Errorf("delete: %v", err)
 		}
-		w.Eventually("the volume is erased", func() bool { return w.trap.HasKilled() || w.isErased() })
-	} else if !w.trap.HasKilled() {
-		w.Fatal(started)
+		h.Eventually("the volume is erased", func() bool { return h.trap.HasKilled() || h.isErased() })
+	} else if !h.trap.HasKilled() {
+		h.Fatal(started)
 	}
-	steps, killed := w.trap.Disarm()
-	if inPlace := strings.Contains(w.words(steps), ".trash-"); killAt == 0 && inPlace != (w.place.name == "xfs") {
-		w.Errorf("removed in place: %v", inPlace)
+	steps, killed := h.trap.Disarm()
+	if inPlace := strings.Contains(h.words(steps), ".trash-"); killAt == 0 && inPlace != (h.place.name == "xfs") {
+		h.Errorf("removed in place: %v", inPlace)
 	}
 	where := "without a crash"
 	if killed {
-		where = "killed at " + w.words(steps[len(steps)-1:])
-		w.Log(where)
+		where = "killed at " + h.words(steps[len(steps)-1:])
+		h.Log(where)
 		if started == nil {
-			w.kill()
+			h.kill()
 		}
-		w.Must(w.start())
-		w.AwaitServing()
+		h.Must(h.start())
+		h.AwaitServing()
 	} else if killAt > 0 && killAt < len(steps) {
-		w.Errorf("the driver did not die at step %d of %d", killAt, len(steps))
+		h.Errorf("the driver did not die at step %d of %d", killAt, len(steps))
 	}
-	w.wantWholeOrGone(where, answered)
-	w.Must(w.deleteOf(longVictim).err)
-	w.wantWholeOrGone(where, true)
-	w.Eventually("the volume is erased", w.isErased)
+	h.wantWholeOrGone(where, answered)
+	h.Must(h.deleteOf(longVictim).err)
+	h.wantWholeOrGone(where, true)
+	h.Eventually("the volume is erased", h.isErased)
 	giveBack()
-	w.Eventually("volumes can be created", func() bool { return w.create(longVictim, false, small).err == nil })
-	w.AwaitServing()
-	w.Must(w.deleteOf(longVictim).err)
-	w.Must(w.deleteOf(others[0].id).err)
-	w.awaitNoTrash()
-	w.wantNothingLeft()
-	w.Must(w.Process.Stop())
-	w.Must(os.RemoveAll(w.pool.Path))
+	h.Eventually("volumes can be created", func() bool { return h.create(longVictim, false, small).err == nil })
+	h.AwaitServing()
+	h.Must(h.deleteOf(longVictim).err)
+	h.Must(h.deleteOf(others[0].id).err)
+	h.awaitNoTrash()
+	h.wantNothingLeft()
+	h.Must(h.Process.Stop())
+	h.Must(os.RemoveAll(h.pool.Path))
 	return len(steps)
 }
 
 // fillUp makes two volumes, stops the driver and leaves no room.
-func (w *world) fillUp() (giveBack func()) {
-	w.Helper()
-	w.Must(w.start())
-	w.AwaitServing()
+func (h *harness) fillUp() (giveBack func()) {
+	h.Helper()
+	h.Must(h.start())
+	h.AwaitServing()
 	for _, id := range []string{longVictim, others[0].id} {
-		w.Must(w.create(id, false, small).err)
-		w.fill(id, false)
+		h.Must(h.create(id, false, small).err)
+		h.fill(id, false)
 	}
-	w.Must(w.Process.Stop())
+	h.Must(h.Process.Stop())
 	var names []string
-	if w.place.name == "xfs" {
-		names = w.fillTrash()
+	if h.place.name == "xfs" {
+		names = h.fillTrash()
 	}
-	empty := w.fillDisk()
+	empty := h.fillDisk()
 	return func() {
-		w.Helper()
+		h.Helper()
 		empty()
 		for _, name := range names {
-			w.Must(os.Remove(name))
+			h.Must(os.Remove(name))
 		}
 	}
 }
 
 // fillTrash leaves no room for a name in the inode of the trash, and room for many in the block of the pool's directory.
-func (w *world) fillTrash() (names []string) {
-	w.Helper()
-	trashes, err := filepath.Glob(w.pool.Own("trash", "*"))
-	w.Must(err)
+func (h *harness) fillTrash() (names []string) {
+	h.Helper()
+	trashes, err := filepath.Glob(h.pool.Own("trash", "*"))
+	h.Must(err)
 	for _, trash := range trashes { // an attribute of more bytes would be outside the inode
-		w.Must(unix.Setxattr(trash, "trusted.filler", make([]byte, 200), 0))
+		h.Must(unix.Setxattr(trash, "trusted.filler", make([]byte, 200), 0))
 	}
 	for i := range 10 {
-		names = append(names, filepath.Join(w.pool.Path, fmt.Sprintf(".not-a-volume-%020d", i)))
-		w.Must(os.Mkdir(names[i], 0o700))
+		names = append(names, filepath.Join(h.pool.Path, fmt.Sprintf(".not-a-volume-%020d", i)))
+		h.Must(os.Mkdir(names[i], 0o700))
 	}
 	return names
 }
 
 // fillDisk has others take all that the filesystem has.
-func (w *world) fillDisk() (giveBack func()) {
-	w.Helper()
-	d, err := os.MkdirTemp(w.place.mounted, "foreign-")
-	w.Must(err)
-	fulldisk.Fill(w, d, fulldisk.Shortage{Bytes: true})
-	return func() { w.Helper(); w.Must(os.RemoveAll(d)) }
+func (h *harness) fillDisk() (giveBack func()) {
+	h.Helper()
+	d, err := os.MkdirTemp(h.place.mounted, "foreign-")
+	h.Must(err)
+	fulldisk.Fill(h, d, fulldisk.Shortage{Bytes: true})
+	return func() { h.Helper(); h.Must(os.RemoveAll(d)) }
 }
 
 // isErased reports whether nothing is left of the victim, whatever that is called.
-func (w *world) isErased() bool {
-	w.Helper()
-	for _, in := range []string{w.pool.Path, w.pool.Own("trash", "*")} {
+func (h *harness) isErased() bool {
+	h.Helper()
+	for _, in := range []string{h.pool.Path, h.pool.Own("trash", "*")} {
 		left, err := filepath.Glob(filepath.Join(in, "*"+longVictim+"*"))
-		w.Must(err)
+		h.Must(err)
 		if len(left) > 0 {
 			return false
 		}
@@ -157,28 +157,28 @@ func (w *world) isErased() bool {
 
 // wantWholeOrGone expects the volume to be served with all that is in it, or not to be known. The other
 // one is whole.
-func (w *world) wantWholeOrGone(where string, gone bool) {
-	w.Helper()
+func (h *harness) wantWholeOrGone(where string, gone bool) {
+	h.Helper()
 	for _, id := range []string{longVictim, others[0].id} {
 		var err error
-		w.Eventually("the pool serves", func() bool {
-			_, err = w.Get(w.Context(), id)
+		h.Eventually("the pool serves", func() bool {
+			_, err = h.Get(h.Context(), id)
 			return status.Code(err) != codes.Unavailable
 		})
 		switch status.Code(err) {
 		case codes.NotFound:
 			if id != longVictim {
-				w.Errorf("%s: %s is gone", where, id)
+				h.Errorf("%s: %s is gone", where, id)
 			}
 		case codes.OK:
 			if id == longVictim && gone {
-				w.Errorf("%s: the volume is there, although its deletion was answered", where)
+				h.Errorf("%s: the volume is there, although its deletion was answered", where)
 			}
-			if got, err := os.ReadFile(filepath.Join(w.pool.Path, id, "file")); string(got) != content {
-				w.Errorf("%s: %s has %q, %v", where, id, got, err)
+			if got, err := os.ReadFile(filepath.Join(h.pool.Path, id, "file")); string(got) != content {
+				h.Errorf("%s: %s has %q, %v", where, id, got, err)
 			}
 		default:
-			w.Errorf("%s: get %s: %v", where, id, err)
+			h.Errorf("%s: get %s: %v", where, id, err)
 		}
 	}
 }

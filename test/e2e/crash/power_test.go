@@ -123,48 +123,48 @@ type timed struct {
 	make func() answer
 }
 
-func (r *recorder) calls(w *world) []timed {
+func (r *recorder) calls(h *harness) []timed {
 	const directory, raw = "pvc-directory", "pvc-raw"
 	creating := func(id string, s state) timed {
-		return timed{"create " + id, id, s, func() answer { return w.create(id, s.block, s.bytes) }}
+		return timed{"create " + id, id, s, func() answer { return h.create(id, s.block, s.bytes) }}
 	}
 	publishing := func(id string, s state) timed {
 		s.published = true
-		return timed{"publish " + id, id, s, func() answer { return w.publish(id, s.block, false) }}
+		return timed{"publish " + id, id, s, func() answer { return h.publish(id, s.block, false) }}
 	}
 	growing := func(id string, s state) timed {
-		return timed{"expand " + id, id, s, func() answer { return w.expand(id, s.block, s.bytes) }}
+		return timed{"expand " + id, id, s, func() answer { return h.expand(id, s.block, s.bytes) }}
 	}
 	deleting := func(id string) timed {
-		return timed{"delete " + id, id, state{}, func() answer { return w.deleteOf(id) }}
+		return timed{"delete " + id, id, state{}, func() answer { return h.deleteOf(id) }}
 	}
 	unpublishing := func(id string, s state) timed {
-		return timed{"unpublish " + id, id, s, func() answer { return w.unpublishOf(id) }}
+		return timed{"unpublish " + id, id, s, func() answer { return h.unpublishOf(id) }}
 	}
 	const second, restored, cloned = "pvc-second", "pvc-restored", "pvc-cloned"
 	snapshotting := func(name, of string, block bool) timed {
 		return timed{"snapshot " + of, "~" + name, state{block: block, copied: true}, func() answer {
-			w.writeUnflushed(of, block)
-			a, err := w.Snapshot(w.Context(), name, of, "")
+			h.writeUnflushed(of, block)
+			a, err := h.Snapshot(h.Context(), name, of, "")
 			return answer{a, err}
 		}}
 	}
 	removing := func(name string) timed {
 		return timed{"delete snapshot " + name, "~" + name, state{}, func() answer {
-			return answer{nil, w.DeleteSnapshot(w.Context(), name+"@"+drivertest.NodeName)}
+			return answer{nil, h.DeleteSnapshot(h.Context(), name+"@"+drivertest.NodeName)}
 		}}
 	}
 	restoring := func(id, from string, s state) timed {
 		s.copied = true
 		return timed{"restore " + from, id, s, func() answer {
-			a, err := w.Restore(w.Context(), asked(id, s.block, s.bytes), from+"@"+drivertest.NodeName)
+			a, err := h.Restore(h.Context(), asked(id, s.block, s.bytes), from+"@"+drivertest.NodeName)
 			return answer{a, err}
 		}}
 	}
 	cloning := func(id, of string, s state) timed {
 		s.copied = true
 		return timed{"clone " + of, id, s, func() answer {
-			a, err := w.Clone(w.Context(), asked(id, s.block, s.bytes), of)
+			a, err := h.Clone(h.Context(), asked(id, s.block, s.bytes), of)
 			return answer{a, err}
 		}}
 	}
@@ -194,18 +194,18 @@ func (r *recorder) calls(w *world) []timed {
 }
 
 // writeUnflushed has a user write to a volume. It is not flushed when a snapshot is made.
-func (w *world) writeUnflushed(id string, block bool) {
-	w.Helper()
-	name := w.pool.Image(id)
+func (h *harness) writeUnflushed(id string, block bool) {
+	h.Helper()
+	name := h.pool.Image(id)
 	if !block {
-		name = filepath.Join(w.pool.Path, id, "sub", "file")
-		w.Must(os.Mkdir(filepath.Dir(name), 0o755))
+		name = filepath.Join(h.pool.Path, id, "sub", "file")
+		h.Must(os.Mkdir(filepath.Dir(name), 0o755))
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
-	w.Must(err)
+	h.Must(err)
 	_, err = f.WriteString(content)
-	w.Must(errors.Join(err, f.Close()))
-	w.awaitTick()
+	h.Must(errors.Join(err, f.Close()))
+	h.awaitTick()
 }
 
 // during keeps what the power would leave at each flush while a call is at work, and
@@ -271,45 +271,45 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 
 // wantWhole expects volumes and snapshots to be in order, with the content of what they were made
 // from.
-func (w *world) wantWhole(when string, got map[string]state) {
-	w.Helper()
+func (h *harness) wantWhole(when string, got map[string]state) {
+	h.Helper()
 	var all []drivertest.Kept
 	for id, s := range got {
-		path := filepath.Join(w.pool.Path, id)
+		path := filepath.Join(h.pool.Path, id)
 		if name, is := strings.CutPrefix(id, "~"); is {
-			path = w.pool.Own("snapshots", id)
-			w.pool.Snapshots = append(w.pool.Snapshots, name)
+			path = h.pool.Own("snapshots", id)
+			h.pool.Snapshots = append(h.pool.Snapshots, name)
 		} else {
 			all = append(all, kept(id, s))
 		}
 		if s.copied {
-			w.wantContent(when, path, s.block)
+			h.wantContent(when, path, s.block)
 		}
 	}
-	if err := w.pool.Problems(all); err != nil {
-		w.Errorf("%s: %v", when, err)
+	if err := h.pool.Problems(all); err != nil {
+		h.Errorf("%s: %v", when, err)
 	}
-	list, err := w.Snapshots(w.Context(), "")
-	if err != nil || len(list) != len(w.pool.Snapshots) {
-		w.Errorf("%s: listed are the snapshots %v, %v; want %q", when, list, err, w.pool.Snapshots)
+	list, err := h.Snapshots(h.Context(), "")
+	if err != nil || len(list) != len(h.pool.Snapshots) {
+		h.Errorf("%s: listed are the snapshots %v, %v; want %q", when, list, err, h.pool.Snapshots)
 	}
 	for _, s := range list {
 		if !s.GetReadyToUse() {
-			w.Errorf("%s: %v is not ready", when, s)
+			h.Errorf("%s: %v is not ready", when, s)
 		}
 	}
 }
 
 // volumes are those that have a record, and the snapshots: what these are promised is what they hold.
-func (w *world) volumes() (map[string]state, error) {
+func (h *harness) volumes() (map[string]state, error) {
 	all := make(map[string]state)
-	names, err := drivertest.Names(w.pool.Own("volumes"))
+	names, err := drivertest.Names(h.pool.Own("volumes"))
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
 		id := strings.TrimSuffix(name, ".json")
-		r, err := w.pool.Record(id)
+		r, err := h.pool.Record(id)
 		if err != nil {
 			return nil, err
 		}
@@ -321,7 +321,7 @@ func (w *world) volumes() (map[string]state, error) {
 	return all, nil
 }
 
-func (w *world) differs(got, want map[string]state) error {
+func (h *harness) differs(got, want map[string]state) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d volumes, want %d", len(got), len(want))
 	}
@@ -334,16 +334,16 @@ func (w *world) differs(got, want map[string]state) error {
 }
 
 // newEmptyWorld starts a driver, which is not killed, on a pool that may be there.
-func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
+func newEmptyWorld(t *testing.T, p place, driver, pool string) *harness {
 	t.Helper()
-	w := &world{place: p, pool: p.pool(pool)}
+	w := &harness{place: p, pool: p.pool(pool)}
 	w.run(t, driver)
 	return w
 }
 
 // close lets go of the pool, so that its filesystem can be unmounted.
-func (w *world) close() error {
-	return errors.Join(w.Process.Close(), w.UnmountAll(), loopfs.Detach(w.pool.Path))
+func (h *harness) close() error {
+	return errors.Join(h.Process.Close(), h.UnmountAll(), loopfs.Detach(h.pool.Path))
 }
 
 func mounts(t *testing.T, at string) int {

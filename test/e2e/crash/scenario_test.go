@@ -32,11 +32,11 @@ type scenario struct {
 	// between are the other states that a crash may leave: what is inline is made and
 	// published by one call, and is neither answered for nor lost in between.
 	between []state
-	call    func(*world) answer
+	call    func(*harness) answer
 	// reaps: what the call removes goes in the background.
 	reaps bool
 	// otherwise is what may be asked for after a crash in place of the same again.
-	otherwise func(*world) answer
+	otherwise func(*harness) answer
 	// otherwiseTo is what that leads to from what the crash has left.
 	otherwiseTo func(left state) state
 	gaveUp      bool
@@ -67,18 +67,18 @@ func scenarios(block bool) []scenario {
 	grown := state{bytes: large, block: block, published: true}
 	between := state{bytes: medium, block: block, published: true}
 	all := []scenario{
-		{name: "create", from: none, to: made, call: creating(block, small), otherwise: (*world).delete, otherwiseTo: to(none)},
-		{name: "publish", from: made, to: published, call: publishing(block, false), otherwise: (*world).unpublish, otherwiseTo: to(made)},
+		{name: "create", from: none, to: made, call: creating(block, small), otherwise: (*harness).delete, otherwiseTo: to(none)},
+		{name: "publish", from: made, to: published, call: publishing(block, false), otherwise: (*harness).unpublish, otherwiseTo: to(made)},
 		{name: "expand", from: published, to: grown, call: expanding(block, large), otherwise: expanding(block, medium), otherwiseTo: atLeast(between)},
-		{name: "unpublish", from: published, to: made, call: (*world).unpublish},
-		{name: "delete", from: made, to: none, call: (*world).delete, reaps: true},
+		{name: "unpublish", from: published, to: made, call: (*harness).unpublish},
+		{name: "delete", from: made, to: none, call: (*harness).delete, reaps: true},
 	}
 	if !block {
 		inline := state{bytes: small, inline: true}
 		inlined := state{bytes: small, inline: true, published: true}
 		all = append(all,
-			scenario{name: "publish inline", from: none, to: inlined, between: []state{inline}, call: publishing(false, true), otherwise: (*world).unpublish, otherwiseTo: to(none)},
-			scenario{name: "unpublish inline", from: inlined, to: none, between: []state{inline}, call: (*world).unpublish, reaps: true})
+			scenario{name: "publish inline", from: none, to: inlined, between: []state{inline}, call: publishing(false, true), otherwise: (*harness).unpublish, otherwiseTo: to(none)},
+			scenario{name: "unpublish inline", from: inlined, to: none, between: []state{inline}, call: (*harness).unpublish, reaps: true})
 	}
 	for i := range all {
 		all[i].name = map[bool]string{false: "mount ", true: "block "}[block] + all[i].name

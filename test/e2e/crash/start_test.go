@@ -16,47 +16,47 @@ func TestCrashDuringFirstStart(t *testing.T) {
 	for i, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
-			w := newWorld(t, p, driver)
+			h := newHarness(t, p, driver)
 			for _, o := range others {
-				w.unmakeOther(o)
+				h.unmakeOther(o)
 			}
-			w.awaitNoTrash()
-			must.Succeed(t, w.Process.Stop())
+			h.awaitNoTrash()
+			must.Succeed(t, h.Process.Stop())
 
-			must.Succeed(t, os.RemoveAll(w.pool.Path))
-			steps := w.restart()
-			w.wantNewPool()
+			must.Succeed(t, os.RemoveAll(h.pool.Path))
+			steps := h.restart()
+			h.wantNewPool()
 			every := 1
 			if testing.Short() && (i > 0 || testenv.Guest()) {
 				every = 3 * p.every
 			}
 			for n := 1; n <= steps; n += every {
-				must.Succeed(t, w.Process.Stop())
-				must.Succeed(t, os.RemoveAll(w.pool.Path))
-				taken, killed := w.crashStart(n)
+				must.Succeed(t, h.Process.Stop())
+				must.Succeed(t, os.RemoveAll(h.pool.Path))
+				taken, killed := h.crashStart(n)
 				if !killed {
 					t.Fatalf("no process died at step %d of %d", n, steps)
 				}
-				t.Logf("step %d: %s", n, w.words(taken[n-1:]))
-				w.restart()
-				w.wantNewPool()
+				t.Logf("step %d: %s", n, h.words(taken[n-1:]))
+				h.restart()
+				h.wantNewPool()
 			}
 		})
 	}
 }
 
 // wantNewPool expects an empty pool in which volumes can be made.
-func (w *world) wantNewPool() {
-	w.Helper()
-	info, err := os.Stat(w.pool.Path)
-	w.Must(err)
+func (h *harness) wantNewPool() {
+	h.Helper()
+	info, err := os.Stat(h.pool.Path)
+	h.Must(err)
 	if info.Mode().Perm() != 0o750 {
-		w.Errorf("the mode of the pool is %v", info.Mode())
+		h.Errorf("the mode of the pool is %v", info.Mode())
 	}
-	if err := w.pool.Holds(nil); err != nil {
-		w.Error(err)
+	if err := h.pool.Holds(nil); err != nil {
+		h.Error(err)
 	}
-	w.Must(w.create(victim, false, small).err)
-	w.Must(w.delete().err)
-	w.awaitNoTrash()
+	h.Must(h.create(victim, false, small).err)
+	h.Must(h.delete().err)
+	h.awaitNoTrash()
 }

@@ -24,16 +24,16 @@ const ledgerBound = 30 * time.Second
 
 // wantState expects the victim to be in one of some states, the pool to be in order for
 // that, and the volumes of others to be as they were.
-func (w *world) wantState(where string, possible ...state) {
-	w.Helper()
-	is := w.observe()
-	w.now = is
+func (h *harness) wantState(where string, possible ...state) {
+	h.Helper()
+	is := h.observe()
+	h.now = is
 	if !slices.Contains(possible, is) {
-		w.Errorf("%s: the volume is %+v, want one of %+v", where, is, possible)
+		h.Errorf("%s: the volume is %+v, want one of %+v", where, is, possible)
 	}
-	all := w.expected(is)
-	if err := errors.Join(w.pool.Problems(all), w.content(all), w.capacityIs(is)); err != nil {
-		w.Errorf("%s: the volume is %+v, but:\n%v", where, is, err)
+	all := h.expected(is)
+	if err := errors.Join(h.pool.Problems(all), h.content(all), h.capacityIs(is)); err != nil {
+		h.Errorf("%s: the volume is %+v, but:\n%v", where, is, err)
 	}
 }
 
@@ -47,7 +47,7 @@ func kept(id string, s state) drivertest.Kept {
 	return k
 }
 
-func (w *world) expected(victimIs state) []drivertest.Kept {
+func (h *harness) expected(victimIs state) []drivertest.Kept {
 	var all []drivertest.Kept
 	for _, o := range others {
 		all = append(all, kept(o.id, state{bytes: o.bytes, block: o.block, published: true}))
@@ -59,31 +59,31 @@ func (w *world) expected(victimIs state) []drivertest.Kept {
 }
 
 // observe finds what there is of the victim, by what the disk and the kernel have.
-func (w *world) observe() state {
-	w.Helper()
+func (h *harness) observe() state {
+	h.Helper()
 	var is state
-	r, err := w.pool.Record(victim)
+	r, err := h.pool.Record(victim)
 	if errors.Is(err, os.ErrNotExist) {
 		return is
 	}
-	w.Must(err)
+	h.Must(err)
 	is.bytes, is.block, is.inline = r.Bytes, r.Mode == "block", r.Inline
-	mounts, err := mountns.Below(w.Targets)
-	w.Must(err)
-	is.published = slices.Contains(mounts, w.Target(victim))
+	mounts, err := mountns.Below(h.Targets)
+	h.Must(err)
+	is.published = slices.Contains(mounts, h.Target(victim))
 	return is
 }
 
 // content expects what users wrote, in each volume that is published.
-func (w *world) content(all []drivertest.Kept) error {
+func (h *harness) content(all []drivertest.Kept) error {
 	var problems []error
 	for _, v := range all {
 		switch {
 		case len(v.Pods) == 0:
 		case v.Block:
-			problems = append(problems, w.has(v, w.Target(v.ID)))
+			problems = append(problems, h.has(v, h.Target(v.ID)))
 		default:
-			problems = append(problems, w.has(v, filepath.Join(w.Target(v.ID), "file")))
+			problems = append(problems, h.has(v, filepath.Join(h.Target(v.ID), "file")))
 		}
 	}
 	return errors.Join(problems...)
@@ -91,12 +91,12 @@ func (w *world) content(all []drivertest.Kept) error {
 
 // has expects what users wrote, and that they can write. An inline volume is new each
 // time.
-func (w *world) has(v drivertest.Kept, path string) error {
+func (h *harness) has(v drivertest.Kept, path string) error {
 	if v.Inline {
 		return nil
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) && v.ID == victim && !w.filled {
+	if errors.Is(err, os.ErrNotExist) && v.ID == victim && !h.filled {
 		return nil
 	}
 	if err != nil {
@@ -107,7 +107,7 @@ func (w *world) has(v drivertest.Kept, path string) error {
 	if _, err := f.Read(got); err != nil {
 		return err
 	}
-	if string(got) != content && (v.ID != victim || w.filled) {
+	if string(got) != content && (v.ID != victim || h.filled) {
 		return fmt.Errorf("%s has the content %q", path, got)
 	}
 	if _, err := f.WriteAt(got, 0); err != nil {
@@ -119,31 +119,24 @@ func (w *world) has(v drivertest.Kept, path string) error {
 // capacityOf learns what the pool has left in a state that no crash has led to. It has to
 // agree with what is known of others: a single check may come before the reaper has entered
 // into the ledger what it removed on the way to this state.
-func (w *world) capacityOf(s state) {
-	w.Helper()
-	if w.now != s {
-		w.Fatalf("the volume is %+v, not %+v", w.now, s)
+func (h *harness) capacityOf(s state) {
+	h.Helper()
+	if h.now != s {
+		h.Fatalf("the volume is %+v, not %+v", h.now, s)
 	}
-	w.Must(w.capacityIs(s))
-	if w.place.kind == quota.Btrfs {
-		w.Must(w.pool.Settle())
-		w.Must(errors.Join(w.Process.Stop(), w.Process.Restart(w.Context())))
+	h.Must(h.capacityIs(s))
+	if h.place.kind == quota.Btrfs {
+		h.Must(h.pool.Settle())
+		h.Must(errors.Join(h.Process.Stop(), h.Process.Restart(h.Context())))
 	}
-	w.capacities[s] = w.capacity()
-}
-
-func (w *world) capacity() int64 {
-	w.Helper()
-	got, err := w.Capacity(w.Context(), "local")
-	w.Must(err)
-	return got
+	h.capacities[s] = h.MustCapacity("local")
 }
 
 // capacityIs expects the ledger to have what the records sum up to: what the pool had
 // left without a crash.
-func (w *world) capacityIs(s state) error {
+func (h *harness) capacityIs(s state) error {
 	all := int64(-1)
-	for known, capacity := range w.capacities {
+	for known, capacity := range h.capacities {
 		all = capacity + known.bytes
 	}
 	if all < 0 {
@@ -151,41 +144,41 @@ func (w *world) capacityIs(s state) error {
 	}
 	want := all - s.bytes
 	near := func() bool {
-		got := w.capacity()
+		got := h.MustCapacity("local")
 		return got > want-capacitySlack && got < want+capacitySlack
 	}
-	if w.place.kind == quota.Btrfs {
+	if h.place.kind == quota.Btrfs {
 		// It counts behind, and what others hold is counted once a minute and at the start.
 		for range 2 {
 			if near() {
 				return nil
 			}
-			w.Must(w.pool.Settle())
+			h.Must(h.pool.Settle())
 		}
-		w.Must(errors.Join(w.Process.Stop(), w.Process.Restart(w.Context())))
+		h.Must(errors.Join(h.Process.Stop(), h.Process.Restart(h.Context())))
 	}
 	// What is free is no number of the driver's, and the reaper, which has emptied the
 	// trash, is about to update the ledger.
-	for deadline := time.Now().Add(ledgerBound); !near(); w.Must(w.pool.Settle()) {
+	for deadline := time.Now().Add(ledgerBound); !near(); h.Must(h.pool.Settle()) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the capacity is %d bytes, want %d", w.capacity(), want)
+			return fmt.Errorf("the capacity is %d bytes, want %d", h.MustCapacity("local"), want)
 		}
 	}
 	return nil
 }
 
 // wantNothingLeft expects an empty pool, after all volumes were deleted.
-func (w *world) wantNothingLeft() {
-	w.Helper()
-	w.Must(w.pool.Holds(nil))
-	w.Must(w.pool.MountedAndAttached(nil))
+func (h *harness) wantNothingLeft() {
+	h.Helper()
+	h.Must(h.pool.Holds(nil))
+	h.Must(h.pool.MountedAndAttached(nil))
 	var left []string
 	for _, id := range []string{others[0].id, others[1].id, victim} {
-		names, err := drivertest.Names(filepath.Dir(w.Target(id)))
-		w.Must(err)
+		names, err := drivertest.Names(filepath.Dir(h.Target(id)))
+		h.Must(err)
 		left = append(left, names...)
 	}
 	if len(left) > 0 {
-		w.Errorf("after all was removed there is still %q", left)
+		h.Errorf("after all was removed there is still %q", left)
 	}
 }

@@ -156,7 +156,7 @@ func (h *harness) wantAlive(during string) {
 				h.Errorf("%s: the other pool has %d bytes, %v", during, got, err)
 			}
 		},
-		"the capacity": func() { h.capacity() },
+		"the capacity": func() { h.MustCapacity("local") },
 	} {
 		began := time.Now()
 		ask()

@@ -153,7 +153,7 @@ func TestUnreadableDiskAtOpen(t *testing.T) {
 	m.mount() // and nothing of it is in memory
 	d.Fail(disk.Read)
 	h.Must(h.Process.Restart(h.Context()))
-	if got := h.capacity(); got != 0 {
+	if got := h.MustCapacity("local"); got != 0 {
 		t.Errorf("the capacity is %d bytes", got)
 	}
 	for _, c := range []struct {

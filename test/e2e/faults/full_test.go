@@ -31,7 +31,7 @@ func TestFullPool(t *testing.T) {
 				"expand disk":      codes.FailedPrecondition,
 				"delete published": codes.FailedPrecondition,
 			}
-			if got := h.capacity(); got != 0 {
+			if got := h.MustCapacity("local"); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
 			// A disk has its space; of a directory none is left.

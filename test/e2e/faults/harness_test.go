@@ -149,7 +149,7 @@ func newHarness(t *testing.T, driver string, m *mount) *harness {
 	})
 	h.pool = &drivertest.Pool{Driver: h.Driver, PoolConfig: local, Largest: 2 * grown}
 	h.other = &drivertest.Pool{Driver: h.Driver, PoolConfig: other}
-	h.before = h.capacity()
+	h.before = h.MustCapacity("local")
 	for _, v := range []drivertest.Volume{tree, idle, doomed, raw, spare, doomedDisk} {
 		h.Must(h.create(v))
 		h.Must(h.fill(v))
@@ -246,13 +246,6 @@ func (h *harness) expand(v drivertest.Volume) error {
 		k.Bytes = grown
 	}
 	return err
-}
-
-func (h *harness) capacity() int64 {
-	h.Helper()
-	got, err := h.Capacity(h.Context(), "local")
-	h.Must(err)
-	return got
 }
 
 // content is what users have written.
@@ -364,7 +357,7 @@ func (h *harness) end() {
 	h.wantWhole("after all was removed")
 	h.Eventually("the pool has what it had at first", func() bool {
 		h.Must(h.pool.Settle())
-		got := h.capacity()
+		got := h.MustCapacity("local")
 		return got > h.before-capacitySlack && got < h.before+capacitySlack
 	})
 }

@@ -28,7 +28,7 @@ func TestPoolWithoutFreeInodes(t *testing.T) {
 			h := newHarness(t, driver, newMount(t, fs))
 			giveBack := h.takeInodes()
 			// A volume that cannot be made is none that could be promised.
-			if got := h.capacity(); got != 0 {
+			if got := h.MustCapacity("local"); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
 			h.wantListed("without inodes", func(v drivertest.Volume) bool { return !v.Block })

@@ -20,7 +20,7 @@ func TestPoolTurnsReadOnly(t *testing.T) {
 			h.Must(h.unpublish(raw))
 			h.wantWhole("before")
 			h.mount.remount(unix.MS_RDONLY)
-			if got := h.capacity(); got != 0 {
+			if got := h.MustCapacity("local"); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
 			h.wantListed("read-only", all)

@@ -52,7 +52,7 @@ func TestUnmountedPool(t *testing.T) {
 			for _, during := range []string{"unmounted", "unmounted and noticed"} {
 				h.wantAnswers(during, away)
 				h.wantListed(during, all)
-				if got := h.capacity(); got != 0 {
+				if got := h.MustCapacity("local"); got != 0 {
 					t.Errorf("%s: the capacity is %d bytes", during, got)
 				}
 				wantSame(t, during, m.at, bare)

@@ -30,103 +30,90 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = 1 << 20
 
-// A driver serves one pool.
-type driver struct{ *drivertest.Driver }
+// A harness is a driver with one pool.
+type harness struct{ *drivertest.Driver }
 
-func start(t *testing.T, binary, pool string) *driver {
+func newHarness(t *testing.T, binary, pool string) *harness {
 	t.Helper()
-	return &driver{drivertest.Launch(t, drivertest.Config{
+	return &harness{drivertest.Launch(t, drivertest.Config{
 		Binary: binary, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}, Flags: []string{drivertest.ServeMetrics},
 	})}
 }
 
-func (d *driver) create(t *testing.T, id string, bytes int64) {
-	t.Helper()
-	_, err := d.Create(t.Context(), drivertest.Volume{ID: id, Bytes: bytes})
-	must.Succeed(t, err)
-}
-
 // publish publishes a volume until the test ends.
-func (d *driver) publish(t *testing.T, id string) {
-	t.Helper()
-	must.Succeed(t, d.Publish(t.Context(), drivertest.Volume{ID: id}, id))
-	t.Cleanup(func() { must.Succeed(t, d.Unpublish(context.WithoutCancel(t.Context()), id, id)) })
+func (h *harness) publish(id string) {
+	h.Helper()
+	h.Must(h.Publish(h.Context(), drivertest.Volume{ID: id}, id))
+	h.Cleanup(func() { h.Must(h.Unpublish(context.WithoutCancel(h.Context()), id, id)) })
 }
 
 // conditions are what the calls say of a published volume.
-func (d *driver) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
-	t.Helper()
+func (h *harness) conditions(id string) map[string]*oldcsi.VolumeCondition {
+	h.Helper()
 	reported := make(map[string]*oldcsi.VolumeCondition)
-	list, err := d.List(t.Context(), 0)
-	must.Succeed(t, err)
+	list, err := h.List(h.Context(), 0)
+	h.Must(err)
 	for _, entry := range list {
 		if entry.GetVolume().GetVolumeId() == id {
 			reported["ListVolumes"] = oldcsi.Condition(entry.GetStatus())
 		}
 	}
-	got, err := d.Get(t.Context(), id)
-	must.Succeed(t, err)
+	got, err := h.Get(h.Context(), id)
+	h.Must(err)
 	reported["ControllerGetVolume"] = oldcsi.Condition(got.GetStatus())
-	stats, err := d.Stats(t.Context(), id, id)
-	must.Succeed(t, err)
+	stats, err := h.Stats(h.Context(), id, id)
+	h.Must(err)
 	reported["NodeGetVolumeStats"] = oldcsi.Condition(stats)
 	return reported
 }
 
 // wantCondition says that all calls say the same of a published volume.
-func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says string) {
-	t.Helper()
-	reported := d.conditions(t, id)
+func (h *harness) wantCondition(id string, abnormal bool, says string) {
+	h.Helper()
+	reported := h.conditions(id)
 	for call, condition := range reported {
 		if diff := cmp.Diff(reported["ListVolumes"], condition, protocmp.Transform()); diff != "" {
-			t.Errorf("%s says something else of %s than ListVolumes (-list +call):\n%s", call, id, diff)
+			h.Errorf("%s says something else of %s than ListVolumes (-list +call):\n%s", call, id, diff)
 		}
 		if condition.GetAbnormal() != abnormal || !strings.Contains(condition.GetMessage(), says) {
-			t.Errorf("the condition of %s by %s is %v, want abnormal: %v, with the words %q", id, call, condition, abnormal, says)
+			h.Errorf("the condition of %s by %s is %v, want abnormal: %v, with the words %q", id, call, condition, abnormal, says)
 		}
 	}
-}
-
-func (d *driver) scrape(t *testing.T) string {
-	t.Helper()
-	scraped, err := d.Metrics(t.Context())
-	must.Succeed(t, err)
-	return scraped
 }
 
 func TestAbnormalVolume(t *testing.T) {
 	fs := testenv.CountingBtrfs(t, 256*mib)
 	pool := filepath.Join(fs, "pool")
-	d := start(t, drivertest.Built(t), pool)
+	h := newHarness(t, drivertest.Built(t), pool)
 	for _, id := range []string{"good", "lost", "torn", "full"} {
-		d.create(t, id, 16*mib)
-		d.publish(t, id)
-		d.wantCondition(t, id, false, "in order")
+		h.MustCreate(drivertest.Volume{ID: id, Bytes: 16 * mib})
+		h.publish(id)
+		h.wantCondition(id, false, "in order")
 	}
 	must.Succeed(t, os.Rename(filepath.Join(pool, "lost"), filepath.Join(fs, "aside")))
-	d.wantCondition(t, "lost", true, "directory is missing")
+	h.wantCondition("lost", true, "directory is missing")
 	must.Succeed(t, os.WriteFile(filepath.Join(pool, ".hostpath-provisioner/volumes/torn.json"), []byte("{"), 0o600))
-	d.wantCondition(t, "torn", true, "record is unreadable")
-	if err := os.WriteFile(filepath.Join(d.Target("full"), "data"), make([]byte, 17*mib), 0o600); !errors.Is(err, syscall.EDQUOT) && !errors.Is(err, syscall.ENOSPC) {
+	h.wantCondition("torn", true, "record is unreadable")
+	if err := os.WriteFile(filepath.Join(h.Target("full"), "data"), make([]byte, 17*mib), 0o600); !errors.Is(err, syscall.EDQUOT) && !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("writing more than the volume holds ends with %v", err)
 	}
 	syncFS(t, fs) // btrfs counts when it commits
-	d.wantCondition(t, "full", true, "no space")
-	d.wantCondition(t, "good", false, "in order")
+	h.wantCondition("full", true, "no space")
+	h.wantCondition("good", false, "in order")
 
 	must.Succeed(t, syscall.Mount("", fs, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-	d.wantCondition(t, "good", true, "read-only")
+	h.wantCondition("good", true, "read-only")
 	must.Succeed(t, syscall.Mount("", fs, "", syscall.MS_REMOUNT, ""))
-	d.wantCondition(t, "good", false, "in order")
+	h.wantCondition("good", false, "in order")
 
 	// The pool itself: what is asked from outside is the same, from memory.
 	must.Succeed(t, os.Rename(filepath.Join(pool, ".hostpath-provisioner"), filepath.Join(fs, "own")))
-	d.wantCondition(t, "good", true, "pool does not serve")
-	d.Eventually("the metrics say that all volumes are abnormal", func() bool {
-		return strings.Contains(d.scrape(t), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"PoolMissing\"} 4\n")
+	h.wantCondition("good", true, "pool does not serve")
+	h.Eventually("the metrics say that all volumes are abnormal", func() bool {
+		return strings.Contains(h.MustMetrics(), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"PoolMissing\"} 4\n")
 	})
 	must.Succeed(t, os.Rename(filepath.Join(fs, "own"), filepath.Join(pool, ".hostpath-provisioner")))
-	d.wantCondition(t, "good", false, "in order")
+	h.wantCondition("good", false, "in order")
 }
 
 // What is wrong below the root of a volume is seen by its user alone, and by the
@@ -137,30 +124,30 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel() // most of it is waiting for the next check
 			disk := rotten.New(t, kind)
-			d := start(t, binary, filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
+			h := newHarness(t, binary, filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
 			volume := filepath.Base(rotten.Volume)
-			d.publish(t, volume)
-			d.wantCondition(t, volume, false, "in order")
-			if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_filesystem_errors{pool=\"local\"} 0\n") {
+			h.publish(volume)
+			h.wantCondition(volume, false, "in order")
+			if scraped := h.MustMetrics(); !strings.Contains(scraped, "hostpath_pool_filesystem_errors{pool=\"local\"} 0\n") {
 				t.Errorf("the metrics do not say that there are no errors yet:\n%s", scraped)
 			}
 			disk.Touch(t)
 			// The pool may be checked between two of the calls.
-			d.Eventually("all calls say that the volume is abnormal", func() bool {
-				for _, condition := range d.conditions(t, volume) {
+			h.Eventually("all calls say that the volume is abnormal", func() bool {
+				for _, condition := range h.conditions(volume) {
 					if !condition.GetAbnormal() {
 						return false
 					}
 				}
 				return true
 			})
-			d.wantCondition(t, volume, true, "has counted")
+			h.wantCondition(volume, true, "has counted")
 			counted := regexp.MustCompile(`(?m)^hostpath_pool_filesystem_errors\{pool="local"\} [1-9]`)
-			if scraped := d.scrape(t); !counted.MatchString(scraped) {
+			if scraped := h.MustMetrics(); !counted.MatchString(scraped) {
 				t.Errorf("the metrics do not count the errors:\n%s", scraped)
 			}
-			if !strings.Contains(d.Process.Log(), "The pool's filesystem reports errors") {
-				t.Errorf("the log does not report the errors:\n%s", d.Process.Log())
+			if !strings.Contains(h.Process.Log(), "The pool's filesystem reports errors") {
+				t.Errorf("the log does not report the errors:\n%s", h.Process.Log())
 			}
 		})
 	}
@@ -170,34 +157,34 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 func TestErrorRemountsReadOnly(t *testing.T) {
 	disk := rotten.New(t, "ext4", "errors=remount-ro")
 	binary, pool := drivertest.Built(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))
-	d := start(t, binary, pool)
+	h := newHarness(t, binary, pool)
 	volume := filepath.Base(rotten.Volume)
-	d.publish(t, volume)
-	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
+	h.publish(volume)
+	if scraped := h.MustMetrics(); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
 		t.Errorf("the metrics do not say that the pool can be written to:\n%s", scraped)
 	}
 	syncFS(t, pool) // what only the journal has is lost with it
 	disk.Touch(t)
-	d.Eventually("the pool has no room", func() bool {
-		got, err := d.Capacity(t.Context(), "")
+	h.Eventually("the pool has no room", func() bool {
+		got, err := h.Capacity(t.Context(), "")
 		must.Succeed(t, err)
 		return got == 0
 	})
-	d.Eventually("all calls say that the volume is read-only", func() bool {
-		for _, condition := range d.conditions(t, volume) {
+	h.Eventually("all calls say that the volume is read-only", func() bool {
+		for _, condition := range h.conditions(volume) {
 			if !strings.Contains(condition.GetMessage(), "read-only") {
 				return false
 			}
 		}
 		return true
 	})
-	_, err := d.Create(t.Context(), drivertest.Volume{ID: "new"})
+	_, err := h.Create(t.Context(), drivertest.Volume{ID: "new"})
 	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
 		t.Errorf("a volume is made with the answer %v", err)
 	}
 	// The metric is of the last check of the pool, and the conditions of the calls.
-	d.Eventually("the metrics say that the pool is read-only", func() bool {
-		return strings.Contains(d.scrape(t), "hostpath_pool_read_only{pool=\"local\"} 1\n")
+	h.Eventually("the metrics say that the pool is read-only", func() bool {
+		return strings.Contains(h.MustMetrics(), "hostpath_pool_read_only{pool=\"local\"} 1\n")
 	})
 	inspect := exec.CommandContext(t.Context(), binary, "inspect", `--datadir=[{"name":"local","path":"`+pool+`"}]`)
 	report, _ := inspect.CombinedOutput() // it ends with 2, and the report has it

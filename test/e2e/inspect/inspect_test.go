@@ -65,12 +65,6 @@ func device(id string, bytes int64) drivertest.Volume {
 	return drivertest.Volume{ID: id, Pool: "local", Bytes: bytes, Block: true}
 }
 
-func (h *harness) create(v drivertest.Volume) {
-	h.Helper()
-	_, err := h.Create(h.Context(), v)
-	h.Must(err)
-}
-
 // run runs inspect as the manifests have it run: the environment says what to check. It is
 // killed if it syncs.
 func (h *harness) run(args ...string) (output string, status int) {
@@ -146,8 +140,8 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 	h := newHarness(t, program, drivertest.PoolConfig{Name: "second", Path: filepath.Join(t.TempDir(), "second")})
 	ctx := t.Context()
 	files, disk := directory("pvc-1", 16*mib), device("disk-1", 32*mib)
-	h.create(files)
-	h.create(disk)
+	h.MustCreate(files)
+	h.MustCreate(disk)
 	h.Must(errors.Join(h.Publish(ctx, files, "a"), h.Publish(ctx, disk, "b")))
 	h.Must(os.WriteFile(h.Target("a")+"/data", bytes.Repeat([]byte("x"), mib), 0o600))
 	h.Must((&drivertest.Pool{Driver: h.Driver, PoolConfig: h.pools[0]}).Settle()) // else what is free changes when it is written back
@@ -172,8 +166,8 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 	h.wantSame(before)
 
 	// And without the driver, of what is wrong as well.
-	h.create(directory("pvc-2", 16*mib))
-	h.create(directory("pvc-3", 16*mib))
+	h.MustCreate(directory("pvc-2", 16*mib))
+	h.MustCreate(directory("pvc-3", 16*mib))
 	h.Must(h.Process.Stop())
 	h.Must(os.Rename(filepath.Join(h.pool, "pvc-2"), filepath.Join(filepath.Dir(h.pool), "aside")))
 	h.Must(os.WriteFile(filepath.Join(h.pool, ".hostpath-provisioner", "volumes", "pvc-3.json"), []byte(`{"version":1,`), 0o600))
@@ -201,8 +195,8 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 func testSnapshots(t *testing.T, program string) {
 	h := newHarness(t, program)
 	ctx := t.Context()
-	h.create(directory("pvc-1", 64*mib))
-	h.create(device("disk-1", 32*mib))
+	h.MustCreate(directory("pvc-1", 64*mib))
+	h.MustCreate(device("disk-1", 32*mib))
 	snapshot := func(name, of string) {
 		t.Helper()
 		_, err := h.Snapshot(ctx, name, of, "")
@@ -264,7 +258,7 @@ func testHang(t *testing.T, program string) {
 	hung := filepath.Join(t.TempDir(), "hung")
 	release := testenv.Hang(t, hung)
 	h := newHarness(t, program)
-	h.create(directory("pvc-1", 16*mib))
+	h.MustCreate(directory("pvc-1", 16*mib))
 	h.pools = append(h.pools, drivertest.PoolConfig{Name: "hung", Path: hung})
 	report := h.report(2)
 	if p := report.Pools[0]; p.Abnormal || len(p.Volumes) != 1 {

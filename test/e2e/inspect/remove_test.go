@@ -30,7 +30,7 @@ func TestRemoveInline(t *testing.T) {
 	inline := func(id string) drivertest.Volume {
 		return drivertest.Volume{ID: id, Pool: "local", Bytes: mib, Inline: true}
 	}
-	h.create(directory("pvc-1", mib))
+	h.MustCreate(directory("pvc-1", mib))
 	h.Must(h.Publish(t.Context(), inline("csi-1"), "gone"))
 	h.Must(h.Publish(t.Context(), inline("csi-2"), "alive"))
 	for _, id := range []string{"csi-1", "csi-2"} {
@@ -63,8 +63,8 @@ func TestRemoveLost(t *testing.T) {
 	h := &harness{program: program, pool: filepath.Join(t.TempDir(), "pool")}
 	h.pools = []drivertest.PoolConfig{{Name: "local", Path: h.pool}}
 	h.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: h.pools})
-	h.create(directory("pvc-1", mib))
-	h.create(directory("pvc-2", 3*mib))
+	h.MustCreate(directory("pvc-1", mib))
+	h.MustCreate(directory("pvc-2", 3*mib))
 	must.Succeed(t, os.Remove(filepath.Join(h.pool, "pvc-1")))
 
 	if v := volume(t, h.report(2), "pvc-1"); v.Reason != string(health.DirectoryMissing) || !strings.Contains(v.Condition, "`/hostpath-csi-driver remove-lost --volume=pvc-1`") {
@@ -103,7 +103,7 @@ func TestDeviceOnDeletedFile(t *testing.T) {
 	program := drivertest.Built(t)
 	h := newHarness(t, program)
 	disk := device("disk-1", 32*mib)
-	h.create(disk)
+	h.MustCreate(disk)
 	h.Must(h.Publish(t.Context(), disk, "a"))
 	h.Must(h.Process.Stop())
 	// A driver of another test on a btrfs would detach it: whose subvolume it was cannot be known.

@@ -23,98 +23,98 @@ import (
 
 // check expects the driver, its metrics, the pools and the kernel to have what the clients
 // got as answers, and nothing else. The clients make no calls meanwhile.
-func (w *world) check() {
-	w.Helper()
-	w.lap("all checked", func() {
-		all := w.expected()
-		for _, p := range w.places {
-			w.AwaitNoTrash(p.Path)
+func (h *harness) check() {
+	h.Helper()
+	h.lap("all checked", func() {
+		all := h.expected()
+		for _, p := range h.places {
+			h.AwaitNoTrash(p.Path)
 		}
-		w.checkListed(all)
-		w.checkGone()
-		w.checkMetrics(all)
-		for _, p := range w.places {
-			w.checkPool(p, all)
+		h.checkListed(all)
+		h.checkGone()
+		h.checkMetrics(all)
+		for _, p := range h.places {
+			h.checkPool(p, all)
 		}
-		w.checkMounts(all)
+		h.checkMounts(all)
 	})
-	if w.Failed() {
-		w.FailNow()
+	if h.Failed() {
+		h.FailNow()
 	}
 }
 
 // expected are the volumes that there should be, by their ids. Of those that clients share
 // the driver is asked, one by one.
-func (w *world) expected() map[string]*volume {
-	w.Helper()
+func (h *harness) expected() map[string]*volume {
+	h.Helper()
 	all := make(map[string]*volume)
-	for _, c := range w.clients {
+	for _, c := range h.clients {
 		for _, v := range c.volumes {
 			if v.there {
 				all[v.ID] = v
 			}
 		}
 	}
-	mounted := w.mounts()
-	for _, common := range w.common {
+	mounted := h.mounts()
+	for _, common := range h.common {
 		v := &volume{Volume: common, pods: make(map[string]bool)}
-		for _, c := range w.clients {
+		for _, c := range h.clients {
 			if slices.Contains(mounted, c.Target(c.commonPod(common))) {
 				v.pods[c.commonPod(common)] = false
 			}
 		}
-		_, err := w.Get(w.Context(), v.ID)
+		_, err := h.Get(h.Context(), v.ID)
 		if v.there = err == nil; v.there {
 			all[v.ID] = v
 		}
 		if status.Code(err) != codes.NotFound && err != nil || !v.there && len(v.pods) > 0 {
-			w.Errorf("%s, which is mounted for %v: %v", v.ID, v.pods, err)
+			h.Errorf("%s, which is mounted for %v: %v", v.ID, v.pods, err)
 		}
 	}
 	return all
 }
 
 // list is all that the driver lists.
-func (w *world) list() []*csi.ListVolumesResponse_Entry {
-	w.Helper()
-	all, err := w.List(w.Context(), 999)
-	w.Must(err)
+func (h *harness) list() []*csi.ListVolumesResponse_Entry {
+	h.Helper()
+	all, err := h.List(h.Context(), 999)
+	h.Must(err)
 	return all
 }
 
 // wantSame expects a list to be the one from before.
-func (w *world) wantSame(before, now []*csi.ListVolumesResponse_Entry) {
-	w.Helper()
+func (h *harness) wantSame(before, now []*csi.ListVolumesResponse_Entry) {
+	h.Helper()
 	if diff := cmp.Diff(before, now, protocmp.Transform()); diff != "" {
-		w.Errorf("the list after a restart (-before +after):\n%.4000s", diff)
+		h.Errorf("the list after a restart (-before +after):\n%.4000s", diff)
 	}
 }
 
 // checkListed expects each volume to be listed once, as it is.
-func (w *world) checkListed(all map[string]*volume) {
-	w.Helper()
+func (h *harness) checkListed(all map[string]*volume) {
+	h.Helper()
 	missing := maps.Clone(all)
-	for _, e := range w.list() {
+	for _, e := range h.list() {
 		at := e.GetVolume().GetVolumeId()
 		v := missing[at]
 		if v == nil {
-			w.Errorf("%s is listed, and is not there or was listed before", at)
+			h.Errorf("%s is listed, and is not there or was listed before", at)
 			continue
 		}
 		delete(missing, at)
-		if err := errors.Join(w.clients[0].same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), oldcsi.Condition(e.GetStatus()))); err != nil {
-			w.Errorf("list: %v", err)
+		if err := errors.Join(h.clients[0].same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), oldcsi.Condition(e.GetStatus()))); err != nil {
+			h.Errorf("list: %v", err)
 		}
 	}
 	for at := range missing {
-		w.Errorf("%s is not listed", at)
+		h.Errorf("%s is not listed", at)
 	}
 }
 
 // checkGone expects what was deleted not to be there for those who ask for it by name.
-func (w *world) checkGone() {
-	w.Helper()
-	w.all(func(c *client, ctx context.Context) error {
+func (h *harness) checkGone() {
+	h.Helper()
+	h.all(func(c *client, ctx context.Context) error {
 		for _, v := range c.volumes {
 			if v.there {
 				continue
@@ -128,10 +128,10 @@ func (w *world) checkGone() {
 }
 
 // checkMetrics compares the sums, and expects no call to have failed within the driver.
-func (w *world) checkMetrics(all map[string]*volume) {
-	w.Helper()
-	got := w.scrape()
-	for _, p := range w.places {
+func (h *harness) checkMetrics(all map[string]*volume) {
+	h.Helper()
+	got := h.scrape()
+	for _, p := range h.places {
 		volumes, promised := 0, int64(0)
 		for _, v := range all {
 			if v.Pool == p.Name {
@@ -144,7 +144,7 @@ func (w *world) checkMetrics(all map[string]*volume) {
 		} {
 			series := fmt.Sprintf(`hostpath_pool_%s{pool="%s"}`, name, p.Name)
 			if value, ok := got[series]; !ok || int64(value) != want {
-				w.Errorf("%s is %.0f, want %d", series, value, want)
+				h.Errorf("%s is %.0f, want %d", series, value, want)
 			}
 		}
 	}
@@ -153,15 +153,15 @@ func (w *world) checkMetrics(all map[string]*volume) {
 			strings.HasPrefix(series, "hostpath_csi_call_duration_seconds_count") &&
 				(strings.Contains(series, `code="Internal"`) || strings.Contains(series, `code="Unknown"`) || strings.Contains(series, `code="DeadlineExceeded"`))
 		if broken && value > 0 {
-			w.Errorf("%s is %.0f", series, value)
+			h.Errorf("%s is %.0f", series, value)
 		}
 	}
 }
 
 // checkPool expects a pool to have its volumes, in order and with what was written in them,
 // and nothing that is half made or half removed.
-func (w *world) checkPool(p *place, all map[string]*volume) {
-	w.Helper()
+func (h *harness) checkPool(p *place, all map[string]*volume) {
+	h.Helper()
 	var kept []drivertest.Kept
 	devices := 0
 	for _, v := range all {
@@ -173,14 +173,14 @@ func (w *world) checkPool(p *place, all map[string]*volume) {
 	}
 	problems := []error{p.Holds(kept)}
 	for _, k := range kept {
-		problems = append(problems, p.InOrder(k), w.content(p, all[k.ID]))
+		problems = append(problems, p.InOrder(k), h.content(p, all[k.ID]))
 	}
 	attached, err := p.Attached()
 	if len(attached) != devices {
 		problems = append(problems, fmt.Errorf("attached are %v, want %d devices", attached, devices))
 	}
 	if err := errors.Join(append(problems, err)...); err != nil {
-		w.Errorf("pool %s: %v", p.Name, err)
+		h.Errorf("pool %s: %v", p.Name, err)
 	}
 }
 
@@ -199,7 +199,7 @@ func (v *volume) devices() int {
 }
 
 // content expects a volume to hold what was written in it last.
-func (w *world) content(p *place, v *volume) error {
+func (h *harness) content(p *place, v *volume) error {
 	if v.stamp == "" {
 		return nil
 	}
@@ -209,65 +209,65 @@ func (w *world) content(p *place, v *volume) error {
 	return v.wantStamp(filepath.Join(p.Path, v.ID, "stamp"))
 }
 
-func (w *world) mounts() []string {
-	w.Helper()
-	mounts, err := mountns.Below(w.Targets)
-	w.Must(err)
+func (h *harness) mounts() []string {
+	h.Helper()
+	mounts, err := mountns.Below(h.Targets)
+	h.Must(err)
 	return mounts
 }
 
 // checkMounts expects one mount for each pod that has a volume.
-func (w *world) checkMounts(all map[string]*volume) {
-	w.Helper()
+func (h *harness) checkMounts(all map[string]*volume) {
+	h.Helper()
 	var want []string
 	for _, v := range all {
 		for pod := range v.pods {
-			want = append(want, w.Target(pod))
+			want = append(want, h.Target(pod))
 		}
 	}
-	got := w.mounts()
+	got := h.mounts()
 	slices.Sort(got)
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
-		w.Errorf("mounted (-want +got):\n%.2000s", diff)
+		h.Errorf("mounted (-want +got):\n%.2000s", diff)
 	}
 }
 
-// wantNothingLeft expects a world without volumes to have nothing of them, and the kernel
+// wantNothingLeft expects a node without volumes to have nothing of them, and the kernel
 // to forget all that it has limited.
-func (w *world) wantNothingLeft() {
-	w.Helper()
-	w.check()
-	for _, p := range w.places {
+func (h *harness) wantNothingLeft() {
+	h.Helper()
+	h.check()
+	for _, p := range h.places {
 		if p.kept() {
-			w.lap("all forgotten in "+p.Name, func() { w.wantNoLimits(p) })
+			h.lap("all forgotten in "+p.Name, func() { h.wantNoLimits(p) })
 		}
 	}
 }
 
 // wantNoLimits expects the kernel to keep no limit. Of btrfs it goes through all ids that
 // subvolumes can have had: they are counted up from the first, and none is given twice.
-func (w *world) wantNoLimits(p *place) {
-	w.Helper()
+func (h *harness) wantNoLimits(p *place) {
+	h.Helper()
 	const first = 256
 	f, err := quota.Detect(p.root)
-	w.Must(err)
+	h.Must(err)
 	if f.Kind() != quota.Btrfs {
-		w.Must(p.Unleaked())
+		h.Must(p.Unleaked())
 		return
 	}
 	d, err := f.Make(p.root, "last")
-	w.Must(err)
+	h.Must(err)
 	last, err := f.IDOf(d)
-	w.Must(errors.Join(err, d.Close(), p.root.RemoveDir("last")))
+	h.Must(errors.Join(err, d.Close(), p.root.RemoveDir("last")))
 	for id := quota.ID(first); id <= last; id++ {
-		w.Eventually(fmt.Sprintf("the kernel forgets the subvolume %d", id), func() bool {
+		h.Eventually(fmt.Sprintf("the kernel forgets the subvolume %d", id), func() bool {
 			usage, err := f.Usage(p.root, id)
-			w.Must(err)
+			h.Must(err)
 			if usage.Limit == (quota.Limit{}) && usage.Bytes == 0 {
 				return true
 			}
-			w.Must(p.Settle())
+			h.Must(p.Settle())
 			return false
 		})
 	}

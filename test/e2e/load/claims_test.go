@@ -24,15 +24,15 @@ func TestPodsThatShareVolumes(t *testing.T) {
 	if !testing.Short() && !testenv.Guest() {
 		during = 130 * time.Second
 	}
-	w := newWorld(t, drivertest.Built(t), extent{})
+	h := newHarness(t, drivertest.Built(t), extent{})
 	shared := []drivertest.Volume{
 		{ID: "of-xfs", Pool: "xfs", Bytes: mib}, {ID: "of-shared", Pool: "shared", Bytes: mib},
 		{ID: "of-limited", Pool: "limited", Bytes: mib}, {ID: "block", Pool: "ext4", Bytes: mib, Block: true},
 	}
 	for _, v := range shared {
-		w.Must(must.Err(w.Driver.Create(w.Context(), v)))
+		h.Must(must.Err(h.Driver.Create(h.Context(), v)))
 	}
-	ctx, cancel := context.WithTimeout(w.Context(), during)
+	ctx, cancel := context.WithTimeout(h.Context(), during)
 	defer cancel()
 	var made, aborted atomic.Int64
 	try := func(what string, call func() error) bool {
@@ -52,10 +52,10 @@ func TestPodsThatShareVolumes(t *testing.T) {
 		working.Go(func() {
 			for round := 0; ctx.Err() == nil && !t.Failed(); round++ {
 				v, pod := shared[random.IntN(len(shared))], fmt.Sprintf("pod-%d-%d", n, round%targets)
-				for !try("publish "+v.ID, func() error { return w.Driver.Publish(w.Context(), v, pod) }) && !t.Failed() {
+				for !try("publish "+v.ID, func() error { return h.Driver.Publish(h.Context(), v, pod) }) && !t.Failed() {
 				}
-				try("stats of "+v.ID, func() error { return must.Err(w.Stats(w.Context(), v.ID, pod)) })
-				for !try("unpublish "+v.ID, func() error { return w.Driver.Unpublish(w.Context(), v.ID, pod) }) && !t.Failed() {
+				try("stats of "+v.ID, func() error { return must.Err(h.Stats(h.Context(), v.ID, pod)) })
+				for !try("unpublish "+v.ID, func() error { return h.Driver.Unpublish(h.Context(), v.ID, pod) }) && !t.Failed() {
 				}
 			}
 		})
@@ -63,7 +63,7 @@ func TestPodsThatShareVolumes(t *testing.T) {
 	working.Go(func() {
 		for ctx.Err() == nil && !t.Failed() {
 			for _, v := range shared {
-				try("get "+v.ID, func() error { return must.Err(w.Get(w.Context(), v.ID)) })
+				try("get "+v.ID, func() error { return must.Err(h.Get(h.Context(), v.ID)) })
 			}
 		}
 	})
@@ -73,8 +73,8 @@ func TestPodsThatShareVolumes(t *testing.T) {
 		t.Errorf("%d of %d calls were ABORTED, want none of at least 500", aborted.Load(), made.Load())
 	}
 	for _, v := range shared {
-		w.Must(w.Driver.Delete(w.Context(), v.ID))
+		h.Must(h.Driver.Delete(h.Context(), v.ID))
 	}
-	w.Must(w.Process.Stop())
-	w.wantNoRace()
+	h.Must(h.Process.Stop())
+	h.wantNoRace()
 }

@@ -20,7 +20,7 @@ import (
 // A client is one of the callers. It makes one call after the other, so that it knows
 // what each has to be answered with.
 type client struct {
-	*world
+	*harness
 	number  int
 	random  *rand.Rand
 	volumes []*volume // that no other client uses
@@ -47,10 +47,10 @@ const (
 // newClient gives a client its names: a block volume, one in the shared pool, and
 // directories in the others. The pool with limits has fewer: there btrfs takes some twenty
 // milliseconds to forget a volume.
-func newClient(w *world, number int) *client {
-	c := &client{world: w, number: number, random: rand.New(rand.NewPCG(*seed, uint64(number)))}
-	count := w.volumes / w.callers
-	if number < w.volumes%w.callers {
+func newClient(h *harness, number int) *client {
+	c := &client{harness: h, number: number, random: rand.New(rand.NewPCG(*seed, uint64(number)))}
+	count := h.volumes / h.callers
+	if number < h.volumes%h.callers {
 		count++
 	}
 	for i := range count {
@@ -59,7 +59,7 @@ func newClient(w *world, number int) *client {
 		switch {
 		case i == 0:
 			v.Block = true
-			v.Pool = w.places[number%len(w.places)].Name
+			v.Pool = h.places[number%len(h.places)].Name
 		case i == 1:
 			v.Pool = "shared"
 		case i%10 == 9:

@@ -52,46 +52,46 @@ func (u *calls) end(c *call) (met bool) {
 
 // exclusive makes a call, which may be ABORTED only if another was under way at the same target, or on the same volume if one of
 // the two neither publishes nor unpublishes. If it is for no reason, the error has another code.
-func exclusive[T any](w *world, volume, target string, do func() (T, error)) (T, error) {
-	c := w.calls.begin(volume, target)
+func exclusive[T any](h *harness, volume, target string, do func() (T, error)) (T, error) {
+	c := h.calls.begin(volume, target)
 	answer, err := do()
-	if met := w.calls.end(c); status.Code(err) == codes.Aborted && !met {
+	if met := h.calls.end(c); status.Code(err) == codes.Aborted && !met {
 		return answer, fmt.Errorf("no call that excludes this one was under way: %v", err)
 	}
 	return answer, err
 }
 
-func refusable(w *world, volume, target string, do func() error) error {
-	_, err := exclusive(w, volume, target, func() (struct{}, error) { return struct{}{}, do() })
+func refusable(h *harness, volume, target string, do func() error) error {
+	_, err := exclusive(h, volume, target, func() (struct{}, error) { return struct{}{}, do() })
 	return err
 }
 
 // Create is the driver's.
-func (w *world) Create(ctx context.Context, v drivertest.Volume) (*csi.CreateVolumeResponse, error) {
-	return exclusive(w, v.ID, "", func() (*csi.CreateVolumeResponse, error) { return w.Driver.Create(ctx, v) })
+func (h *harness) Create(ctx context.Context, v drivertest.Volume) (*csi.CreateVolumeResponse, error) {
+	return exclusive(h, v.ID, "", func() (*csi.CreateVolumeResponse, error) { return h.Driver.Create(ctx, v) })
 }
 
 // Delete is the driver's.
-func (w *world) Delete(ctx context.Context, id string) error {
-	return refusable(w, id, "", func() error { return w.Driver.Delete(ctx, id) })
+func (h *harness) Delete(ctx context.Context, id string) error {
+	return refusable(h, id, "", func() error { return h.Driver.Delete(ctx, id) })
 }
 
 // Publish is the driver's.
-func (w *world) Publish(ctx context.Context, v drivertest.Volume, pod string) error {
-	return refusable(w, v.ID, pod, func() error { return w.Driver.Publish(ctx, v, pod) })
+func (h *harness) Publish(ctx context.Context, v drivertest.Volume, pod string) error {
+	return refusable(h, v.ID, pod, func() error { return h.Driver.Publish(ctx, v, pod) })
 }
 
 // PublishReadOnly is the driver's.
-func (w *world) PublishReadOnly(ctx context.Context, v drivertest.Volume, pod string) error {
-	return refusable(w, v.ID, pod, func() error { return w.Driver.PublishReadOnly(ctx, v, pod) })
+func (h *harness) PublishReadOnly(ctx context.Context, v drivertest.Volume, pod string) error {
+	return refusable(h, v.ID, pod, func() error { return h.Driver.PublishReadOnly(ctx, v, pod) })
 }
 
 // Unpublish is the driver's.
-func (w *world) Unpublish(ctx context.Context, id, pod string) error {
-	return refusable(w, id, pod, func() error { return w.Driver.Unpublish(ctx, id, pod) })
+func (h *harness) Unpublish(ctx context.Context, id, pod string) error {
+	return refusable(h, id, pod, func() error { return h.Driver.Unpublish(ctx, id, pod) })
 }
 
 // Expand is the driver's.
-func (w *world) Expand(ctx context.Context, v drivertest.Volume, pod string) (*csi.NodeExpandVolumeResponse, error) {
-	return exclusive(w, v.ID, "", func() (*csi.NodeExpandVolumeResponse, error) { return w.Driver.Expand(ctx, v, pod) })
+func (h *harness) Expand(ctx context.Context, v drivertest.Volume, pod string) (*csi.NodeExpandVolumeResponse, error) {
+	return exclusive(h, v.ID, "", func() (*csi.NodeExpandVolumeResponse, error) { return h.Driver.Expand(ctx, v, pod) })
 }

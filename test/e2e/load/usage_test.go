@@ -18,10 +18,10 @@ type usage struct {
 }
 
 // scrape is what Prometheus gets, by name and labels.
-func (w *world) scrape() map[string]float64 {
-	w.Helper()
-	scraped, err := w.Scrape(w.Context(), w.scraper)
-	w.Must(err)
+func (h *harness) scrape() map[string]float64 {
+	h.Helper()
+	scraped, err := h.Scrape(h.Context(), h.scraper)
+	h.Must(err)
 	all := make(map[string]float64)
 	for line := range strings.Lines(scraped) {
 		line = strings.TrimSpace(line)
@@ -30,7 +30,7 @@ func (w *world) scrape() map[string]float64 {
 			continue
 		}
 		all[line[:space]], err = strconv.ParseFloat(line[space+1:], 64)
-		w.Must(err)
+		h.Must(err)
 	}
 	return all
 }
@@ -39,8 +39,8 @@ func (w *world) scrape() map[string]float64 {
 // the garbage collector needs for some rounds. Only what calls leave behind makes that
 // more; what one of the checks of a pool holds for a moment, or the scrape, does not. The
 // collector comes when enough is thrown away: pages of the list are.
-func (w *world) settled() usage {
-	w.Helper()
+func (h *harness) settled() usage {
+	h.Helper()
 	const (
 		// Two rounds empty what is kept for another use, the third counts what is left.
 		rounds = 3
@@ -49,16 +49,16 @@ func (w *world) settled() usage {
 		scrapes = 50
 	)
 	least := usage{math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)}
-	w.lap("measured", func() {
+	h.lap("measured", func() {
 		first, seen := -1.0, 0
-		w.Eventually("the garbage collector comes", func() bool {
-			_, err := w.Controller().ListVolumes(w.Context(), &csi.ListVolumesRequest{MaxEntries: 50})
-			w.Must(err)
-			got := w.scrape()
+		h.Eventually("the garbage collector comes", func() bool {
+			_, err := h.Controller().ListVolumes(h.Context(), &csi.ListVolumesRequest{MaxEntries: 50})
+			h.Must(err)
+			got := h.scrape()
 			collected := got["go_gc_duration_seconds_count"]
 			live, reported := got["go_gc_heap_live_bytes"]
 			if !reported {
-				w.Fatal("the metrics do not have what the last round left")
+				h.Fatal("the metrics do not have what the last round left")
 			}
 			if first < 0 {
 				first = collected
@@ -76,7 +76,7 @@ func (w *world) settled() usage {
 			return collected >= first+rounds+after && seen >= scrapes
 		})
 	})
-	w.Logf("%v", least)
+	h.Logf("%v", least)
 	return least
 }
 
@@ -93,25 +93,25 @@ func (u usage) String() string {
 }
 
 // wantFlat compares two quiet times that have the same volumes.
-func (w *world) wantFlat(before, after usage) {
-	w.Helper()
+func (h *harness) wantFlat(before, after usage) {
+	h.Helper()
 	// A call that leaves a descriptor leaves it for ever.
 	if after.files > before.files {
-		w.Errorf("before: %v, after: %v; want no more descriptors", before, after)
+		h.Errorf("before: %v, after: %v; want no more descriptors", before, after)
 	}
 	// A call that leaves a goroutine would have left thousands by now. Each collector of
 	// metrics has one of its own, and some of them are at work when they are counted.
 	if bound := before.goroutines + 10; after.goroutines > bound {
-		w.Errorf("before: %v, after: %v; want at most %.0f goroutines", before, after, bound)
+		h.Errorf("before: %v, after: %v; want at most %.0f goroutines", before, after, bound)
 	}
 	// Maps grow in steps and keep their size, series of metrics come with the first call
 	// that has a new code. A hundred bytes for each call would be many times this.
 	if bound := before.heap + before.heap/8 + mib; after.heap > bound {
-		w.Errorf("before: %v, after: %v; want a heap of at most %.1f MiB", before, after, bound/mib)
+		h.Errorf("before: %v, after: %v; want a heap of at most %.1f MiB", before, after, bound/mib)
 	}
 	// Go never ends a thread. Each call can be in one system call, and so have one; the
 	// rest are those of the collector, of the checks of pools, and of the reapers.
-	if bound := float64(w.callers + 6*len(w.places) + 20); after.threads > bound {
-		w.Errorf("before: %v, after: %v; want at most %.0f threads", before, after, bound)
+	if bound := float64(h.callers + 6*len(h.places) + 20); after.threads > bound {
+		h.Errorf("before: %v, after: %v; want at most %.0f threads", before, after, bound)
 	}
 }

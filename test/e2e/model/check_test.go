@@ -54,7 +54,7 @@ func (h *harness) checkPool(status pool.Status) {
 	if promised := h.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash.Pieces != 0 {
 		h.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
 	}
-	got, err := h.set.Capacity(status.Name, false)
+	got, err := h.set.Capacity(h.Context(), status.Name, false)
 	must.Succeed(h, err)
 	// Rounded down to the step of a small pool.
 	if want := h.available(in) / mib * mib; got != want {

@@ -234,7 +234,7 @@ func (m *member) wantSame(disk string) {
 	if fmt.Sprint(listed) != fmt.Sprint(there) {
 		m.Errorf("%s lists %v, and there are %v", m.name, listed, there)
 	}
-	if _, err := m.set.Capacity(poolName(shared), true); err != nil { // it reads what the others have promised
+	if _, err := m.set.Capacity(m.Context(), poolName(shared), true); err != nil { // it reads what the others have promised
 		m.Error(err)
 	}
 	if got, want := m.set.Status()[0].Promised, int64(len(there))*30*mib; got != want {

@@ -272,6 +272,26 @@ func TestUnmountPoolInUse(t *testing.T) {
 	h.wantUnmounted()
 }
 
+// On the node something is mounted over a directory above the pool, in a way that the clean-up's container does not have the pool's mount: its
+// claim must not be detached, as far as that can be known.
+func TestUnmountOfPoolThatTheContainerDoesNotSee(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	p := h.start("", "mount", "--device", d.Path)
+	p.says(mounted, 1)
+	p.stop(syscall.SIGTERM)
+	covered := "mount --make-rprivate /; umount " + h.Target + " || true; mount -t tmpfs cover " + h.Path + "; mkdir " + h.Target
+	status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0")
+	if status != 1 || !contains(said, "nothing is mounted there that this container sees") {
+		t.Errorf("unmount beside a mount that is not seen: status %d, %s", status, said)
+	}
+	h.wantMounted("xfs")
+	h.unmount()
+	if status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0"); status != 0 {
+		t.Errorf("unmount after that: status %d, %s", status, said)
+	}
+}
+
 // Pods that use a filesystem which failed may still have data of it in memory: their pool stays mounted, as a live one does.
 func TestUnmountFailedPoolInUse(t *testing.T) {
 	h := newHost(t)

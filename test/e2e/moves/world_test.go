@@ -425,8 +425,11 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 	must.Succeed(w, err)
 	args := append([]string{
 		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + w.volume.ID,
-		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer, "--address=" + w.address,
+		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer,
 	}, append(w.certs[command], more...)...)
+	if step == "copy" {
+		args = append(args, "--address="+w.address)
+	}
 	if w.sized && command == "move-out" {
 		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
 	}

@@ -31,11 +31,7 @@ type host struct {
 // newHost starts the driver on an empty pool, in a container that lacks something.
 func newHost(t *testing.T, program string, p place, mounted string, l lack) *host {
 	t.Helper()
-	h := &host{place: p, kubelet: t.TempDir()}
-	var err error
-	h.pool, err = os.MkdirTemp(mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(h.pool)) })
+	h := &host{place: p, pool: drivertest.NewPool(t, mounted), kubelet: t.TempDir()}
 	// Under systemd all mounts of a host are shared. Unmounted with all that is below.
 	must.Succeed(t, unix.Mount("tmpfs", h.kubelet, "tmpfs", 0, ""))
 	t.Cleanup(func() { must.Succeed(t, drivertest.UnmountBelow(h.kubelet)) })

@@ -58,7 +58,14 @@ func TestRightsOfMovers(t *testing.T) {
 		})
 	}
 	fence, err := copyVolume(t, out, in, v, reading, writing)
-	must.Succeed(t, err, in.step(t, "confirm", "--fence="+fence), out.step(t, "remove"), out.erased(v))
+	must.Succeed(t, err, in.step(t, "confirm", "--fence="+fence))
+	address := "--address=" + testenv.FreeAddress(t)
+	vouch := in.start(t, nil, "vouch", "--fence="+fence, address)
+	vouch.until(mover.Listening)
+	must.Succeed(t, out.step(t, "remove", address), out.erased(v), vouch.cmd.Process.Kill())
+	if _, err := vouch.end(); err == nil {
+		t.Error("a mover that vouches ended by itself")
+	}
 	must.Succeed(t, in.publish(v), in.measure(v), in.unpublish(v), in.remove(v), in.erased(v))
 }
 

@@ -22,24 +22,23 @@ import (
 // that is larger than its promise, and the scheduler must not be asked for another.
 func TestCopyThatTakesMoreThanItsSource(t *testing.T) {
 	testenv.NeedPrograms(t, "chattr", "btrfs")
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.SimpleBtrfs(t, 1<<30), Enforcement: "required"}
-	b := &bench{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
-	b.create(directory("pvc-1", 64*mib))
-	b.Must(b.Publish(t.Context(), directory("pvc-1", 64*mib), "pod"))
-	if output, err := exec.CommandContext(t.Context(), "chattr", "+c", b.Target("pod")).CombinedOutput(); err != nil {
+	h := newHarness(t, drivertest.Built(t), testenv.SimpleBtrfs(t, 1<<30), "required")
+	h.MustCreate(directory("pvc-1", 64*mib))
+	h.Must(h.Publish(t.Context(), directory("pvc-1", 64*mib), "pod"))
+	if output, err := exec.CommandContext(t.Context(), "chattr", "+c", h.Target("pod")).CombinedOutput(); err != nil {
 		t.Fatalf("chattr: %v: %s", err, output)
 	}
-	f, err := os.Create(filepath.Join(b.Target("pod"), "log"))
-	b.Must(err)
+	f, err := os.Create(filepath.Join(h.Target("pod"), "log"))
+	h.Must(err)
 	line := []byte("a line of a log that is long\n")
 	for range 96 {
 		_, err := f.Write(bytes.Repeat(line, mib/len(line)))
-		b.Must(err)
+		h.Must(err)
 	}
-	b.Must(errors.Join(f.Sync(), f.Close()))
-	b.Must(b.Unpublish(t.Context(), "pvc-1", "pod"))
-	_, snapshotErr := b.Snapshot(t.Context(), "s-1", "pvc-1", "")
-	_, cloneErr := b.Clone(t.Context(), directory("pvc-2", 64*mib), "pvc-1")
+	h.Must(errors.Join(f.Sync(), f.Close()))
+	h.Must(h.Unpublish(t.Context(), "pvc-1", "pod"))
+	_, snapshotErr := h.Snapshot(t.Context(), "s-1", "pvc-1", "")
+	_, cloneErr := h.Clone(t.Context(), directory("pvc-2", 64*mib), "pvc-1")
 	for what, err := range map[string]error{"snapshot": snapshotErr, "clone": cloneErr} {
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "compressed") {
 			t.Errorf("%s: %v, want FAILED_PRECONDITION and the cause", what, err)
@@ -49,14 +48,13 @@ func TestCopyThatTakesMoreThanItsSource(t *testing.T) {
 
 // Of a file with more attributes than the kernel lists no copy is whole.
 func TestFileWithTooManyAttributes(t *testing.T) {
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 1<<30)}
-	b := &bench{Driver: drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})}
-	b.create(directory("pvc-1", 64*mib))
-	file := filepath.Join(config.Path, "pvc-1", "file")
-	b.Must(os.WriteFile(file, nil, 0o600))
+	h := newHarness(t, drivertest.Built(t), testenv.LoopFS(t, "xfs", 1<<30), "")
+	h.MustCreate(directory("pvc-1", 64*mib))
+	file := filepath.Join(h.path("pvc-1"), "file")
+	h.Must(os.WriteFile(file, nil, 0o600))
 	for i := range 300 {
-		b.Must(unix.Setxattr(file, fmt.Sprintf("user.%0245d", i), nil, 0))
+		h.Must(unix.Setxattr(file, fmt.Sprintf("user.%0245d", i), nil, 0))
 	}
-	_, err := b.Snapshot(t.Context(), "s-1", "pvc-1", "")
-	b.WantCode("snapshot", err, codes.FailedPrecondition)
+	_, err := h.Snapshot(t.Context(), "s-1", "pvc-1", "")
+	h.WantCode("snapshot", err, codes.FailedPrecondition)
 }

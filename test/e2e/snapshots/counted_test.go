@@ -21,27 +21,25 @@ func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 	testenv.NeedRoot(t)
 	fs := slowDisk(t, "btrfs", 512*mib)
 	must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), fs.at))
-	config := drivertest.PoolConfig{Name: "local", Path: fs.at, Enforcement: "required"}
-	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
-	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+	h := newHarness(t, drivertest.Built(t), fs.at, "required")
 	v := directory("pvc-1", size)
-	b.create(v)
-	b.Must(b.Publish(t.Context(), v, "first"))
-	b.Must(os.WriteFile(filepath.Join(b.Target("first"), "file"), make([]byte, mib), 0o600))
+	h.MustCreate(v)
+	h.Must(h.Publish(t.Context(), v, "first"))
+	h.Must(os.WriteFile(filepath.Join(h.Target("first"), "file"), make([]byte, mib), 0o600))
 
 	fs.disk.Hang()
 	defer fs.disk.Heal() // before the driver ends
-	b.Process.Hanging()
+	h.Process.Hanging()
 	made := make(chan error, 1)
-	go func() { made <- must.Err(b.Snapshot(t.Context(), "s-1", v.ID, "")) }()
-	b.Eventually("the driver waits for the disk", func() bool { return syncs(t, b.Process.Pid()) })
-	b.Must(b.Publish(t.Context(), v, "second"))
-	b.Must(b.Unpublish(t.Context(), v.ID, "first"))
+	go func() { made <- must.Err(h.Snapshot(t.Context(), "s-1", v.ID, "")) }()
+	h.Eventually("the driver waits for the disk", func() bool { return syncs(t, h.Process.Pid()) })
+	h.Must(h.Publish(t.Context(), v, "second"))
+	h.Must(h.Unpublish(t.Context(), v.ID, "first"))
 	fs.disk.Heal()
-	b.Must(<-made)
-	b.Must(b.Unpublish(t.Context(), v.ID, "second"))
-	b.Must(b.DeleteSnapshot(t.Context(), "s-1@"+drivertest.NodeName))
-	b.delete(v.ID)
+	h.Must(<-made)
+	h.Must(h.Unpublish(t.Context(), v.ID, "second"))
+	h.Must(h.DeleteSnapshot(t.Context(), "s-1@"+drivertest.NodeName))
+	h.delete(v.ID)
 }
 
 // syncs reports whether a thread of a process is in syncfs(2).

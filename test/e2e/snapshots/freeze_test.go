@@ -50,7 +50,7 @@ func hierarchies(t *testing.T) map[string]string {
 
 // A pod is a process that writes to a volume, in the control group of a pod.
 type pod struct {
-	*bench
+	*harness
 	hierarchy, root, group string
 	data                   string
 	files                  int
@@ -61,57 +61,57 @@ type pod struct {
 // each moment no two files are more than one apart, and those that come first are not behind.
 // A file of some bytes, of which a copy takes a while where blocks are not shared, changes with each
 // number.
-func startPod(b *bench, hierarchy string, files int, bytes int64) *pod {
-	b.Helper()
-	p := &pod{bench: b, files: files, hierarchy: hierarchy, root: filepath.Join(hierarchy, fmt.Sprintf("hostpath-test-%d-%d", os.Getpid(), time.Now().UnixNano()))}
+func startPod(h *harness, hierarchy string, files int, bytes int64) *pod {
+	h.Helper()
+	p := &pod{harness: h, files: files, hierarchy: hierarchy, root: filepath.Join(hierarchy, fmt.Sprintf("hostpath-test-%d-%d", os.Getpid(), time.Now().UnixNano()))}
 	p.group = filepath.Join(p.root, "kubepods.slice", "kubepods-burstable.slice", "kubepods-burstable-pod"+strings.ReplaceAll(podUID, "-", "_")+".slice")
 	container := filepath.Join(p.group, "container")
-	b.Must(os.MkdirAll(container, 0o755))
-	b.Cleanup(func() {
+	h.Must(os.MkdirAll(container, 0o755))
+	h.Cleanup(func() {
 		for at := container; len(at) >= len(p.root); at = filepath.Dir(at) {
-			b.Eventually("the control group is empty", func() bool {
+			h.Eventually("the control group is empty", func() bool {
 				err := os.Remove(at)
 				if !errors.Is(err, syscall.EBUSY) {
-					must.Succeed(b, err)
+					must.Succeed(h, err)
 				}
 				return err == nil
 			})
 		}
 	})
 	v := directory("pvc-1", size)
-	b.create(v)
-	b.Must(b.Publish(b.Context(), v, published))
-	p.data = b.Target(published)
-	b.Must(os.WriteFile(filepath.Join(p.data, "large"), make([]byte, bytes), 0o600))
+	h.MustCreate(v)
+	h.Must(h.Publish(h.Context(), v, published))
+	p.data = h.Target(published)
+	h.Must(os.WriteFile(filepath.Join(p.data, "large"), make([]byte, bytes), 0o600))
 	script := `cd "$1" && echo $$ >"$0/cgroup.procs" || exit 1
 i=0; while :; do i=$((i+1)); echo $i >>large; f=0; while [ $f -lt ` + strconv.Itoa(files) + ` ]; do echo $i >f$f.new && mv f$f.new f$f; f=$((f+1)); done; done`
 	cmd := exec.Command("sh", "-c", script, container, p.data)
-	b.Must(cmd.Start())
-	b.Cleanup(func() {
+	h.Must(cmd.Start())
+	h.Cleanup(func() {
 		if p.frozen() { // and would not die
-			b.Errorf("the pod was left frozen; thawing it: %v", p.thaw())
+			h.Errorf("the pod was left frozen; thawing it: %v", p.thaw())
 		}
-		must.Succeed(b, cmd.Process.Kill())
+		must.Succeed(h, cmd.Process.Kill())
 		_ = cmd.Wait()
-		if b.Failed() {
+		if h.Failed() {
 			return
 		}
-		b.Eventually("the pod has ended", func() bool { // with what the shell had started
+		h.Eventually("the pod has ended", func() bool { // with what the shell had started
 			left, err := os.ReadFile(container + "/cgroup.procs")
 			return err == nil && len(left) == 0
 		})
 		ended := context.Background() // that of the test has
 		// What is ending is in no control group any more, and its directory is busy for a moment.
-		b.Eventually("the volume is unpublished", func() bool {
-			err := b.Unpublish(ended, v.ID, published)
+		h.Eventually("the volume is unpublished", func() bool {
+			err := h.Unpublish(ended, v.ID, published)
 			if status.Code(err) != codes.FailedPrecondition {
-				must.Succeed(b, err)
+				must.Succeed(h, err)
 			}
 			return err == nil
 		})
-		must.Succeed(b, b.Delete(ended, v.ID))
+		must.Succeed(h, h.Delete(ended, v.ID))
 	})
-	b.Eventually("the pod writes", func() bool {
+	h.Eventually("the pod writes", func() bool {
 		_, err := os.Stat(filepath.Join(p.data, "f"+strconv.Itoa(files-1)))
 		return err == nil
 	})
@@ -160,23 +160,23 @@ func (p *pod) wantMoment(at string) {
 }
 
 // startFreezer runs the watchdog beside the driver, as the second container does.
-func startFreezer(b *bench, binary string, p *pod) *exec.Cmd {
-	b.Helper()
-	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(b.Process.Endpoint(), "unix://")), "freezer.sock")
+func startFreezer(h *harness, binary string, p *pod) *exec.Cmd {
+	h.Helper()
+	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(h.Process.Endpoint(), "unix://")), "freezer.sock")
 	if err := os.Remove(socket); !errors.Is(err, os.ErrNotExist) { // of one that was killed
-		b.Must(err)
+		h.Must(err)
 	}
 	cmd := exec.Command(binary, "freezer", "--socket="+socket, "--cgroups="+p.root)
 	cmd.Stderr = os.Stderr
-	b.Must(cmd.Start())
-	b.Eventually("the freezer serves", func() bool {
+	h.Must(cmd.Start())
+	h.Eventually("the freezer serves", func() bool {
 		conn, err := net.Dial("unixpacket", socket) // there is a socket a moment before the freezer listens
 		if err == nil {
-			b.Must(conn.Close())
+			h.Must(conn.Close())
 		}
 		return err == nil
 	})
-	b.Cleanup(func() {
+	h.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have been already
 		_ = cmd.Wait()
 		_ = os.Remove(socket)
@@ -200,31 +200,30 @@ func TestFreeze(t *testing.T) {
 				continue // the freezer's own tests have both
 			}
 			t.Run(fs.name+" with "+version, func(t *testing.T) {
-				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
-				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
-				p := startPod(b, hierarchy, 100, mib)
-				b.Eventually("a snapshot without a freezer is refused, once the pod writes while it is made", func() bool {
+				h := newHarness(t, driver, fs.mount(t), fs.enforcement)
+				h.copies = fs.copies
+				p := startPod(h, hierarchy, 100, mib)
+				h.Eventually("a snapshot without a freezer is refused, once the pod writes while it is made", func() bool {
 					err := p.freezeSnapshot("without")
 					if err == nil {
-						b.Must(b.DeleteSnapshot(b.Context(), "without@"+drivertest.NodeName))
+						h.Must(h.DeleteSnapshot(h.Context(), "without@"+drivertest.NodeName))
 						return false
 					}
-					b.WantCode("without a freezer", err, codes.FailedPrecondition)
+					h.WantCode("without a freezer", err, codes.FailedPrecondition)
 					return true
 				})
-				startFreezer(b, driver, p)
-				b.Must(p.freezeSnapshot("s-1"))
+				startFreezer(h, driver, p)
+				h.Must(p.freezeSnapshot("s-1"))
 				if p.frozen() {
 					t.Error("the pod is frozen after all")
 				}
-				p.wantMoment(b.pool.Own("snapshots", "~s-1"))
-				record, err := b.pool.Record("~s-1")
-				b.Must(err)
+				p.wantMoment(h.pool.Own("snapshots", "~s-1"))
+				record, err := h.pool.Record("~s-1")
+				h.Must(err)
 				if record.Origin.Consistency != "point-in-time" {
 					t.Errorf("it is recorded as %+v", record.Origin)
 				}
-				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+				h.Must(h.DeleteSnapshot(h.Context(), "s-1@"+drivertest.NodeName))
 			})
 		}
 	}
@@ -235,7 +234,7 @@ func TestFreeze(t *testing.T) {
 func TestFrozenPodsGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver := drivertest.Built(t)
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 1<<30)}
+	pool := testenv.LoopFS(t, "ext4", 1<<30)
 	for version, hierarchy := range hierarchies(t) {
 		for name, strike := range map[string]func(driver, freezer *os.Process) error{
 			"driver killed":   func(d, _ *os.Process) error { return d.Kill() },
@@ -248,27 +247,26 @@ func TestFrozenPodsGoOn(t *testing.T) {
 				continue
 			}
 			t.Run(name+" with "+version, func(t *testing.T) {
-				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
-				p := startPod(b, hierarchy, 100, 64*mib)
-				f := startFreezer(b, driver, p)
-				own, err := os.FindProcess(d.Process.Pid())
-				b.Must(err)
+				h := newHarness(t, driver, pool, "")
+				p := startPod(h, hierarchy, 100, 64*mib)
+				f := startFreezer(h, driver, p)
+				own, err := os.FindProcess(h.Process.Pid())
+				h.Must(err)
 				done := p.freezeUntilSeen("s-1")
 				began := time.Now()
-				b.Must(strike(own, f.Process))
-				b.Eventually("the pod goes on", func() bool { return !p.frozen() })
+				h.Must(strike(own, f.Process))
+				h.Eventually("the pod goes on", func() bool { return !p.frozen() })
 				if took := time.Since(began); took > frozenAtMost {
 					t.Errorf("the pod was frozen for %s", took)
 				}
 				_ = own.Signal(syscall.SIGCONT)
 				_ = f.Process.Signal(syscall.SIGCONT)
 				t.Logf("the call was answered with %v", <-done)
-				d.Crash()
-				if _, err := os.Stat(b.pool.Own("snapshots", "~s-1")); err == nil {
-					p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+				h.Crash()
+				if _, err := os.Stat(h.pool.Own("snapshots", "~s-1")); err == nil {
+					p.wantMoment(h.pool.Own("snapshots", "~s-1"))
 				}
-				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+				h.Must(h.DeleteSnapshot(h.Context(), "s-1@"+drivertest.NodeName))
 			})
 		}
 	}
@@ -308,12 +306,11 @@ func TestFrozenPodsGoOnAtEachStep(t *testing.T) {
 				}
 			}
 			t.Run(fs.name+" with "+version, func(t *testing.T) {
-				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
 				steps := trap.New(t, driver)
-				d := drivertest.Start(t, drivertest.Config{Binary: self, Pools: []drivertest.PoolConfig{config}})
-				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
-				p := startPod(b, hierarchy, 4, 4096)
-				startFreezer(b, driver, p)
+				h := newHarness(t, self, fs.mount(t), fs.enforcement)
+				h.copies = fs.copies
+				p := startPod(h, hierarchy, 4, 4096)
+				startFreezer(h, driver, p)
 				longest, kills := time.Duration(0), 0
 				for at, killed := 1, true; killed; at += every {
 					var frozen time.Duration

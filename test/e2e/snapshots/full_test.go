@@ -33,45 +33,43 @@ func TestPoolFullOfSnapshotsIsOverwritten(t *testing.T) {
 				continue // on btrfs a directory near its limit cannot overwrite what it has, also without snapshots
 			}
 			t.Run(fs.name+", "+mode, func(t *testing.T) {
-				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
-				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
-				reserve := b.capacity() - 8*bytes // the rest of a large filesystem
-				b.create(volumeOf("pvc-rest", reserve))
-				b.create(volumeOf("pvc-source", bytes))
+				h := newHarness(t, driver, fs.mount(t), fs.enforcement)
+				reserve := h.MustCapacity("local") - 8*bytes // the rest of a large filesystem
+				h.MustCreate(volumeOf("pvc-rest", reserve))
+				h.MustCreate(volumeOf("pvc-source", bytes))
 				volumes, snapshots := []string{"pvc-source"}, []string{}
 				for n := 1; ; n++ {
-					b.Must(b.overwrite(volumes[len(volumes)-1], bytes, n)) // what the next snapshot shares with no other
-					made, err := b.Snapshot(b.Context(), fmt.Sprint("s-", n), volumes[len(volumes)-1], "")
+					h.Must(h.overwrite(volumes[len(volumes)-1], bytes, n)) // what the next snapshot shares with no other
+					made, err := h.Snapshot(h.Context(), fmt.Sprint("s-", n), volumes[len(volumes)-1], "")
 					if status.Code(err) == codes.FailedPrecondition {
 						break
 					}
-					b.Must(err)
+					h.Must(err)
 					snapshots = append(snapshots, made.GetSnapshotId())
 					restored := fmt.Sprint("pvc-", n)
-					_, err = b.Restore(b.Context(), volumeOf(restored, bytes), made.GetSnapshotId())
+					_, err = h.Restore(h.Context(), volumeOf(restored, bytes), made.GetSnapshotId())
 					if status.Code(err) == codes.ResourceExhausted {
 						break
 					}
-					b.Must(err)
+					h.Must(err)
 					volumes = append(volumes, restored)
 				}
-				if len(snapshots) < 2 || b.capacity() > 2*bytes {
-					t.Fatalf("%d snapshots, and %d bytes are left", len(snapshots), b.capacity())
+				if len(snapshots) < 2 || h.MustCapacity("local") > 2*bytes {
+					t.Fatalf("%d snapshots, and %d bytes are left", len(snapshots), h.MustCapacity("local"))
 				}
-				if left := b.capacity(); left > 0 {
-					b.create(volumeOf("pvc-last", left))
+				if left := h.MustCapacity("local"); left > 0 {
+					h.MustCreate(volumeOf("pvc-last", left))
 					volumes = append(volumes, "pvc-last")
 				}
 				for n, id := range volumes {
-					if err := b.overwrite(id, 0, 100+n); err != nil {
+					if err := h.overwrite(id, 0, 100+n); err != nil {
 						t.Errorf("a block that was promised to %s is missing: %v", id, err)
 					}
 				}
 				for _, id := range snapshots {
-					b.Must(b.DeleteSnapshot(b.Context(), id))
+					h.Must(h.DeleteSnapshot(h.Context(), id))
 				}
-				b.delete(append(volumes, "pvc-rest")...)
+				h.delete(append(volumes, "pvc-rest")...)
 			})
 		}
 	}
@@ -79,19 +77,19 @@ func TestPoolFullOfSnapshotsIsOverwritten(t *testing.T) {
 
 // overwrite writes all blocks of a volume anew, on disk: up to that size, or if it is 0 what is there
 // of its file.
-func (b *bench) overwrite(id string, bytes int64, seed int) (err error) {
-	b.Helper()
-	name := filepath.Join(b.path(id), "disk.img")
+func (h *harness) overwrite(id string, bytes int64, seed int) (err error) {
+	h.Helper()
+	name := filepath.Join(h.path(id), "disk.img")
 	if _, err := os.Stat(name); err != nil {
-		name = filepath.Join(b.path(id), "file")
+		name = filepath.Join(h.path(id), "file")
 		bytes = bytes * 7 / 8 // the directory has blocks of its own
 	}
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	b.Must(err)
+	h.Must(err)
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if bytes == 0 {
 		is, err := f.Stat()
-		b.Must(err)
+		h.Must(err)
 		bytes = is.Size()
 	}
 	content := pattern(mib, fmt.Sprint(seed))

@@ -27,50 +27,48 @@ func TestVeryManyEntries(t *testing.T) {
 		entries = 4_000
 	}
 	const mostMemory = 64 * mib
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 16<<30)}
 	program, err := drivertest.StaticBinary(t.Context(), t.TempDir()) // the race detector takes memory of its own
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}, Flags: []string{drivertest.ServeMetrics}})
-	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+	h := newHarness(t, program, testenv.LoopFS(t, "xfs", 16<<30), "", drivertest.ServeMetrics)
 	many := directory("pvc-many", 4<<30)
-	b.create(many)
-	b.fill(b.path(many.ID), entries)
-	before := b.memory()
+	h.MustCreate(many)
+	h.fill(h.path(many.ID), entries)
+	before := h.memory()
 	const id = "s-1@" + drivertest.NodeName
-	b.Must(again(func() error { _, err := b.Snapshot(t.Context(), "s-1", many.ID, ""); return err }))
-	b.Must(again(func() error {
-		_, err := b.Restore(t.Context(), directory("pvc-restored", many.Bytes), id)
+	h.Must(again(func() error { _, err := h.Snapshot(t.Context(), "s-1", many.ID, ""); return err }))
+	h.Must(again(func() error {
+		_, err := h.Restore(t.Context(), directory("pvc-restored", many.Bytes), id)
 		return err
 	}))
-	if grown := b.memory() - before; grown > mostMemory {
+	if grown := h.memory() - before; grown > mostMemory {
 		t.Errorf("copying %d entries took the driver %d MiB more, at most %d are allowed", entries, grown/mib, mostMemory/mib)
 	}
-	clonetest.Same(t, b.path(many.ID), b.path("pvc-restored"))
-	b.delete(many.ID, "pvc-restored")
-	b.Must(b.DeleteSnapshot(t.Context(), id))
-	b.awaitErased()
-	b.wantEmpty()
+	clonetest.Same(t, h.path(many.ID), h.path("pvc-restored"))
+	h.delete(many.ID, "pvc-restored")
+	h.Must(h.DeleteSnapshot(t.Context(), id))
+	h.awaitErased()
+	h.wantEmpty()
 }
 
 // awaitErased waits for the reaper for as long as it gets on: it leaves most of the time of the disk to
 // others, and so takes minutes for millions of entries.
-func (b *bench) awaitErased() {
-	b.Helper()
+func (h *harness) awaitErased() {
+	h.Helper()
 	free := func() uint64 {
 		var fs unix.Statfs_t
-		b.Must(unix.Statfs(b.pool.Path, &fs))
+		h.Must(unix.Statfs(h.pool.Path, &fs))
 		return fs.Ffree
 	}
-	trash := b.pool.Own("trash", drivertest.NodeName)
+	trash := h.pool.Own("trash", drivertest.NodeName)
 	empty := func() bool {
 		names, err := drivertest.Names(trash)
-		b.Must(err)
+		h.Must(err)
 		return len(names) == 0
 	}
 	for before := free(); !empty(); before = free() {
-		b.Eventually("the reaper gets on", func() bool { return free() > before || empty() })
+		h.Eventually("the reaper gets on", func() bool { return free() > before || empty() })
 	}
 }
 
@@ -88,38 +86,38 @@ func again(call func() error) error {
 }
 
 // fill makes so many entries.
-func (b *bench) fill(at string, entries int) {
-	b.Helper()
+func (h *harness) fill(at string, entries int) {
+	h.Helper()
 	named := filepath.Join(at, "named")
-	b.Must(os.WriteFile(named, []byte("many names"), 0o600))
-	b.Must(os.Mkdir(filepath.Join(at, "wide"), 0o755))
+	h.Must(os.WriteFile(named, []byte("many names"), 0o600))
+	h.Must(os.Mkdir(filepath.Join(at, "wide"), 0o755))
 	for i := range entries {
 		in := filepath.Join(at, fmt.Sprint("d", i/1000))
 		if i%1000 == 0 {
-			b.Must(os.Mkdir(in, 0o755))
+			h.Must(os.Mkdir(in, 0o755))
 		}
 		name := fmt.Sprint("n", i)
 		switch i % 10 {
 		case 0:
-			b.Must(os.Link(named, filepath.Join(in, name)))
+			h.Must(os.Link(named, filepath.Join(in, name)))
 		case 1:
-			b.Must(os.Symlink("../named", filepath.Join(in, name)))
+			h.Must(os.Symlink("../named", filepath.Join(in, name)))
 		case 2:
-			b.Must(os.WriteFile(filepath.Join(at, "wide", name), nil, 0o600))
+			h.Must(os.WriteFile(filepath.Join(at, "wide", name), nil, 0o600))
 		default:
-			b.Must(os.WriteFile(filepath.Join(in, name), nil, 0o600))
+			h.Must(os.WriteFile(filepath.Join(in, name), nil, 0o600))
 		}
 	}
 }
 
 // memory is the most that the driver has had, in bytes (proc_pid_status(5)).
-func (b *bench) memory() int64 {
-	b.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Process.Pid()))
-	b.Must(err)
+func (h *harness) memory() int64 {
+	h.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid()))
+	h.Must(err)
 	var kib int64
 	_, after, _ := strings.Cut(string(text), "VmHWM:")
 	_, err = fmt.Sscanf(after, "%d kB", &kib)
-	b.Must(err)
+	h.Must(err)
 	return kib << 10
 }

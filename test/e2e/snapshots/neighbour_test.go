@@ -125,18 +125,17 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 			continue
 		}
 		t.Run(fs.name, func(t *testing.T) {
-			config := drivertest.PoolConfig{Name: "local", Path: slowDisk(t, fs.kind, 512*mib).at, Enforcement: fs.enforcement}
+			pool := slowDisk(t, fs.kind, 512*mib).at
 			if fs.enforcement != "" {
-				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), config.Path))
+				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), pool))
 			}
-			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
-			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+			h := newHarness(t, driver, pool, fs.enforcement)
 			for version, hierarchy := range hierarchies(t) {
 				if version != "cgroup v2" {
 					continue
 				}
-				p := startPod(b, hierarchy, 20, 4*mib)
-				startFreezer(b, driver, p)
+				p := startPod(h, hierarchy, 20, 4*mib)
+				startFreezer(h, driver, p)
 				for how, write := range neighbours {
 					if testing.Short() && how == "directly" {
 						continue
@@ -146,7 +145,7 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 					// What else the machine does makes some times longer, and none shorter.
 					for try := 0; try == 0 || try < 3 && tooLong(); try++ {
 						alone = p.standstill(rounds)
-						stop := write(t, config.Path)
+						stop := write(t, pool)
 						beside = p.standstill(rounds)
 						stop()
 						t.Logf("frozen for %s alone, for %s beside a neighbour that writes %s", alone, beside, how)

@@ -48,9 +48,9 @@ func TestFilledPool(t *testing.T) {
 				continue
 			}
 			t.Run(name+", "+order, func(t *testing.T) {
-				b := newBench(t, driver, filled, filled.mount(t))
-				b.fillPool(volumes)
-				b.removeAll()
+				h := newHarness(t, driver, filled, filled.mount(t))
+				h.fillPool(volumes)
+				h.removeAll()
 			})
 		}
 	}
@@ -88,33 +88,33 @@ func filledFilesystems() map[string]filesystem {
 }
 
 // fillPool makes volumes of all that the pool has to offer, and fills them in this order.
-func (b *bench) fillPool(volumes []string) {
-	b.Helper()
+func (h *harness) fillPool(volumes []string) {
+	h.Helper()
 	sizes := make(map[string]int64)
 	for n, what := range volumes {
 		name := strings.ReplaceAll("pvc-"+what, " ", "-")
-		sizes[name] = b.capacity() / int64(len(volumes)-n) / mib * mib
-		b.create(name, sizes[name])
+		sizes[name] = h.MustCapacity("local") / int64(len(volumes)-n) / mib * mib
+		h.create(name, sizes[name])
 	}
-	if left := b.capacity(); left > 64*mib {
-		b.Errorf("%d MiB are not promised", left/mib)
+	if left := h.MustCapacity("local"); left > 64*mib {
+		h.Errorf("%d MiB are not promised", left/mib)
 	}
 	for _, what := range volumes {
 		name := strings.ReplaceAll("pvc-"+what, " ", "-")
-		err := asUser(func() error { return b.fillVolume(filepath.Join(b.pool, name), fillers[what]) })
-		used := b.used(name)
-		b.Logf("%s: %d of %d MiB: %v", name, used/mib, sizes[name]/mib, err)
-		if !errors.Is(err, b.fs.full) {
-			b.Errorf("filling a volume with %s: %v, want %v", what, err, b.fs.full)
+		err := asUser(func() error { return h.fillVolume(filepath.Join(h.pool, name), fillers[what]) })
+		used := h.used(name)
+		h.Logf("%s: %d of %d MiB: %v", name, used/mib, sizes[name]/mib, err)
+		if !errors.Is(err, h.fs.full) {
+			h.Errorf("filling a volume with %s: %v, want %v", what, err, h.fs.full)
 		}
 		if used < sizes[name]*9/10 {
-			b.Errorf("%d of %d bytes were written as %s", used, sizes[name], what)
+			h.Errorf("%d of %d bytes were written as %s", used, sizes[name], what)
 		}
 	}
 }
 
 // fillVolume makes files of so many bytes until it is refused, also after what was written is on the disk.
-func (b *bench) fillVolume(path string, bytes int) error {
+func (h *harness) fillVolume(path string, bytes int) error {
 	content := make([]byte, bytes)
 	for refused, n := 0, 0; ; n++ {
 		in := filepath.Join(path, fmt.Sprint(n/1000))
@@ -125,20 +125,20 @@ func (b *bench) fillVolume(path string, bytes int) error {
 		if err == nil {
 			continue
 		}
-		if refused++; refused == 3 || !errors.Is(err, b.fs.full) {
+		if refused++; refused == 3 || !errors.Is(err, h.fs.full) {
 			return err
 		}
-		b.settle()
+		h.settle()
 	}
 }
 
-func (b *bench) used(name string) int64 {
-	b.Helper()
-	b.settle()
-	d := b.open(name)
-	defer func() { must.Succeed(b, d.Close()) }()
-	usage, err := b.facility.Usage(d, b.ids[name])
-	b.Must(err)
+func (h *harness) used(name string) int64 {
+	h.Helper()
+	h.settle()
+	d := h.open(name)
+	defer func() { must.Succeed(h, d.Close()) }()
+	usage, err := h.facility.Usage(d, h.ids[name])
+	h.Must(err)
 	return usage.Bytes
 }
 

@@ -51,29 +51,29 @@ func TestFullVolumeIsRestored(t *testing.T) {
 	}
 	for n, fs := range all {
 		t.Run(fmt.Sprint(n, " ", fs.kind), func(t *testing.T) {
-			b := newBench(t, driver, fs, fs.mount(t))
-			b.unlimitedInodes()
-			b.create("full", promise)
-			must.Succeed(t, asUser(func() error { return makeNames(filepath.Join(b.pool, "full"), 1500) }))
-			err := asUser(func() error { return b.fillVolume(filepath.Join(b.pool, "full"), 1<<20+100) })
-			drivertest.WantErrno(b, "filling the volume", err, fs.full)
-			b.Must(b.Process.Close())
-			b.Run(b.config("root"))
-			b.snapshot("s-full", "full")
+			h := newHarness(t, driver, fs, fs.mount(t))
+			h.unlimitedInodes()
+			h.create("full", promise)
+			must.Succeed(t, asUser(func() error { return makeNames(filepath.Join(h.pool, "full"), 1500) }))
+			err := asUser(func() error { return h.fillVolume(filepath.Join(h.pool, "full"), 1<<20+100) })
+			drivertest.WantErrno(h, "filling the volume", err, fs.full)
+			h.Must(h.Process.Close())
+			h.Run(h.config("root"))
+			h.snapshot("s-full", "full")
 			for range 2 { // the second call is a repeated one
-				made, err := b.Restore(b.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName)
-				b.Must(err)
+				made, err := h.Restore(h.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName)
+				h.Must(err)
 				if got := made.GetVolume().GetCapacityBytes(); got < promise || got > promise*3/2 {
-					b.Errorf("the restored volume has %d bytes, want %d or a little more", got, promise)
+					h.Errorf("the restored volume has %d bytes, want %d or a little more", got, promise)
 				}
 			}
-			b.ids["restored"] = b.idOf("restored")
-			if left, err := os.ReadDir(filepath.Join(b.pool, "restored", "names")); err != nil || len(left) != 1500 {
-				b.Errorf("%d of 1500 names were restored, %v", len(left), err)
+			h.ids["restored"] = h.idOf("restored")
+			if left, err := os.ReadDir(filepath.Join(h.pool, "restored", "names")); err != nil || len(left) != 1500 {
+				h.Errorf("%d of 1500 names were restored, %v", len(left), err)
 			}
-			b.Logf("limited to %+v", b.limit("restored"))
-			b.Must(b.DeleteSnapshot(b.Context(), "s-full@"+drivertest.NodeName))
-			b.removeAll()
+			h.Logf("limited to %+v", h.limit("restored"))
+			h.Must(h.DeleteSnapshot(h.Context(), "s-full@"+drivertest.NodeName))
+			h.removeAll()
 		})
 	}
 }
@@ -87,30 +87,30 @@ func TestVolumeFullOfFilesIsRestored(t *testing.T) {
 			continue // it counts no inodes
 		}
 		t.Run(string(fs.kind), func(t *testing.T) {
-			b := newBench(t, driver, fs, fs.mount(t))
-			config := b.config("root")
+			h := newHarness(t, driver, fs, fs.mount(t))
+			config := h.config("root")
 			config.Pools[0].BytesPerInode = "16384"
-			b.Must(b.Process.Close())
-			b.Run(config)
-			b.create("full", promise)
-			most := b.limit("full").Inodes
-			b.Must(asUser(func() (err error) {
+			h.Must(h.Process.Close())
+			h.Run(config)
+			h.create("full", promise)
+			most := h.limit("full").Inodes
+			h.Must(asUser(func() (err error) {
 				for n := range most - 1 {
-					err = errors.Join(err, os.WriteFile(filepath.Join(b.pool, "full", fmt.Sprint(n)), nil, 0o600))
+					err = errors.Join(err, os.WriteFile(filepath.Join(h.pool, "full", fmt.Sprint(n)), nil, 0o600))
 				}
 				return err
 			}))
-			b.snapshot("s-full", "full")
-			made, err := b.Restore(b.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName)
-			b.Must(err)
-			b.ids["restored"] = b.idOf("restored")
-			left, err := os.ReadDir(filepath.Join(b.pool, "restored"))
-			b.Must(err)
-			if got := b.limit("restored").Inodes; got != most || int64(len(left)) != most-1 || made.GetVolume().GetCapacityBytes() != promise {
-				b.Errorf("the restored volume has %d of %d files, may have %d inodes and not %d, and is %v", len(left), most-1, got, most, made.GetVolume())
+			h.snapshot("s-full", "full")
+			made, err := h.Restore(h.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName)
+			h.Must(err)
+			h.ids["restored"] = h.idOf("restored")
+			left, err := os.ReadDir(filepath.Join(h.pool, "restored"))
+			h.Must(err)
+			if got := h.limit("restored").Inodes; got != most || int64(len(left)) != most-1 || made.GetVolume().GetCapacityBytes() != promise {
+				h.Errorf("the restored volume has %d of %d files, may have %d inodes and not %d, and is %v", len(left), most-1, got, most, made.GetVolume())
 			}
-			b.Must(b.DeleteSnapshot(b.Context(), "s-full@"+drivertest.NodeName))
-			b.removeAll()
+			h.Must(h.DeleteSnapshot(h.Context(), "s-full@"+drivertest.NodeName))
+			h.removeAll()
 		})
 	}
 }
@@ -130,10 +130,10 @@ func makeNames(path string, files int) error {
 }
 
 // unlimitedInodes restarts the driver as one from before inodes were limited.
-func (b *bench) unlimitedInodes() {
-	b.Helper()
-	config := b.config("root")
+func (h *harness) unlimitedInodes() {
+	h.Helper()
+	config := h.config("root")
 	config.Pools[0].BytesPerInode = "0"
-	b.Must(b.Process.Close())
-	b.Run(config)
+	h.Must(h.Process.Close())
+	h.Run(config)
 }

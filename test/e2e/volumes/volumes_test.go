@@ -36,7 +36,7 @@ func short(bytes int64) int64 {
 // A check has a driver of its own, on an empty pool.
 type check struct {
 	name string
-	run  func(b *bench)
+	run  func(b *harness)
 }
 
 var checks = []check{
@@ -79,10 +79,10 @@ func TestVolumes(t *testing.T) {
 			}
 			for _, c := range here {
 				t.Run(c.name, func(t *testing.T) {
-					b := newBench(t, driver, fs, mounted)
-					c.run(b)
+					h := newHarness(t, driver, fs, mounted)
+					c.run(h)
 					if !t.Failed() {
-						b.removeAll()
+						h.removeAll()
 					}
 				})
 			}

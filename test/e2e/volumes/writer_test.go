@@ -23,40 +23,40 @@ const nobody = 65534
 // A writer is a process that appends to a file and syncs it, and that goes on after
 // it was refused. What it writes encodes its place in the file.
 type writer struct {
-	b       *bench
+	h       *harness
 	path    string
 	orders  io.WriteCloser
 	answers *bufio.Reader
 	wait    func() error
 }
 
-func (b *bench) writer(path string, uid uint32) *writer {
-	b.Helper()
+func (h *harness) writer(path string, uid uint32) *writer {
+	h.Helper()
 	// The path is closed to others than root: the writer gets the open file.
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
-	b.Must(err)
+	h.Must(err)
 	defer file.Close()
-	cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
+	cmd := exec.CommandContext(h.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), writerVariable+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stderr = os.Stderr
 	orders, err := cmd.StdinPipe()
-	b.Must(err)
+	h.Must(err)
 	answers, err := cmd.StdoutPipe()
-	b.Must(err)
-	b.Must(cmd.Start())
-	return &writer{b: b, path: path, orders: orders, answers: bufio.NewReader(answers), wait: cmd.Wait}
+	h.Must(err)
+	h.Must(cmd.Start())
+	return &writer{h: h, path: path, orders: orders, answers: bufio.NewReader(answers), wait: cmd.Wait}
 }
 
 // write has the file grow to that many bytes, and returns how many it has and why
 // they are not more.
 func (w *writer) write(wanted int64) (size int64, err error) {
-	w.b.Helper()
+	w.h.Helper()
 	fmt.Fprintln(w.orders, wanted)
 	var refused syscall.Errno
 	if _, err := fmt.Fscanln(w.answers, &size, &refused); err != nil {
-		w.b.Fatalf("the writer of %s: %v", w.path, errors.Join(err, w.wait()))
+		w.h.Fatalf("the writer of %s: %v", w.path, errors.Join(err, w.wait()))
 	}
 	if refused != 0 {
 		return size, refused
@@ -66,23 +66,23 @@ func (w *writer) write(wanted int64) (size int64, err error) {
 
 // close ends the writer and expects everything that it wrote to be in the file.
 func (w *writer) close(size int64) {
-	w.b.Helper()
-	w.b.Must(w.orders.Close())
-	w.b.Must(w.wait())
+	w.h.Helper()
+	w.h.Must(w.orders.Close())
+	w.h.Must(w.wait())
 	file, err := os.Open(w.path)
-	w.b.Must(err)
+	w.h.Must(err)
 	defer file.Close()
 	// Read what is on the disk, and not what was written.
-	w.b.Must(unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+	w.h.Must(unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
 	chunk := make([]byte, chunkSize)
 	for at := int64(0); ; {
 		n, err := io.ReadFull(file, chunk)
 		if at += int64(n); !bytes.Equal(chunk[:n], content(at-int64(n), n)) {
-			w.b.Fatalf("%s has lost something between %d and %d", w.path, at-int64(n), at)
+			w.h.Fatalf("%s has lost something between %d and %d", w.path, at-int64(n), at)
 		}
 		if err != nil {
 			if at != size {
-				w.b.Errorf("%s has %d bytes, %v; want %d", w.path, at, err, size)
+				w.h.Errorf("%s has %d bytes, %v; want %d", w.path, at, err, size)
 			}
 			return
 		}

@@ -87,12 +87,15 @@ type cluster struct {
 	count    int    // of moves
 	uids     int
 	ahead    time.Duration // of the clock of the API server
+	cut      string        // the node whose kubelet hears nothing of the API server
 
 	// writes are those of the operator, and at is the one before which now is called; empty for none.
 	writes []string
 	seen   map[string]int
 	at     string
 	now    func()
+	// dies has the operator be killed amid its next write; late: that is made. Dead is one that was.
+	dies, late, dead bool
 }
 
 var scheme = func() *runtime.Scheme {
@@ -177,7 +180,7 @@ func (c *cluster) begin(policy corev1.PersistentVolumeReclaimPolicy) {
 	}
 	c.api = interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build(),
 		interceptor.Funcs{Create: c.admit})
-	c.operator = &move.Reconciler{Client: c.watched(), APIReader: c.api, Reports: c, DriverNamespace: storage, Now: c.clock}
+	c.runOperator()
 	for !c.isRunning() {
 		c.live()
 	}
@@ -204,35 +207,44 @@ func (c *cluster) admit(ctx context.Context, api client.WithWatch, o client.Obje
 func (c *cluster) watched() client.Client {
 	return interceptor.NewClient(c.api, interceptor.Funcs{
 		Create: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			c.write("create", o)
-			return api.Create(ctx, o, opts...)
+			return c.write("create", o, func() error { return api.Create(ctx, o, opts...) })
 		},
 		Update: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			c.write("update", o)
-			return api.Update(ctx, o, opts...)
+			return c.write("update", o, func() error { return api.Update(ctx, o, opts...) })
 		},
 		Patch: func(ctx context.Context, api client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			c.write("patch", o)
-			return api.Patch(ctx, o, p, opts...)
+			return c.write("patch", o, func() error { return api.Patch(ctx, o, p, opts...) })
 		},
 		Delete: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			c.write("delete", o)
-			return api.Delete(ctx, o, opts...)
+			return c.write("delete", o, func() error { return api.Delete(ctx, o, opts...) })
 		},
 		SubResourceUpdate: func(ctx context.Context, api client.Client, kind string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			c.write("update the "+kind+" of", o)
-			return api.SubResource(kind).Update(ctx, o, opts...)
+			return c.write("update the "+kind+" of", o, func() error { return api.SubResource(kind).Update(ctx, o, opts...) })
 		},
 		SubResourceCreate: func(ctx context.Context, api client.Client, kind string, o, sub client.Object, opts ...client.SubResourceCreateOption) error {
-			c.write("create the "+kind+" of", o)
-			return api.SubResource(kind).Create(ctx, o, sub, opts...)
+			return c.write("create the "+kind+" of", o, func() error { return api.SubResource(kind).Create(ctx, o, sub, opts...) })
 		},
 	})
 }
 
-// write is before each write of the operator. How many there are depends on how often it looks; which there are, and the first few of each, do
+// write makes a write of the operator, unless that is killed.
+func (c *cluster) write(verb string, o client.Object, do func() error) error {
+	c.note(verb, o)
+	if !c.dies {
+		return do()
+	}
+	if c.late && !c.dead {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	c.dead = true
+	return errKilled
+}
+
+// note is before each write of the operator. How many there are depends on how often it looks; which there are, and the first few of each, do
 // not.
-func (c *cluster) write(verb string, o client.Object) {
+func (c *cluster) note(verb string, o client.Object) {
 	words := fmt.Sprintf("%s %T %s", verb, o, strings.TrimPrefix(o.GetName(), "volumemove-"+string(c.uid("move"))))
 	if m, is := o.(*v1alpha1.VolumeMove); is {
 		words += " " + string(m.Status.Phase)
@@ -380,6 +392,10 @@ func (c *cluster) delete(o client.Object) {
 func (c *cluster) reconcile() {
 	c.Helper()
 	_, err := c.operator.Reconcile(c.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}})
+	if c.dead {
+		c.runOperator()
+		return
+	}
 	must.Succeed(c, lateIsNone(err))
 }
 

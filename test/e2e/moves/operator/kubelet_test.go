@@ -168,6 +168,8 @@ func (c *cluster) runMovers() {
 		pod := &pods.Items[i]
 		m := c.movers[pod.UID]
 		switch {
+		case pod.Spec.NodeName == c.cut || m == nil && pod.Status.Phase == corev1.PodSucceeded && pod.DeletionTimestamp == nil:
+			continue
 		case pod.DeletionTimestamp != nil:
 			if m == nil || m.ends() {
 				c.drop(pod, running)

@@ -17,8 +17,8 @@ import (
 
 const mib = 1 << 20
 
-// A world is a driver with one pool, and what of it is in use.
-type world struct {
+// A harness is a driver with one pool, and what of it is in use.
+type harness struct {
 	*drivertest.Driver
 	place place
 	pool  *drivertest.Pool
@@ -42,13 +42,10 @@ type answer struct {
 
 func (a answer) diff(b answer) string { return cmp.Diff(a.message, b.message, protocmp.Transform()) }
 
-// newWorld starts a driver on a pool in which there are volumes of others.
-func newWorld(t *testing.T, p place, driver string) *world {
+// newHarness starts a driver on a pool in which there are volumes of others.
+func newHarness(t *testing.T, p place, driver string) *harness {
 	t.Helper()
-	path, err := os.MkdirTemp(p.mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
-	w := &world{place: p, pool: p.pool(path), capacities: make(map[state]int64)}
+	w := &harness{place: p, pool: p.pool(drivertest.NewPool(t, p.mounted)), capacities: make(map[state]int64)}
 	w.trap = trap.New(t, driver)
 	self, err := os.Executable() // which launches the driver
 	must.Succeed(t, err)
@@ -72,23 +69,23 @@ func (p place) pool(path string) *drivertest.Pool {
 }
 
 // run runs a program as the driver for the first time.
-func (w *world) run(t *testing.T, program string) {
+func (h *harness) run(t *testing.T, program string) {
 	t.Helper()
-	w.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{w.pool.PoolConfig}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
-	w.pool.Driver = w.Driver
+	h.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{h.pool.PoolConfig}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
+	h.pool.Driver = h.Driver
 }
 
 // start runs the driver again after it ended.
-func (w *world) start() error { return w.Process.Restart(w.Context()) }
+func (h *harness) start() error { return h.Process.Restart(h.Context()) }
 
 // kill ends the driver at once. A device that it has told to go may stay for an instant, because another process that lists
 // devices has it open: the next start would tell it again.
-func (w *world) kill() {
-	w.Helper()
-	w.Must(w.Process.Kill())
-	w.Eventually("devices that end have ended", func() bool {
-		attached, err := w.pool.Attached()
-		w.Must(err)
+func (h *harness) kill() {
+	h.Helper()
+	h.Must(h.Process.Kill())
+	h.Eventually("devices that end have ended", func() bool {
+		attached, err := h.pool.Attached()
+		h.Must(err)
 		return !slices.ContainsFunc(attached, func(d drivertest.Device) bool {
 			ends, err := os.ReadFile("/sys/block/" + d.Name + "/loop/autoclear")
 			return err == nil && strings.TrimSpace(string(ends)) == "1"
@@ -97,43 +94,43 @@ func (w *world) kill() {
 }
 
 // end stops the driver and expects it to leave nothing.
-func (w *world) end() {
-	w.Helper()
-	w.reach(state{})
+func (h *harness) end() {
+	h.Helper()
+	h.reach(state{})
 	for _, v := range others {
-		w.unmakeOther(v)
+		h.unmakeOther(v)
 	}
-	w.awaitNoTrash()
-	w.wantNothingLeft()
-	w.Must(w.Process.Stop())
+	h.awaitNoTrash()
+	h.wantNothingLeft()
+	h.Must(h.Process.Stop())
 }
 
-func (w *world) trash() []string {
-	w.Helper()
-	names, err := drivertest.Names(w.pool.Own("trash", drivertest.NodeName))
-	w.Must(err)
+func (h *harness) trash() []string {
+	h.Helper()
+	names, err := drivertest.Names(h.pool.Own("trash", drivertest.NodeName))
+	h.Must(err)
 	return names
 }
 
 // awaitNoTrash waits until the reaper is done with all that was removed, and would take no step in the call that comes next.
-func (w *world) awaitNoTrash() {
-	w.Helper()
-	w.pool.AwaitErased()
+func (h *harness) awaitNoTrash() {
+	h.Helper()
+	h.pool.AwaitErased()
 }
 
 // awaitReaped waits until the reaper has done its work for a call, or was killed at it.
-func (w *world) awaitReaped() {
-	w.Helper()
-	w.Eventually("what was removed is gone", func() bool {
-		return w.trap.HasKilled() || w.reaped() > w.reapedBefore && len(w.trash()) == 0
+func (h *harness) awaitReaped() {
+	h.Helper()
+	h.Eventually("what was removed is gone", func() bool {
+		return h.trap.HasKilled() || h.reaped() > h.reapedBefore && len(h.trash()) == 0
 	})
 }
 
 // reaped is how often the driver has logged that the reaper is done with something.
-func (w *world) reaped() int { return strings.Count(w.Process.Log(), "Removed trash") }
+func (h *harness) reaped() int { return strings.Count(h.Process.Log(), "Removed trash") }
 
 // arm counts the driver's steps from here on.
-func (w *world) arm(killAt int) {
-	w.reapedBefore = w.reaped()
-	w.trap.Arm(killAt)
+func (h *harness) arm(killAt int) {
+	h.reapedBefore = h.reaped()
+	h.trap.Arm(killAt)
 }

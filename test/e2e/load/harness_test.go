@@ -27,8 +27,8 @@ type place struct {
 // kept reports whether the kernel enforces the sizes of directories.
 func (p *place) kept() bool { return p.Enforcement == "required" }
 
-// A world is a driver, and those who call it.
-type world struct {
+// A harness is a driver, and those who call it.
+type harness struct {
 	*drivertest.Driver
 	extent
 	places  []*place
@@ -39,11 +39,11 @@ type world struct {
 	scraper *http.Transport
 }
 
-// newWorld starts a driver with a pool on each kind of filesystem, one that limits
+// newHarness starts a driver with a pool on each kind of filesystem, one that limits
 // directories and one for several nodes among them.
-func newWorld(t *testing.T, program string, e extent) *world {
+func newHarness(t *testing.T, program string, e extent) *harness {
 	t.Helper()
-	w := &world{extent: e, scraper: drivertest.Scraper()}
+	w := &harness{extent: e, scraper: drivertest.Scraper()}
 	t.Cleanup(w.scraper.CloseIdleConnections)
 	const size = 16 << 30
 	enforcement := ""
@@ -102,33 +102,33 @@ func onExt4(t *testing.T, bytes int64) string {
 
 // all has the clients do something, all of them at once. One that meets an answer that
 // must not be ends the test, with the seed.
-func (w *world) all(do func(c *client, ctx context.Context) error) func() {
+func (h *harness) all(do func(c *client, ctx context.Context) error) func() {
 	return func() {
-		w.Helper()
-		ctx, stop := context.WithCancel(w.Context())
+		h.Helper()
+		ctx, stop := context.WithCancel(h.Context())
 		defer stop()
 		var working sync.WaitGroup
-		for _, c := range w.clients {
+		for _, c := range h.clients {
 			working.Go(func() {
 				// The first failure is reported, and not what follows when the others are stopped.
 				if err := do(c, ctx); err != nil && ctx.Err() == nil {
 					stop()
-					w.Errorf("client %d, -load.seed=%d: %v", c.number, *seed, err)
+					h.Errorf("client %d, -load.seed=%d: %v", c.number, *seed, err)
 				}
 			})
 		}
 		working.Wait()
-		if w.Failed() {
-			w.FailNow()
+		if h.Failed() {
+			h.FailNow()
 		}
 	}
 }
 
 // load has the clients make all calls for some time.
-func (w *world) load(duration time.Duration) {
-	w.Helper()
+func (h *harness) load(duration time.Duration) {
+	h.Helper()
 	end := time.Now().Add(duration)
-	w.lap("all calls", w.all(func(c *client, ctx context.Context) error {
+	h.lap("all calls", h.all(func(c *client, ctx context.Context) error {
 		for ctx.Err() == nil && time.Now().Before(end) {
 			if err := c.act(ctx); err != nil {
 				return err
@@ -138,45 +138,45 @@ func (w *world) load(duration time.Duration) {
 	}))
 }
 
-// quiet brings the world to a state that the load can begin with: all volumes of the
+// quiet brings the node to a state that the load can begin with: all volumes of the
 // clients are there, none is published, and the reaper has nothing to do.
-func (w *world) quiet() {
-	w.Helper()
-	w.lap("all quiet", func() {
-		w.all((*client).unpublishAll)()
-		w.all((*client).createAll)()
-		for _, v := range w.common {
-			w.Must(drivertest.Repeat(w.Context(), func() error { return w.Delete(w.Context(), v.ID) }))
+func (h *harness) quiet() {
+	h.Helper()
+	h.lap("all quiet", func() {
+		h.all((*client).unpublishAll)()
+		h.all((*client).createAll)()
+		for _, v := range h.common {
+			h.Must(drivertest.Repeat(h.Context(), func() error { return h.Delete(h.Context(), v.ID) }))
 		}
-		for _, p := range w.places {
-			w.AwaitNoTrash(p.Path)
+		for _, p := range h.places {
+			h.AwaitNoTrash(p.Path)
 		}
 	})
 }
 
 // deleteAll removes all volumes.
-func (w *world) deleteAll() {
-	w.Helper()
-	w.all((*client).deleteAll)()
-	for _, p := range w.places {
-		w.AwaitNoTrash(p.Path)
+func (h *harness) deleteAll() {
+	h.Helper()
+	h.all((*client).deleteAll)()
+	for _, p := range h.places {
+		h.AwaitNoTrash(p.Path)
 	}
 }
 
 // lap does something and reports how long it took.
-func (w *world) lap(what string, do func()) {
-	w.Helper()
+func (h *harness) lap(what string, do func()) {
+	h.Helper()
 	begin := time.Now()
 	do()
-	w.Logf("%s in %v", what, time.Since(begin).Round(time.Millisecond))
+	h.Logf("%s in %v", what, time.Since(begin).Round(time.Millisecond))
 }
 
 // wantNoRace searches for what the race detector writes. It also ends the driver with status
 // 66, which Stop returns, but not if the driver was killed.
-func (w *world) wantNoRace() {
-	w.Helper()
-	if at := strings.Index(w.Process.Log(), "WARNING: DATA RACE"); at >= 0 {
-		w.Errorf("the driver has a data race:\n%.4000s", w.Process.Log()[at:])
+func (h *harness) wantNoRace() {
+	h.Helper()
+	if at := strings.Index(h.Process.Log(), "WARNING: DATA RACE"); at >= 0 {
+		h.Errorf("the driver has a data race:\n%.4000s", h.Process.Log()[at:])
 	}
 }
 
@@ -190,6 +190,6 @@ func id(of string, number int) string {
 }
 
 // place is the pool of a name.
-func (w *world) place(name string) *place {
-	return w.places[slices.IndexFunc(w.places, func(p *place) bool { return p.Name == name })]
+func (h *harness) place(name string) *place {
+	return h.places[slices.IndexFunc(h.places, func(p *place) bool { return p.Name == name })]
 }
