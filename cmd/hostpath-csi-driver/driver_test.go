@@ -165,8 +165,7 @@ var vol = drivertest.Volume{ID: "vol", Bytes: 1 << 20}
 // create makes it.
 func create(d *drivertest.Driver) {
 	d.Helper()
-	_, err := d.Create(d.Context(), vol)
-	d.Must(err)
+	d.Must(must.Err(d.Create(d.Context(), vol)))
 }
 
 // awaitSignal waits until the driver has received a SIGTERM.

@@ -230,7 +230,7 @@ func (a *Agent) Pass(r Request) Report {
 	return p.report
 }
 
-// Offering asks the API once more whether a device may become a volume, and notes that it is about to. Offered has to follow,
+// Offering asks the API once more whether a device may become a volume, looks at that again, and notes that it is about to. Offered has to follow,
 // whatever comes of it.
 func (a *Agent) Offering(ctx context.Context, o Offer) error {
 	j := a.jobs[o.number]
@@ -242,6 +242,10 @@ func (a *Agent) Offering(ctx context.Context, o Offer) error {
 		return err
 	}
 	if err := a.confirm(ctx, j, j.held.Facts, record); err != nil {
+		return err
+	}
+	// Time has passed, and an exclusive open keeps out no program that opens the device without one.
+	if err := errors.Join(j.held.check(), j.asClean()); err != nil {
 		return err
 	}
 	record.State, record.Volume = Offered, o.Name

@@ -939,6 +939,27 @@ func TestDeviceLosesItsSizeWhileItIsCleaned(t *testing.T) {
 	}
 }
 
+// A disk may wait for days until others are clean.
+func TestDeviceUsedWhileItIsCleanedIsLeftAlone(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	t.Cleanup(devices.CheckEachStep())
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 4*mib)
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+	end := func() {}
+	w.Step = func() {
+		w.Step = nil
+		end = devicestest.With(t, `exec 3<>"$1"`, d.Node)
+	}
+	w.Refused(devices.InUse)
+	d.WantPattern(mib, 4*mib)
+	end()
+	if r := w.Pass(); len(r.Cleaned) != 1 {
+		t.Errorf("found %+v, want it cleaned after that", r)
+	}
+}
+
 // ill makes a disk that does wrong when it is told to.
 func ill(w *devicestest.World, name string, bytes int64) (*disk.Disk, *devicestest.Disk) {
 	w.Helper()

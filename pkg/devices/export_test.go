@@ -18,6 +18,13 @@ func UseSmallSteps() (restore func()) {
 	return func() { stepBytes, rangeBytes, noteEvery, askEvery = step, size, note, ask }
 }
 
+// CheckEachStep has a device be checked before each step of its cleaning, until restored.
+func CheckEachStep() (restore func()) {
+	every := checkEvery
+	checkEvery = 0
+	return func() { checkEvery = every }
+}
+
 // Identify has devices be known by other identities than the kernel's, until restored.
 func Identify(as func(identity string) string) (restore func()) {
 	before := inspect

@@ -19,6 +19,10 @@ var noteEvery = 2 * time.Second
 // askEvery is how often it is asked, while a disk that other nodes may see is cleaned, whether it is reserved for this node still.
 var askEvery = 5 * time.Second
 
+// checkEvery is how often a device is checked for users while it is cleaned, or waits for its turn: an exclusive open keeps out no program that
+// opens the device without one.
+var checkEvery = time.Minute
+
 // A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
 type job struct {
 	number blockdev.Number
@@ -49,6 +53,7 @@ type job struct {
 	written string
 	err     error
 	held    *Held           // of a device that can be offered
+	clean   string          // what had been written to that when it was found to be clean
 	names   map[string]bool // that volumes of all nodes have
 
 	mu  sync.Mutex
@@ -138,6 +143,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	if j.onlyLook {
 		return nil, j.refuse(New, "it was in use a moment ago: %s", a.waits())
 	}
+	j.clean = held.Facts.Written()
 	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
 		return nil, err
 	}
@@ -149,6 +155,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		if err := a.clean(ctx, j, may); err != nil {
 			return nil, err
 		}
+		j.clean = j.written
 		if err := held.check(); err != nil { // it took its time
 			return nil, err
 		}
@@ -457,7 +464,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started := time.Now()
-	c := cleaning{agent: a, job: j, held: held, record: next, log: log, noted: started, asked: started, counted: next.Done}
+	c := cleaning{agent: a, job: j, held: held, record: next, log: log, noted: started, asked: started, checked: started, counted: next.Done}
 	w := wiper{device: held, wipe: j.wipe, turn: c.turn, erased: c.noteErased, checkpoint: c.noteProgress}
 	if err := w.run(ctx, next.Done); err != nil {
 		return err
@@ -483,23 +490,39 @@ type cleaning struct {
 	held   *erasable
 	record Record // as it was written last
 	log    logr.Logger
-	// noted is when its progress was written last, and asked when the API was.
-	noted, asked time.Time
-	counted      int64 // how far it is counted, in bytes
+	// noted is when its progress was written last, asked when the API was, and checked when it was looked for users.
+	noted, asked, checked time.Time
+	counted               int64 // how far it is counted, in bytes
 }
 
-// turn waits for the turn of the device, and asks the API again whether it may still be cleaned.
+// turn waits for the turn of the device, and makes sure that it may still be cleaned.
 func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
-	done, err = c.agent.turn(ctx, c.job)
-	if err != nil || time.Since(c.asked) < askEvery {
-		return done, err
+	if done, err = c.agent.turn(ctx, c.job); err != nil {
+		return nil, err
 	}
-	if err := c.agent.reserve(ctx, c.job, c.held.Facts, c.record); err != nil {
+	if err := c.stillMay(ctx); err != nil {
 		done()
 		return nil, err
 	}
-	c.asked = time.Now()
 	return done, nil
+}
+
+// stillMay looks for users of the device, and asks the API, if it is time for that.
+func (c *cleaning) stillMay(ctx context.Context) error {
+	if time.Since(c.checked) >= checkEvery {
+		if err := c.held.check(); err != nil {
+			return err
+		}
+		c.checked = time.Now()
+	}
+	if time.Since(c.asked) < askEvery {
+		return nil
+	}
+	if err := c.agent.reserve(ctx, c.job, c.held.Facts, c.record); err != nil {
+		return err
+	}
+	c.asked = time.Now()
+	return nil
 }
 
 // noteErased notes that what a claim left has no signature any more.

@@ -127,6 +127,14 @@ func mayBeInUse(err error) bool {
 	return inUse(err)
 }
 
+// asClean refuses a device that was written to since it was found to be clean.
+func (j *job) asClean() error {
+	if j.held.Facts.Written() == j.clean {
+		return nil
+	}
+	return j.refuse(New, "it was written to since it was found to be clean")
+}
+
 // same refuses a device that is not as it was when it was found to have been unchanged.
 func (j *job) same(f blockdev.Facts) error {
 	if j.as == "" || j.as == appearance(f) {

@@ -1,6 +1,7 @@
 package devices_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -203,6 +204,40 @@ func TestNewDisk_isNewAgainAfterItsCleaningFailedAndAnotherWroteToIt(t *testing.
 	w.Pass()
 	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Cleaning || d.Sum() != sum {
 		t.Errorf("it was written to: %+v (%v)", record, err)
+	}
+}
+
+// The API server may be slow between the check of a device and its offer, and a program may open a device that is held, but for an exclusive open.
+func TestDeviceUsedBeforeItIsOffered(t *testing.T) {
+	use := func(t *testing.T, d *devicestest.Disk) (end func()) {
+		return devicestest.With(t, `exec 3<>"$1"`, d.Node)
+	}
+	for name, c := range map[string]struct {
+		use  func(*testing.T, *devicestest.Disk) (end func())
+		want devices.Reason
+	}{
+		"it is open":                       {use, devices.InUse},
+		"it was open, and nothing written": {func(t *testing.T, d *devicestest.Disk) func() { use(t, d)(); return func() {} }, ""},
+		"it was written to": {func(_ *testing.T, d *devicestest.Disk) func() {
+			d.Write(devicestest.Pattern())
+			return func() {}
+		}, devices.New},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Blank("disk", 8*mib)
+			r := w.Pass()
+			if len(r.Offers) != 1 {
+				t.Fatalf("found %+v, want an offer", r)
+			}
+			end := c.use(t, d)
+			err := w.Agent.Offering(t.Context(), r.Offers[0])
+			problem, refused := errors.AsType[devices.Problem](err)
+			if refused != (c.want != "") || refused && problem.Reason != c.want || !refused && err != nil {
+				t.Errorf("the offer ends with %v, want %q", err, c.want)
+			}
+			end()
+		})
 	}
 }
 

@@ -26,8 +26,7 @@ func asBlock(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = block()
 
 func (h *harness) attached(t *testing.T, want int) []loop.Device {
 	t.Helper()
-	devices, err := h.loops.Attached()
-	must.Succeed(t, err)
+	devices := must.Value(h.loops.Attached())(t)
 	if len(devices) != want {
 		t.Fatalf("devices %+v, want %d", devices, want)
 	}
@@ -40,16 +39,13 @@ func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 	unmounted := make(chan struct{}, 8)
 	h := newHarness(t, setup{hooks: hooks{publish: held.publish, unpublished: func(bind.Target) { unmounted <- struct{}{} }}})
 	h.createBlock(t, "vol")
-	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ending"), asBlock))
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("ending"), asBlock))))
 	first := later(func() error {
-		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), asBlock))
-		return err
+		return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), asBlock)))
 	})
 	<-held.entered
 	second := later(func() error {
-		_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("ending")))
-		return err
+		return must.Err(h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("ending"))))
 	})
 	select {
 	case <-unmounted:
@@ -68,8 +64,7 @@ func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
 	h := newHarness(t, setup{})
 	h.createBlock(t, "source")
-	made, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"})
-	must.Succeed(t, err)
+	made := must.Value(h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"}))(t)
 	h.loops.Nodes = loop.ErrNodes
 	for name, source := range map[string]*csi.VolumeContentSource{
 		"new":     nil,

@@ -34,8 +34,7 @@ func TestGetCapacity(t *testing.T) {
 		"a pool that is reserved has none":                    {&csi.GetCapacityRequest{Parameters: in("reserved")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			response, err := h.GetCapacity(t.Context(), c.request)
-			must.Succeed(t, err)
+			response := must.Value(h.GetCapacity(t.Context(), c.request))(t)
 			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
 			}
@@ -111,24 +110,20 @@ func TestMissingPool(t *testing.T) {
 	// A volume that is not seen may be in the pool that is not seen.
 	for name, call := range map[string]func(t *testing.T) error{
 		"a volume is not reported as absent": func(t *testing.T) error {
-			_, err := h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
-			return err
+			return must.Err(h.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"}))
 		},
 		"a volume is not validated": func(t *testing.T) error {
-			_, err := h.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer()))
-			return err
+			return must.Err(h.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer())))
 		},
 		"a volume is not measured": func(t *testing.T) error {
-			_, err := h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: h.target("unseen")})
-			return err
+			return must.Err(h.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: h.target("unseen")}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(t), codes.Unavailable, `"away"`, "requireMount") })
 	}
 	t.Run("a pod can end", func(t *testing.T) { h.unpublish(t, "unseen", h.target("unseen")) })
 	t.Run("the driver is ready", func(t *testing.T) {
-		probe, err := h.Probe(t.Context(), &csi.ProbeRequest{})
-		must.Succeed(t, err)
+		probe := must.Value(h.Probe(t.Context(), &csi.ProbeRequest{}))(t)
 		wantEqual(t, "ready", probe.GetReady().GetValue(), true)
 	})
 }

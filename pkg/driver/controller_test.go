@@ -15,8 +15,7 @@ import (
 func (h *harness) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
 	t.Helper()
 	all := map[string]*oldcsi.VolumeCondition{"ControllerGetVolume": oldcsi.Condition(h.volume(t, id).GetStatus())}
-	list, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must.Succeed(t, err)
+	list := must.Value(h.ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(t)
 	for _, entry := range list.GetEntries() {
 		if entry.GetVolume().GetVolumeId() == id {
 			all["ListVolumes"] = oldcsi.Condition(entry.GetStatus())

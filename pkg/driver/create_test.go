@@ -19,8 +19,7 @@ func TestCreateVolumeResponse(t *testing.T) {
 		AccessibleTopology: []*csi.Topology{onNode(nodeName)},
 		VolumeContext:      map[string]string{"storagePool": "local", "sizeEnforced": "false"},
 	})
-	info, err := os.Stat(h.path("local", "vol"))
-	must.Succeed(t, err)
+	info := must.Value(os.Stat(h.path("local", "vol")))(t)
 	wantEqual(t, "the mode of its directory", info.Mode(), os.ModeDir|0o777)
 
 	wantEqual(t, "the volume of a shared pool", h.create(t, "shared-vol", "everywhere"), &csi.Volume{

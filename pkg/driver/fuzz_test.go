@@ -55,8 +55,7 @@ func FuzzCall(f *testing.F) {
 		&csi.NodeGetVolumeStatsRequest{VolumeId: kept, VolumePath: target},
 		&csi.NodeExpandVolumeRequest{VolumeId: kept, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 5 * mib}},
 	} {
-		content, err := proto.Marshal(request)
-		must.Succeed(f, err)
+		content := must.Value(proto.Marshal(request))(f)
 		for i, m := range methods {
 			if m.in == request.ProtoReflect().Descriptor() {
 				f.Add(byte(i), content)
@@ -122,8 +121,7 @@ func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 			limit > 0 && made.GetCapacityBytes() > limit || made.GetCapacityBytes() <= 0 {
 			t.Errorf("%v was answered by %v", req, made)
 		}
-		again, err := h.CreateVolume(t.Context(), req)
-		must.Succeed(t, err)
+		again := must.Value(h.CreateVolume(t.Context(), req))(t)
 		wantEqual(t, "the answer to the repeated call", again, response)
 		if seen := h.volume(t, made.GetVolumeId()); seen.GetVolume().GetCapacityBytes() != made.GetCapacityBytes() {
 			t.Errorf("%v was made, but there is %v", made, seen)
@@ -141,8 +139,7 @@ func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 			t.Errorf("%v was answered by %d entries", req, len(page.GetEntries()))
 		}
 	case *csi.NodePublishVolumeRequest:
-		_, err := h.NodePublishVolume(t.Context(), req)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), req)))
 		if req.GetTargetPath() != h.target(kept) {
 			h.unpublish(t, req.GetVolumeId(), req.GetTargetPath())
 		}
@@ -151,8 +148,7 @@ func wantTrue(t *testing.T, h *harness, request, response proto.Message) {
 
 func remove(t *testing.T, h *harness, id string) {
 	t.Helper()
-	_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})))
 }
 
 // restore brings back the volume that is always there.
@@ -162,13 +158,9 @@ func restore(t testing.TB, h *harness) {
 		t.Fatal(err)
 	}
 	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { return must.Err(h.CreateVolume(ctx, createRequest(kept, inLocal))) },
 		func(ctx context.Context) error {
-			_, err := h.CreateVolume(ctx, createRequest(kept, inLocal))
-			return err
-		},
-		func(ctx context.Context) error {
-			_, err := h.NodePublishVolume(ctx, publishRequest(kept, h.target(kept)))
-			return err
+			return must.Err(h.NodePublishVolume(ctx, publishRequest(kept, h.target(kept))))
 		},
 	} {
 		must.Succeed(t, call(t.Context()))
@@ -208,8 +200,7 @@ func allMethods(t testing.TB) []method {
 	t.Helper()
 	var all []method
 	for _, service := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.Node"} {
-		found, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
-		must.Succeed(t, err)
+		found := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(service))(t)
 		methods := found.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			m := methods.Get(i)
@@ -236,7 +227,6 @@ func (m method) newResponse(t *testing.T) proto.Message {
 
 func newMessage(t *testing.T, descriptor protoreflect.MessageDescriptor) proto.Message {
 	t.Helper()
-	kind, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.FullName())
-	must.Succeed(t, err)
+	kind := must.Value(protoregistry.GlobalTypes.FindMessageByName(descriptor.FullName()))(t)
 	return kind.New().Interface()
 }

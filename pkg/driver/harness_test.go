@@ -145,8 +145,7 @@ func (h *harness) serve(t testing.TB, s setup, grace time.Duration) {
 
 func node(t testing.TB, name string) volume.NodeID {
 	t.Helper()
-	id, err := volume.ParseNodeID(name)
-	must.Succeed(t, err)
+	id := must.Value(volume.ParseNodeID(name))(t)
 	return id
 }
 
@@ -164,14 +163,12 @@ func (h *harness) create(t *testing.T, name, in string) *csi.Volume {
 
 func (h *harness) publish(t *testing.T, volume, target string) {
 	t.Helper()
-	_, err := h.NodePublishVolume(t.Context(), publishRequest(volume, target))
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), publishRequest(volume, target))))
 }
 
 func (h *harness) unpublish(t *testing.T, volume, target string) {
 	t.Helper()
-	_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest(volume, target))
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.NodeUnpublishVolume(t.Context(), unpublishRequest(volume, target))))
 }
 
 // volume is what the driver says of a volume; nil if there is none.
@@ -188,8 +185,7 @@ func (h *harness) volume(t *testing.T, id string) *csi.ControllerGetVolumeRespon
 // ids are those of all volumes, in the order of the list.
 func (h *harness) ids(t *testing.T) []string {
 	t.Helper()
-	response, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must.Succeed(t, err)
+	response := must.Value(h.ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(t)
 	return idsOf(response)
 }
 
@@ -374,8 +370,7 @@ func (m *mounts) SameFilesystem(a, b *dir.Dir) (bool, error) {
 // wantFlags fails the test unless the target was published with these mount flags.
 func (m *mounts) wantFlags(t *testing.T, target string, names ...string) {
 	t.Helper()
-	want, err := bind.ParseFlags(names)
-	must.Succeed(t, err)
+	want := must.Value(bind.ParseFlags(names))(t)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if got, ok := m.flags[target]; !ok || got != want {
@@ -400,8 +395,7 @@ func (m *mounts) published(t *testing.T, parent, name string) []string {
 // hold makes unmounting a target fail until the returned function is called.
 func (h *harness) hold(t *testing.T, target string) (release func()) {
 	t.Helper()
-	parsed, err := bind.ParseTarget(target)
-	must.Succeed(t, err)
+	parsed := must.Value(bind.ParseTarget(target))(t)
 	return h.mounts.Hold(parsed)
 }
 

@@ -114,8 +114,7 @@ func newPatient(t *testing.T, c ailment) *patient {
 // open opens the volume's directory until the test ends.
 func (p *patient) open(t *testing.T) *dir.Dir {
 	t.Helper()
-	d, err := dir.Open(filepath.Join(p.pool, "vol"))
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(filepath.Join(p.pool, "vol")))(t)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	return d
 }
@@ -127,8 +126,7 @@ func (p *patient) in(elements ...string) string {
 func removeLimit(t *testing.T, p *patient) {
 	t.Helper()
 	d := p.open(t)
-	id, err := p.quota.IDOf(d)
-	must.Succeed(t, err)
+	id := must.Value(p.quota.IDOf(d))(t)
 	must.Succeed(t, p.quota.Limit(d, id, quota.Limit{}))
 }
 
@@ -175,8 +173,7 @@ var ailments = map[string]ailment{
 	}},
 	"a limit that was changed": {reason: health.LimitDiffers, says: "limit", after: func(t *testing.T, p *patient) {
 		d := p.open(t)
-		id, err := p.quota.IDOf(d)
-		must.Succeed(t, err)
+		id := must.Value(p.quota.IDOf(d))(t)
 		must.Succeed(t, p.quota.Limit(d, id, quota.Limit{Bytes: 8 * mib}))
 	}},
 	"a limit that was removed":                     {reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
@@ -200,8 +197,7 @@ var ailments = map[string]ailment{
 	}},
 	"a volume without inodes": {options: `,"bytesPerInode":2097152`, reason: health.NoInodes, says: "no inodes", after: func(t *testing.T, p *patient) {
 		for range 2 {
-			f, err := p.quota.Create(p.open(t))
-			must.Succeed(t, err)
+			f := must.Value(p.quota.Create(p.open(t)))(t)
 			must.Succeed(t, f.Close())
 		}
 	}},

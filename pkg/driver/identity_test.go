@@ -16,8 +16,7 @@ import (
 
 func TestPluginInfo(t *testing.T) {
 	h := newHarness(t, setup{config: driver.Config{Name: driver.DefaultName, Version: "v1.2.3"}})
-	response, err := h.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
-	must.Succeed(t, err)
+	response := must.Value(h.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}))(t)
 	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
 }
 
@@ -81,8 +80,7 @@ func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
 	})
 	ready := func() bool {
 		t.Helper()
-		response, err := h.Probe(t.Context(), &csi.ProbeRequest{})
-		must.Succeed(t, err)
+		response := must.Value(h.Probe(t.Context(), &csi.ProbeRequest{}))(t)
 		return response.GetReady().GetValue()
 	}
 	wantEqual(t, "ready before", ready(), false)
@@ -109,7 +107,6 @@ func TestProbeIsReadyWhilePoolHangs(t *testing.T) {
 	})
 	defer close(hang)
 	<-hangs
-	response, err := h.Probe(t.Context(), &csi.ProbeRequest{})
-	must.Succeed(t, err)
+	response := must.Value(h.Probe(t.Context(), &csi.ProbeRequest{}))(t)
 	wantEqual(t, "ready", response.GetReady().GetValue(), true)
 }

@@ -29,8 +29,7 @@ func inline(size string, more ...string) func(*csi.NodePublishVolumeRequest) {
 
 func (h *harness) publishInline(t *testing.T, id, target string) {
 	t.Helper()
-	_, err := h.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(h.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))))
 }
 
 func TestUnpublishDeletesOnlyInlineVolumes(t *testing.T) {

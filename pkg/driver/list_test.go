@@ -14,8 +14,7 @@ import (
 
 func (h *harness) page(t *testing.T, token string, most int32) *csi.ListVolumesResponse {
 	t.Helper()
-	response, err := h.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most})
-	must.Succeed(t, err)
+	response := must.Value(h.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most}))(t)
 	return response
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // later makes a call that may be held; its error comes through the channel.
@@ -27,35 +28,24 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 	h.create(t, "vol", "")
 	h.create(t, "second", "")
 	first := later(func() error {
-		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
-		return err
+		return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"))))
 	})
 	<-held.entered
 
 	for name, call := range map[string]func() error{
-		"CreateVolume": func() error {
-			_, err := h.CreateVolume(t.Context(), createRequest("vol"))
-			return err
-		},
-		"DeleteVolume": func() error {
-			_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-			return err
-		},
+		"CreateVolume": func() error { return must.Err(h.CreateVolume(t.Context(), createRequest("vol"))) },
+		"DeleteVolume": func() error { return must.Err(h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})) },
 		"NodePublishVolume at the same target": func() error {
-			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
-			return err
+			return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"))))
 		},
 		"NodePublishVolume that allows no other target": func() error {
-			_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("free"), singleWriter))
-			return err
+			return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("free"), singleWriter)))
 		},
 		"NodeExpandVolume": func() error {
-			_, err := h.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: h.target("held")})
-			return err
+			return must.Err(h.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: h.target("held")}))
 		},
 		"NodeUnpublishVolume at the same target": func() error {
-			_, err := h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("held")))
-			return err
+			return must.Err(h.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", h.target("held"))))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Aborted, "vol") })
@@ -75,8 +65,7 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 		h.create(t, "third", "")
 		h.publish(t, "second", h.target("free"))
 		h.unpublish(t, "second", h.target("free"))
-		_, err := h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})))
 	})
 	t.Run("calls that change nothing do not wait", func(t *testing.T) {
 		wantEqual(t, "all volumes", h.ids(t), []string{"second", "vol"})
@@ -107,8 +96,7 @@ func TestExclusivePublishLocksOutOtherTargets(t *testing.T) {
 	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
 	h.create(t, "vol", "")
 	first := later(func() error {
-		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), singleWriter))
-		return err
+		return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"), singleWriter)))
 	})
 	<-held.entered
 	_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("free")))
@@ -125,8 +113,7 @@ func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
 	b := newHarness(t, setup{pools: pools, node: "node-b"})
 	a.create(t, "vol", "")
 	first := later(func() error {
-		_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held")))
-		return err
+		return must.Err(a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held"))))
 	})
 	<-held.entered
 	_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("missing/target")))
@@ -151,8 +138,7 @@ func TestUnpublishKeepsMarkOfPublicationUnderWay(t *testing.T) {
 	a.create(t, "vol", "")
 	a.publish(t, "vol", a.target("ending"))
 	first := later(func() error {
-		_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held")))
-		return err
+		return must.Err(a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held"))))
 	})
 	<-held.entered
 	a.unpublish(t, "vol", a.target("ending"))
@@ -169,6 +155,7 @@ func TestUnpublishKeepsMarkOfPublicationUnderWay(t *testing.T) {
 
 // Pods of one claim begin and end at the same time, while checks of the pool are under way all the time: no call is refused.
 func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
+	testenv.NeedTime(t)
 	always := func(o *pool.Options) { o.CheckEvery, o.SyncEvery = time.Millisecond, time.Millisecond }
 	for kind, c := range map[string]struct {
 		pool       string

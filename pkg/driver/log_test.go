@@ -172,13 +172,11 @@ func TestLongFieldsAreBounded(t *testing.T) {
 			return err
 		},
 		"path": func() error {
-			_, err := h.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: "/" + long})
-			return err
+			return must.Err(h.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: "/" + long}))
 		},
 		"token": func() error { _, err := h.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: long}); return err },
 		"snapshot's parameter": func() error {
-			_, err := h.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: map[string]string{"consistency": long}})
-			return err
+			return must.Err(h.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: map[string]string{"consistency": long}}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,8 +24,7 @@ type moveOf struct {
 func newMoveOf(t *testing.T, name, peer string) *moveOf {
 	t.Helper()
 	h := newHarness(t, setup{node: name})
-	client, err := moves.Dial(h.socket)
-	must.Succeed(t, err)
+	client := must.Value(moves.Dial(h.socket))(t)
 	t.Cleanup(func() { must.Succeed(t, client.Close()) })
 	return &moveOf{h, client, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: peer}}
 }
@@ -33,8 +32,7 @@ func newMoveOf(t *testing.T, name, peer string) *moveOf {
 // call makes a call that has to succeed.
 func (m *moveOf) call(t *testing.T, name string) moves.Volume {
 	t.Helper()
-	answer, err := m.Call(t.Context(), name, m.request)
-	must.Succeed(t, err)
+	answer := must.Value(m.Call(t.Context(), name, m.request))(t)
 	return answer
 }
 

@@ -16,8 +16,7 @@ import (
 
 func TestNodeGetInfo(t *testing.T) {
 	h := newHarness(t, setup{})
-	response, err := h.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	must.Succeed(t, err)
+	response := must.Value(h.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))(t)
 	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
 }
 
@@ -279,8 +278,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		})
 	}
 	t.Run("a published volume is measured", func(t *testing.T) {
-		response, err := stats("vol", h.target("vol"))
-		must.Succeed(t, err)
+		response := must.Value(stats("vol", h.target("vol")))(t)
 		units := make(map[csi.VolumeUsage_Unit]bool)
 		for _, usage := range response.GetUsage() {
 			units[usage.GetUnit()] = true

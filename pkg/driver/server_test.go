@@ -65,10 +65,7 @@ func TestCallOutlivesItsCaller(t *testing.T) {
 	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
 	h.create(t, "vol", "")
 	ctx, giveUp := context.WithCancel(t.Context())
-	call := later(func() error {
-		_, err := h.NodePublishVolume(ctx, publishRequest("vol", h.target("held")))
-		return err
-	})
+	call := later(func() error { return must.Err(h.NodePublishVolume(ctx, publishRequest("vol", h.target("held")))) })
 	<-held.entered
 	giveUp()
 	wantCode(t, <-call, codes.Canceled)
@@ -85,8 +82,7 @@ func TestShutdownWaitsForCalls(t *testing.T) {
 	h := newHarness(t, setup{hooks: hooks{publish: held.publish}})
 	h.create(t, "vol", "")
 	call := later(func() error {
-		_, err := h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
-		return err
+		return must.Err(h.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"))))
 	})
 	<-held.entered
 	h.stop()
@@ -105,6 +101,7 @@ func TestShutdownWaitsForCalls(t *testing.T) {
 // A connection on which nothing was ever sent, or only the beginning of HTTP/2, must not hold
 // up the end of the process: kubelet's patience is 30 s for all of the pod.
 func TestShutdownIgnoresIdleConnections(t *testing.T) {
+	testenv.NeedTime(t)
 	for name, sent := range map[string]string{"nothing sent": "", "preface sent": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, setup{})
@@ -134,8 +131,7 @@ func TestShutdownTimeout(t *testing.T) {
 	brief := *h
 	brief.serve(t, setup{log: log.logger(0)}, time.Millisecond)
 	call := later(func() error {
-		_, err := brief.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held")))
-		return err
+		return must.Err(brief.NodePublishVolume(t.Context(), publishRequest("vol", h.target("held"))))
 	})
 	<-held.entered
 	brief.stop()
@@ -147,8 +143,7 @@ func TestShutdownTimeout(t *testing.T) {
 
 func TestServeWithCanceledContext(t *testing.T) {
 	h := newHarness(t, setup{})
-	listener, err := driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s"))
-	must.Succeed(t, err)
+	listener := must.Value(driver.Listen(t.Context(), filepath.Join(testenv.SocketDir(t), "s")))(t)
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, h.set, h.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -53,8 +53,7 @@ func TestListSnapshotsPages(t *testing.T) {
 	_, err := h.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
 	must.Succeed(t, err)
 	for _, name := range []string{"s-3", "s-1", "s-2"} {
-		_, err := h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})))
 	}
 	var got []string
 	token := ""
@@ -78,8 +77,7 @@ func TestListSnapshotsPages(t *testing.T) {
 	_, err = h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
 	wantCode(t, err, codes.InvalidArgument, "negative")
 	for _, id := range []string{"s-9", "../s", "s-9@elsewhere"} {
-		list, err := h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id})
-		must.Succeed(t, err)
+		list := must.Value(h.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id}))(t)
 		wantEqual(t, "the list of "+id, len(list.GetEntries()), 0)
 	}
 	got2, err := h.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-3"})
@@ -113,8 +111,7 @@ func TestSnapshotTopology(t *testing.T) {
 		"this node":            {Requisite: []*csi.Topology{here}, Preferred: []*csi.Topology{here}},
 		"one of two nodes":     {Requisite: []*csi.Topology{there, here}},
 	} {
-		made, err := snapshot(required)
-		must.Succeed(t, err)
+		made := must.Value(snapshot(required))(t)
 		wantEqual(t, "the topology for "+what, made.GetSnapshot().GetAccessibleTopology(), []*csi.Topology{here})
 	}
 	// It is there, and cannot be reached from where it has to be.

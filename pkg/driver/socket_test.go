@@ -86,6 +86,7 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 
 // A driver that was killed has its socket for as long as a thread of it waits for a disk that hangs.
 func TestListenReplacesSocketOfDeadProcess(t *testing.T) {
+	testenv.NeedTime(t)
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	must.Succeed(t, err)
@@ -109,8 +110,7 @@ func TestListenKeepsServedSocket(t *testing.T) {
 
 func TestListenKeepsSocketOfBusyProcess(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	must.Succeed(t, err)
+	fd := must.Value(syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	defer func() { must.Succeed(t, syscall.Close(fd)) }()
 	must.Succeed(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
 	must.Succeed(t, syscall.Listen(fd, 0))
@@ -161,8 +161,7 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 func TestOneOfTwoTakesStaleSocket(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	for range 200 {
-		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-		must.Succeed(t, err)
+		stale := must.Value(net.ListenUnix("unix", &net.UnixAddr{Name: socket}))(t)
 		stale.SetUnlinkOnClose(false)
 		must.Succeed(t, stale.Close())
 		taken := make(chan net.Listener, 2)

@@ -40,8 +40,7 @@ func fromSnapshot(id string) func(*csi.CreateVolumeRequest) {
 
 func (h *harness) snapshots(t *testing.T, request *csi.ListSnapshotsRequest) (ids []string) {
 	t.Helper()
-	list, err := h.ListSnapshots(t.Context(), request)
-	must.Succeed(t, err)
+	list := must.Value(h.ListSnapshots(t.Context(), request))(t)
 	for _, e := range list.GetEntries() {
 		ids = append(ids, e.GetSnapshot().GetSnapshotId())
 	}
@@ -86,8 +85,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 			clonetest.Copy(t, data, kept)
 			restore := createRequest("pvc-2", fromSnapshot("snapshot-1"))
 			for range 2 { // the second is a repeated call
-				_, err := h.CreateVolume(t.Context(), restore)
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(h.CreateVolume(t.Context(), restore)))
 				clonetest.Same(t, kept, filepath.Join(pool, "pvc-2"))
 				must.Succeed(t, os.WriteFile(filepath.Join(pool, "pvc-2", "disk.img"), []byte("written by a pod"), 0o660))
 				must.Succeed(t, os.WriteFile(filepath.Join(kept, "disk.img"), []byte("written by a pod"), 0o660))
@@ -107,8 +105,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 			must.Succeed(t, err) // of this driver there is none
 			wantThere(t, data)
 			for _, id := range []string{"snapshot-1", "snapshot-1", "half", "../pvc-1", own.GetSnapshot().GetSnapshotId()} {
-				_, err := h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(h.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})))
 			}
 			wantEqual(t, "what is left", h.snapshots(t, &csi.ListSnapshotsRequest{}), []string{"snapshot-2"})
 			wantGone(t, filepath.Join(path, "snapshot-1"))
@@ -122,8 +119,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 // mtime gives a file the times of another.
 func mtime(t *testing.T, to, from string) {
 	t.Helper()
-	info, err := os.Stat(from)
-	must.Succeed(t, err)
+	info := must.Value(os.Stat(from))(t)
 	must.Succeed(t, os.Chtimes(to, info.ModTime(), info.ModTime()))
 }
 
@@ -145,8 +141,7 @@ func TestRestoreOfUpstreamSnapshotSharesNoBlocks(t *testing.T) {
 			pool := testenv.LoopFS(t, kind, 512<<20)
 			upstreamSnapshot(t, pool+"/snapshots", "snapshot-1", "pvc-gone")
 			h := newHarness(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `/snapshots","snapshotProvider":"reflink"}]`})
-			_, err := h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.CreateVolume(t.Context(), createRequest("pvc-1", fromSnapshot("snapshot-1")))))
 			if taken, shared := clonetest.Extents(t, filepath.Join(pool, "pvc-1", "disk.img")); taken == 0 || shared {
 				t.Errorf("the restored disk takes %d bytes, and shares blocks: %v", taken, shared)
 			}

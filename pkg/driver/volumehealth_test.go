@@ -92,12 +92,10 @@ func TestGetVolumeHealthOfUnknownVolumes(t *testing.T) {
 	h := newHarness(t, setup{})
 	for name, ask := range map[string]func(id string) error{
 		"ControllerGetVolumeHealth": func(id string) error {
-			_, err := h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
-			return err
+			return must.Err(h.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id}))
 		},
 		"NodeGetVolumeHealth": func(id string) error {
-			_, err := h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-			return err
+			return must.Err(h.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id}))
 		},
 	} {
 		t.Run(name+" of one that is not there", func(t *testing.T) { wantCode(t, ask("pvc-1"), codes.NotFound, "pvc-1") })
@@ -195,8 +193,7 @@ func TestNodeGetStorageHealth(t *testing.T) {
 		options: func(o *pool.Options) { often(o); o.CountErrors = countIn("c") },
 	})
 	storage := func() []*csi.NodeGetStorageHealthResponse_StorageBackendHealth {
-		response, err := h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-		must.Succeed(t, err)
+		response := must.Value(h.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{}))(t)
 		return response.GetBackendHealth()
 	}
 	for _, in := range []string{"a", "b"} {

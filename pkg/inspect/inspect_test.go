@@ -141,8 +141,7 @@ func wantGolden(t *testing.T, name string, got []byte) {
 	if *update {
 		must.Succeed(t, os.WriteFile(path, got, 0o644))
 	}
-	want, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	want := must.Value(os.ReadFile(path))(t)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s is not what was written; if that is meant, -update writes it anew (-want +got):\n%s", path, diff)
 	}
@@ -178,8 +177,7 @@ func TestReportOfOneVolume(t *testing.T) {
 	} {
 		t.Run(id, func(t *testing.T) {
 			report := aNode()
-			parsed, err := volume.ParseID(id)
-			must.Succeed(t, err)
+			parsed := must.Value(volume.ParseID(id))(t)
 			if found := report.Only(parsed); found != c.found {
 				t.Errorf("found: %v", found)
 			}

@@ -91,8 +91,7 @@ func (b *bench) create(name string, bytes int64) { b.createAs(volume.ModeMount, 
 
 func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
 	b.t.Helper()
-	_, err := b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})
-	must.Succeed(b.t, err)
+	must.Succeed(b.t, must.Err(b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})))
 }
 
 func (b *bench) publish(mode volume.Mode, name, target string) {
@@ -102,8 +101,7 @@ func (b *bench) publish(mode volume.Mode, name, target string) {
 
 func (b *bench) open(name string) *dir.Dir {
 	b.t.Helper()
-	d, err := dir.Open(b.Path("pool", name))
-	must.Succeed(b.t, err)
+	d := must.Value(dir.Open(b.Path("pool", name)))(b.t)
 	b.t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -112,16 +110,14 @@ func (b *bench) write(name string, bytes int64) error { return b.Quota.Write(b.o
 
 func (b *bench) carried(name string) quota.ID {
 	b.t.Helper()
-	id, err := b.Quota.IDOf(b.open(name))
-	must.Succeed(b.t, err)
+	id := must.Value(b.Quota.IDOf(b.open(name)))(b.t)
 	return id
 }
 
 // condition is what the driver answers.
 func (b *bench) condition(name string) health.Condition {
 	b.t.Helper()
-	v, err := b.Volume(b.t.Context(), pooltest.ID(b.t, name))
-	must.Succeed(b.t, err)
+	v := must.Value(b.Volume(b.t.Context(), pooltest.ID(b.t, name)))(b.t)
 	return v.Condition
 }
 
@@ -170,8 +166,7 @@ func tree(t *testing.T, root string) map[string]string {
 
 func (b *bench) uid(name string) string {
 	b.t.Helper()
-	data, err := os.ReadFile(b.Own("volumes", name+".json"))
-	must.Succeed(b.t, err)
+	data := must.Value(os.ReadFile(b.Own("volumes", name+".json")))(b.t)
 	var record struct{ UID string }
 	must.Succeed(b.t, json.Unmarshal(data, &record))
 	return record.UID
@@ -190,8 +185,7 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 		if v.Abnormal || v.Quota != string(b.Quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
 			t.Errorf("the pool is seen as %+v, want it in order and enforced", v)
 		}
-		capacity, err := b.Capacity(t.Context(), volume.PoolName{}, false)
-		must.Succeed(t, err)
+		capacity := must.Value(b.Capacity(t.Context(), volume.PoolName{}, false))(t)
 		if *v.PromisedBytes != 30*mib || *v.AvailableBytes != capacity {
 			t.Errorf("%d bytes are seen as promised and %d as available, want %d and %d", *v.PromisedBytes, *v.AvailableBytes, 30*mib, capacity)
 		}
@@ -524,8 +518,7 @@ func TestInspect_blockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		b.publish(volume.ModeBlock, "disk-1", "d")
-		attached, err := b.Loops.Attached()
-		must.Succeed(t, err)
+		attached := must.Value(b.Loops.Attached())(t)
 		if len(attached) != 1 {
 			t.Fatalf("%d devices are attached, want 1", len(attached))
 		}
@@ -563,8 +556,7 @@ func TestInspect_growingBlockVolume(t *testing.T) {
 func TestInspect_readsAbnormalVolumeAgain(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		made, err := b.Quota.Usage(b.open("pvc-1"), b.carried("pvc-1"))
-		must.Succeed(t, err)
+		made := must.Value(b.Quota.Usage(b.open("pvc-1"), b.carried("pvc-1")))(t)
 		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		done := make(chan inspect.Pool, 1)
 		go func() { done <- b.see(localPool) }()
@@ -625,8 +617,7 @@ func TestInspect_poolThatHangs(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	release := testenv.Hang(t, filepath.Join(root, "pool"))
-	configs, err := poolconfig.Parse(localPool, root)
-	must.Succeed(t, err)
+	configs := must.Value(poolconfig.Parse(localPool, root))(t)
 	mounts := &bindtest.Fake{}
 	defer func() { must.Succeed(t, mounts.Close()) }()
 	v := inspect.Run(t.Context(), configs, inspect.Options{Devices: &looptest.Fake{}, Mounts: mounts, HangAfter: time.Second}).Pools[0]

@@ -377,7 +377,7 @@ func (m *Mounter) Unmount(ctx context.Context) error {
 func (m *Mounter) unmount(ctx context.Context) error {
 	place, err := m.open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return m.checkUnseen()
 	}
 	if err != nil {
 		return err
@@ -394,6 +394,11 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
 	}
 	defer unlock()
+	return m.takeDown(place)
+}
+
+// takeDown unmounts the pool, however often it is mounted there.
+func (m *Mounter) takeDown(place mounts.Place) error {
 	for was := false; ; was = true {
 		top, err := look(place)
 		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
@@ -408,7 +413,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		if !ours {
 			m.Log.Info("The pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.Type)
-			return forgetMount(place)
+			return m.forgetUnused(place, was)
 		}
 		// Also of a filesystem that failed: pods that use it may have data in memory that only they can save elsewhere.
 		if err := checkUnpublished(top.mount); err != nil {
@@ -425,10 +430,18 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	}
 }
 
-// isGone removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere. Copies of what was mounted there do
-// not count.
+// isGone is for a pool at whose path nothing is mounted.
 func (m *Mounter) isGone(place mounts.Place, was bool) error {
-	if err := errors.Join(m.checkUncovered(), checkUnused(place)); err != nil {
+	if err := m.checkUncovered(); err != nil {
+		return err
+	}
+	return m.forgetUnused(place, was)
+}
+
+// forgetUnused removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere. Copies of what was mounted there
+// do not count.
+func (m *Mounter) forgetUnused(place mounts.Place, was bool) error {
+	if err := checkUnused(place); err != nil {
 		return err
 	}
 	if before, err := recorded(place); err != nil || before == nil && !was {

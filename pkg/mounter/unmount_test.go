@@ -88,6 +88,19 @@ func TestUnmountOfPoolThatIsGoneAndWhoseVolumesArePublished(t *testing.T) {
 	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
 }
 
+// Also where something else is mounted in the place of the pool since.
+func TestUnmountOfPoolThatWasReplacedAndWhoseVolumesArePublished(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()))
+	volume, published := filepath.Join(m.Target, "pvc-1"), t.TempDir()
+	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
+	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+	mountByHand(t, m.Target)
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
+	hasMountByHand(t, m.Target)
+}
+
 // The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
 // detached.
 func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {

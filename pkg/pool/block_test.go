@@ -29,8 +29,7 @@ func (h *harness) tryCreateBlock(name string, bytes int64) (pool.Volume, error) 
 
 func (h *harness) createBlock(name string, bytes int64) pool.Volume {
 	h.t.Helper()
-	v, err := h.tryCreateBlock(name, bytes)
-	must.Succeed(h.t, err)
+	v := must.Value(h.tryCreateBlock(name, bytes))(h.t)
 	return v
 }
 
@@ -48,8 +47,7 @@ func singleUse(p *pool.Publication) { p.SingleTarget = true }
 // attached are the devices there are, which a test expects to be so many.
 func (h *harness) attached(want int) []loop.Device {
 	h.t.Helper()
-	devices, err := h.Loops.Attached()
-	must.Succeed(h.t, err)
+	devices := must.Value(h.Loops.Attached())(h.t)
 	if len(devices) != want {
 		h.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
 	}
@@ -58,8 +56,7 @@ func (h *harness) attached(want int) []loop.Device {
 
 func (h *harness) disk(name string) *loop.File {
 	h.t.Helper()
-	f, err := loop.Open(h.open(name), "disk.img")
-	must.Succeed(h.t, err)
+	f := must.Value(loop.Open(h.open(name), "disk.img"))(h.t)
 	h.t.Cleanup(func() { must.Succeed(h.t, f.Close()) })
 	return f
 }
@@ -181,8 +178,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.createBlock("pvc-1", mib)
-		_, err := h.Loops.Attach(h.disk("pvc-1"), loop.Options{})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.Loops.Attach(h.disk("pvc-1"), loop.Options{})))
 		must.Succeed(t, os.Truncate(h.Own("volumes", "pvc-1.json"), 20))
 		h.restart(local)
 		h.attached(0)
@@ -248,8 +244,7 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 		h.createBlock("pvc-1", 10*mib)
 		must.Succeed(t, h.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
-			_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
-			return err
+			return must.Err(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes}))
 		}
 		// All that is free, so that the record finds no room.
 		err := expand(64 * mib)
@@ -329,8 +324,7 @@ func TestUnpublishDeviceThatShowsFileOfDirectory(t *testing.T) {
 		must.Succeed(t, h.publish("old", "b"))
 		published := h.attached(1)[0]
 		must.Succeed(t, h.Loops.End(published.Name))
-		changed, err := h.Loops.Attach(h.disk("old"), loop.Options{ReadOnly: true})
-		must.Succeed(t, err)
+		changed := must.Value(h.Loops.Attach(h.disk("old"), loop.Options{ReadOnly: true}))(t)
 		if changed.Name != published.Name {
 			t.Fatalf("the file is on %s, want %s", changed.Name, published.Name)
 		}
@@ -423,8 +417,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 func (h *harness) conditions(name, target string) map[string]health.Condition {
 	h.t.Helper()
 	page, _ := h.List(h.t.Context(), volume.ID{}, 2)
-	stats, err := h.Publications().Stats(h.t.Context(), id(h.t, name), h.Target(target))
-	must.Succeed(h.t, err)
+	stats := must.Value(h.Publications().Stats(h.t.Context(), id(h.t, name), h.Target(target)))(h.t)
 	surveyed := h.Surveyed()
 	if len(page) != 1 || len(surveyed) != 1 {
 		h.t.Fatalf("listed are %+v, surveyed %+v; want one volume", page, surveyed)

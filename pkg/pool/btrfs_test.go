@@ -20,8 +20,7 @@ import (
 
 func syncfs(t *testing.T, root string) {
 	t.Helper()
-	d, err := dir.Open(root)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(root))(t)
 	defer func() { must.Succeed(t, d.Close()) }()
 	must.Succeed(t, unix.Syncfs(d.Fd()))
 }
@@ -174,12 +173,10 @@ func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
 // writeBehind writes each MiB of a file but for its beginning.
 func writeBehind(t *testing.T, path string, bytes, skip int64) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	defer func() { must.Succeed(t, f.Close()) }()
 	for at := skip; at < bytes; at += mib {
-		_, err := f.WriteAt(make([]byte, mib-skip), at)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(f.WriteAt(make([]byte, mib-skip), at)))
 	}
 	must.Succeed(t, f.Sync())
 }
@@ -226,13 +223,11 @@ func freeBytes(t *testing.T, path string) int64 {
 // writeEvery writes a block of 4 KiB at each step of a file.
 func writeEvery(t *testing.T, path string, bytes, step int64) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	block := make([]byte, 4096)
 	for at := int64(0); at < bytes; at += step {
 		block[0]++
-		_, err := f.WriteAt(block, at)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(f.WriteAt(block, at)))
 	}
 	must.Succeed(t, f.Sync(), f.Close())
 }
@@ -377,12 +372,10 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 		command(t, "btrfs", "subvolume", "create", nested)
 		must.Succeed(t, os.WriteFile(nested+"/data", make([]byte, 32*mib), 0o600))
 		snapshot := func(name string) error {
-			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
-			return err
+			return must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")}))
 		}
 		clone := func(name string, bytes int64) error {
-			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}})
-			return err
+			return must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(t, "pvc-1")}}))
 		}
 		must.Succeed(t, snapshot("s-1"))
 		h.wantHeldWithinPromises("s-1")
@@ -397,8 +390,7 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()
-	d, err := dir.Open(root)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(root))(t)
 	defer func() { must.Succeed(t, d.Close()) }()
 	args := [2]uint64{command}
 	const quotaCtl = 3<<30 | 16<<16 | 0x94<<8 | 40 // BTRFS_IOC_QUOTA_CTL

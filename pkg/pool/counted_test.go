@@ -137,8 +137,7 @@ func TestReflinkInVolumeHidesNothing(t *testing.T) {
 	onCounted(t, func(t *testing.T, h *harness) {
 		must.Succeed(t, os.WriteFile(h.Path("b", "pvc-b", "data"), make([]byte, 40*mib), 0o600))
 		for of, bytes := range map[string]int64{h.Path(): 120 * mib, h.Path("b", "pvc-b"): 80 * mib} {
-			d, err := dir.Open(of)
-			must.Succeed(t, err)
+			d := must.Value(dir.Open(of))(t)
 			must.Succeed(t, h.Quota.Write(d, bytes), d.Close())
 		}
 		h.later(2 * time.Minute)

@@ -46,8 +46,7 @@ func TestPoolDirectoryModeIsTightened(t *testing.T) {
 		h := newHarness(t, t.TempDir())
 		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
 		h.start(`[{"name":"local","path":"pool"}]`)
-		info, err := os.Stat(h.Path("pool"))
-		must.Succeed(t, err)
+		info := must.Value(os.Stat(h.Path("pool")))(t)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
 		}
@@ -117,8 +116,7 @@ func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-old"), 0o755))
 		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-old", "data"), nil, 0o644))
 		must.Succeed(t, h.publish("pvc-old", "a"))
-		v, err := h.Volume(t.Context(), id(t, "pvc-old"))
-		must.Succeed(t, err)
+		v := must.Value(h.Volume(t.Context(), id(t, "pvc-old")))(t)
 		if v.Lost || v.Condition.Abnormal || v.Bytes < gib {
 			t.Errorf("volume %+v, want one of the pool's size, in order", v)
 		}

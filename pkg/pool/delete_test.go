@@ -63,8 +63,7 @@ func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.create("pvc-1", mib)
 		must.Succeed(t, os.Mkdir(h.Path("pool", "pvc-1", "sub"), 0o755))
-		sub, err := dir.Open(h.Path("pool", "pvc-1", "sub"))
-		must.Succeed(t, err)
+		sub := must.Value(dir.Open(h.Path("pool", "pvc-1", "sub")))(t)
 		defer func() { must.Succeed(t, sub.Close()) }()
 		must.Succeed(t, h.Mounts.Publish(sub, h.Target("subpath"), bind.Flags{}))
 		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
@@ -141,24 +140,17 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 // would be the last that kubelet asks about it.
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
-		mounts := &hanging{Fake: h.Mounts}
-		h.table = mounts
-		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
-		h.start(datadir)
+		h, mounts := newHanging(t)
 		must.Succeed(t, h.Publications().PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: h.Target("a")}))
 		must.Succeed(t, h.Close(t.Context()))
 
-		opened := make(chan struct{})
-		mounts.until.Store(&opened)
-		h.begin("node-1", datadir)
+		open := mounts.hang()
+		h.begin("node-1", mountedPool)
 		wantError(t, h.unpublish("csi-1", "a"), volume.ErrUnavailable)
 		wantGone(t, h.Path("pods", "a"))
-		mounts.until.Store(nil)
-		close(opened)
+		open()
 		must.Succeed(t, h.Wait(t.Context()))
 		must.Succeed(t, h.unpublish("csi-1", "a"))
 		h.wantVolumes()
@@ -190,8 +182,7 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 				h := newHarness(t, t.TempDir())
 				must.Succeed(t, os.MkdirAll(h.Path("pool", "pvc-old"), 0o755))
 				h.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
-				d, err := dir.Open(h.Path("pool", "pvc-old"))
-				must.Succeed(t, err)
+				d := must.Value(dir.Open(h.Path("pool", "pvc-old")))(t)
 				defer func() { must.Succeed(t, d.Close()) }()
 				must.Succeed(t, h.Labels.Set(d, "system_u:object_r:var_t:s0"))
 				must.Succeed(t, h.publish("pvc-old", "a"))

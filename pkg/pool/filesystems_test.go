@@ -27,15 +27,13 @@ const neighbours = `[{"name":"a","path":"a"},{"name":"b","path":"b"}]`
 
 func poolNamed(t *testing.T, name string) volume.PoolName {
 	t.Helper()
-	parsed, err := volume.ParsePoolName(name)
-	must.Succeed(t, err)
+	parsed := must.Value(volume.ParsePoolName(name))(t)
 	return parsed
 }
 
 func (h *harness) tryCreateIn(in, name string, bytes int64) error {
 	h.t.Helper()
-	_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolNamed(h.t, in), Range: volume.Range{Required: bytes}})
-	return err
+	return must.Err(h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Pool: poolNamed(h.t, in), Range: volume.Range{Required: bytes}}))
 }
 
 func (h *harness) createIn(in, name string, bytes int64) {
@@ -46,8 +44,7 @@ func (h *harness) createIn(in, name string, bytes int64) {
 // wantCapacity expects a capacity in MiB, of which filesystems take up to so many themselves.
 func (h *harness) wantCapacity(in string, want, less int64) {
 	h.t.Helper()
-	got, err := h.Capacity(h.t.Context(), poolNamed(h.t, in), false)
-	must.Succeed(h.t, err)
+	got := must.Value(h.Capacity(h.t.Context(), poolNamed(h.t, in), false))(h.t)
 	if got > want*mib || got < (want-less)*mib {
 		h.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
 	}
@@ -199,8 +196,7 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	run("subvolume", "create", root+"/a")
 	run("subvolume", "create", root+"/b")
 	withQuotas(t, root, neighbours, func(t *testing.T, h *harness) {
-		before, err := h.Capacity(t.Context(), poolNamed(t, "b"), false)
-		must.Succeed(t, err)
+		before := must.Value(h.Capacity(t.Context(), poolNamed(t, "b"), false))(t)
 		h.createIn("a", "pvc-1", 200*mib)
 		h.wantCapacity("b", before/mib-200, 4)
 		wantError(t, h.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
@@ -226,8 +222,7 @@ func TestReflinkBetweenVolumesHidesNothing(t *testing.T) {
 			t.Helper()
 			syncfs(t, root)
 			h.later(2 * time.Minute)
-			got, err := h.Capacity(t.Context(), poolNamed(t, "a"), false)
-			must.Succeed(t, err)
+			got := must.Value(h.Capacity(t.Context(), poolNamed(t, "a"), false))(t)
 			return got / mib
 		}
 		before := count()
@@ -272,8 +267,7 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 		promise := map[string]func() error{
 			"create": func() error { return h.tryCreateIn("a", "pvc-a", mib) },
 			"expand": func() error {
-				_, err := h.Expand(t.Context(), id(t, "pvc-old"), h.Target("a"), "", volume.Range{Required: 2 * mib})
-				return err
+				return must.Err(h.Expand(t.Context(), id(t, "pvc-old"), h.Target("a"), "", volume.Range{Required: 2 * mib}))
 			},
 			"snapshot": func() error { return h.snapshot("s", "pvc-source") },
 		}

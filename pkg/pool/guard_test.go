@@ -42,8 +42,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 					two.wantServedBy("node-1")
 					must.Succeed(t, one.Status()[0].Err)
 				}
-				inside, err := bind.ParseTarget(two.Path("pool", "pvc-1", "target"))
-				must.Succeed(t, err)
+				inside := must.Value(bind.ParseTarget(two.Path("pool", "pvc-1", "target")))(t)
 				wantError(t, two.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: inside}), volume.ErrInvalid)
 				if c := one.volume("pvc-1").Condition; !strings.Contains(c.Message, "another driver is configured with the pool") || !strings.Contains(c.Message, node) {
 					t.Errorf("the driver that serves reports %+v, want who waits", c)
@@ -135,8 +134,7 @@ func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
 			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
 			two.later(10 * time.Second)
 		}
-		sign, err := os.ReadFile(one.Own("lock"))
-		must.Succeed(t, err)
+		sign := must.Value(os.ReadFile(one.Own("lock")))(t)
 		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
 		two.later(2 * time.Second)
 		two.delete("pvc-1")
@@ -188,8 +186,7 @@ func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.
 func (h *harness) wantServedBy(node string) {
 	h.t.Helper()
-	host, err := os.Hostname()
-	must.Succeed(h.t, err)
+	host := must.Value(os.Hostname())(h.t)
 	status := h.Status()[0]
 	if status.Err == nil || !strings.Contains(status.Err.Error(), node) || !strings.Contains(status.Err.Error(), host) {
 		h.t.Errorf("the pool does not serve because of %v, want the node %s and the host %s", status.Err, node, host)

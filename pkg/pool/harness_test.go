@@ -162,8 +162,7 @@ func (h *harness) later(d time.Duration) {
 
 func (h *harness) create(name string, bytes int64) pool.Volume {
 	h.t.Helper()
-	v, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Range: volume.Range{Required: bytes}})
-	must.Succeed(h.t, err)
+	v := must.Value(h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Range: volume.Range{Required: bytes}}))(h.t)
 	return v
 }
 
@@ -179,16 +178,14 @@ func (h *harness) publish(name, target string) error {
 
 func (h *harness) unpublish(name, target string) error {
 	h.t.Helper()
-	unlock, err := h.ShareTarget(id(h.t, name), h.Target(target))
-	must.Succeed(h.t, err)
+	unlock := must.Value(h.ShareTarget(id(h.t, name), h.Target(target)))(h.t)
 	defer unlock()
 	return h.Publications().Unpublish(h.t.Context(), id(h.t, name), h.Target(target))
 }
 
 func (h *harness) capacity() int64 {
 	h.t.Helper()
-	bytes, err := h.Capacity(h.t.Context(), volume.PoolName{}, false)
-	must.Succeed(h.t, err)
+	bytes := must.Value(h.Capacity(h.t.Context(), volume.PoolName{}, false))(h.t)
 	return bytes
 }
 
@@ -242,8 +239,7 @@ func (h *harness) recorded() (sum int64) {
 		var record struct {
 			Bytes int64 `json:"bytes"`
 		}
-		data, err := os.ReadFile(h.Own("volumes", file))
-		must.Succeed(h.t, err)
+		data := must.Value(os.ReadFile(h.Own("volumes", file)))(h.t)
 		must.Succeed(h.t, json.Unmarshal(data, &record))
 		sum += record.Bytes
 	}
@@ -262,8 +258,7 @@ var id = pooltest.ID
 
 func names(t *testing.T, path string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(path)
-	must.Succeed(t, err)
+	entries := must.Value(os.ReadDir(path))(t)
 	var all []string
 	for _, e := range entries {
 		all = append(all, e.Name())

@@ -72,8 +72,7 @@ func TestHealthBesideDiskThatHangs(t *testing.T) {
 	const beside = `[{"name":"local","path":"pool"},{"name":"beside","path":"beside","enforcement":"none"}]`
 	withFaults(t, beside, func(t *testing.T, h *harness, f *faulty) {
 		for name, in := range map[string]string{"pvc-1": "local", "pvc-2": "beside"} {
-			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Pool: poolName(t, in), Range: volume.Range{Required: mib}})))
 		}
 		f.hangs.Store(true)
 		began := time.Now()
@@ -83,8 +82,7 @@ func TestHealthBesideDiskThatHangs(t *testing.T) {
 			hung <- err
 		}()
 		synctest.Wait()
-		found, err := h.HealthHere(t.Context(), id(t, "pvc-2"))
-		must.Succeed(t, err)
+		found := must.Value(h.HealthHere(t.Context(), id(t, "pvc-2")))(t)
 		wantReasons(t, "the volume of the other pool", found)
 		if took := time.Since(began); took > 0 {
 			t.Errorf("its answer took %v", took)
@@ -106,8 +104,7 @@ func TestHealthOfAnotherNodesVolumeWhileDiskHangs(t *testing.T) {
 		two.create("pvc-1", mib)
 		f.hangs.Store(true)
 		wantPrompt(t, func() {
-			found, err := one.HealthHere(t.Context(), id(t, "pvc-1"))
-			must.Succeed(t, err)
+			found := must.Value(one.HealthHere(t.Context(), id(t, "pvc-1")))(t)
 			wantReasons(t, "the volume", found, health.PoolHangs)
 		})
 		f.hangs.Store(false)
@@ -120,8 +117,7 @@ func TestQuotaThatDiskRefusesIsNoDataLoss(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, h *harness, f *faulty) {
 		h.create("pvc-1", mib)
 		f.refused.Store(true)
-		found, err := h.HealthHere(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		found := must.Value(h.HealthHere(t.Context(), id(t, "pvc-1")))(t)
 		wantReasons(t, "the volume", found, health.ReadFailed)
 		f.refused.Store(false)
 	})
@@ -135,8 +131,7 @@ func TestDiskThatFailsAsAWholeIsNoDataLoss(t *testing.T) {
 		fails := func() { must.Succeed(t, os.Rename(format, format+".away")) }
 		f.asked.Store(&fails)
 		f.refusedID.Store(true)
-		found, err := h.HealthHere(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		found := must.Value(h.HealthHere(t.Context(), id(t, "pvc-1")))(t)
 		if len(found) == 0 || !found[0].Reason.OfPool() || found[0].Reason.Status() != health.Inaccessible {
 			t.Errorf("the conditions are %v, want the pool's", found)
 		}

@@ -43,8 +43,7 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 
 		must.Succeed(t, h.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		h.wantLeftBehind("published again", datadir, 0)
-		unlock, err := h.ShareTarget(id(t, "csi-1"), target)
-		must.Succeed(t, err)
+		unlock := must.Value(h.ShareTarget(id(t, "csi-1"), target))(t)
 		must.Succeed(t, h.Publications().Unpublish(t.Context(), id(t, "csi-1"), target))
 		unlock()
 		h.wantVolumes("pvc-1")
@@ -150,8 +149,7 @@ func TestFailedPublicationWhilePoolOpensKeepsInlineVolume(t *testing.T) {
 		}
 		calls.Wait()
 		for _, p := range all {
-			_, err := h.Volume(t.Context(), p.ID)
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Volume(t.Context(), p.ID)))
 		}
 	}
 }

@@ -32,8 +32,7 @@ func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing
 
 func (h *harness) wantInodes(name string, want int64) {
 	h.t.Helper()
-	usage, err := h.Quota.Usage(h.open(name), h.carried(name))
-	must.Succeed(h.t, err)
+	usage := must.Value(h.Quota.Usage(h.open(name), h.carried(name)))(h.t)
 	if usage.Limit.Inodes != want {
 		h.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
 	}

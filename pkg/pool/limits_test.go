@@ -136,22 +136,19 @@ func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b 
 // carried is the id of a directory of the pool.
 func (h *harness) carried(name string) quota.ID {
 	h.t.Helper()
-	id, err := h.Quota.IDOf(h.open(name))
-	must.Succeed(h.t, err)
+	id := must.Value(h.Quota.IDOf(h.open(name)))(h.t)
 	return id
 }
 
 func (h *harness) limitOf(name string) int64 {
 	h.t.Helper()
-	usage, err := h.Quota.Usage(h.open(name), h.carried(name))
-	must.Succeed(h.t, err)
+	usage := must.Value(h.Quota.Usage(h.open(name), h.carried(name)))(h.t)
 	return usage.Limit.Bytes
 }
 
 func (h *harness) volume(name string) pool.Volume {
 	h.t.Helper()
-	v, err := h.Volume(h.t.Context(), id(h.t, name))
-	must.Succeed(h.t, err)
+	v := must.Value(h.Volume(h.t.Context(), id(h.t, name)))(h.t)
 	return v
 }
 
@@ -272,8 +269,7 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 			t.Errorf("volume %+v with id %d, want no limit", v, h.carried("pvc-2"))
 		}
 		must.Succeed(t, h.publish("pvc-1", "a"))
-		bytes, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 20 * mib})
-		must.Succeed(t, err)
+		bytes := must.Value(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 20 * mib}))(t)
 		if bytes != 20*mib || h.limitOf("pvc-1") != 20*mib || !h.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, h.limitOf("pvc-1"))
 		}
@@ -292,8 +288,7 @@ func TestLimitBeingChangedIsNotReported(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, h *harness) {
 		h.create("pvc-1", 10*mib)
 		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
-		unlock, err := h.Lock(id(t, "pvc-1"))
-		must.Succeed(t, err)
+		unlock := must.Value(h.Lock(id(t, "pvc-1")))(t)
 		if v := h.volume("pvc-1"); v.Condition.Abnormal || !v.Enforced {
 			t.Errorf("volume %+v, want it in order while a call works on it", v)
 		}
@@ -365,8 +360,7 @@ func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 func TestProjectIDInTwoRecords(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, h *harness, _ *faulty) {
 		h.create("pvc-2", 10*mib)
-		data, err := os.ReadFile(h.Own("volumes", "pvc-2.json"))
-		must.Succeed(t, err)
+		data := must.Value(os.ReadFile(h.Own("volumes", "pvc-2.json")))(t)
 		// Copies on either side of the alphabet, since records are read in any order.
 		for _, name := range []string{"pvc-1", "pvc-3"} {
 			must.Succeed(t, os.Mkdir(h.Path("pool", name), 0o777))
@@ -450,8 +444,7 @@ func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 		h.restart("[" + one + "," + two + "]")
 		for _, name := range []string{"pvc-1", "pvc-2"} {
 			must.Succeed(t, h.publish(name, name))
-			_, err := h.Expand(t.Context(), id(t, name), h.Target(name), "", volume.Range{Required: 2 * mib})
-			must.Succeed(t, err)
+			must.Succeed(t, must.Err(h.Expand(t.Context(), id(t, name), h.Target(name), "", volume.Range{Required: 2 * mib})))
 			if v := h.volume(name); !v.Enforced || v.Condition.Abnormal {
 				t.Errorf("volume %+v, want it enforced and in order", v)
 			}
@@ -497,12 +490,10 @@ func TestPanicReleasesReservation(t *testing.T) {
 		must.Succeed(t, h.publishBlock("pvc-disk", "disk"))
 		for name, call := range map[string]func() error{
 			"a creation": func() error {
-				_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
-				return err
+				return must.Err(h.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}}))
 			},
 			"an expansion": func() error {
-				_, err := h.Expand(t.Context(), id(t, "pvc-disk"), h.Target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib})
-				return err
+				return must.Err(h.Expand(t.Context(), id(t, "pvc-disk"), h.Target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib}))
 			},
 		} {
 			curse := func() { panic("a curse") }

@@ -51,8 +51,7 @@ func moving(t *testing.T, mode volume.Mode, test func(t *testing.T, m *move)) {
 
 func (m *move) of(uid string) (out, in pool.Move) {
 	m.t.Helper()
-	move, err := volume.ParseMoveID(uid)
-	must.Succeed(m.t, err)
+	move := must.Value(volume.ParseMoveID(uid))(m.t)
 	out = pool.Move{Volume: id(m.t, "pvc-1"), ID: move, Peer: nodeID(m.t, "node-2")}
 	in = out
 	in.Peer = nodeID(m.t, "node-1")
@@ -61,30 +60,26 @@ func (m *move) of(uid string) (out, in pool.Move) {
 
 func nodeID(t *testing.T, name string) volume.NodeID {
 	t.Helper()
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(t, err)
+	node := must.Value(volume.ParseNodeID(name))(t)
 	return node
 }
 
 func (m *move) fence() pool.MoveState {
 	m.t.Helper()
-	state, err := m.from.Moves().Fence(m.t.Context(), pool.FenceRequest{Move: m.out})
-	must.Succeed(m.t, err)
+	state := must.Value(m.from.Moves().Fence(m.t.Context(), pool.FenceRequest{Move: m.out}))(m.t)
 	return state
 }
 
 // prepare makes the copy with the shape that the source has now.
 func (m *move) prepare() pool.MoveState {
 	m.t.Helper()
-	state, err := m.tryPrepare(m.in)
-	must.Succeed(m.t, err)
+	state := must.Value(m.tryPrepare(m.in))(m.t)
 	return state
 }
 
 func (m *move) tryPrepare(in pool.Move) (pool.MoveState, error) {
 	m.t.Helper()
-	source, err := m.from.Moves().State(m.t.Context(), in.Volume)
-	must.Succeed(m.t, err)
+	source := must.Value(m.from.Moves().State(m.t.Context(), in.Volume))(m.t)
 	return m.to.Moves().PrepareTarget(m.t.Context(), pool.TargetRequest{Move: in, Shape: source.Shape})
 }
 
@@ -410,8 +405,7 @@ func TestSourceThatGrew(t *testing.T) {
 			moving(t, mode, func(t *testing.T, m *move) {
 				m.prepare()
 				must.Succeed(t, m.publishAt(m.from, mode, "a"))
-				_, err := m.from.Expand(t.Context(), m.out.Volume, m.from.Target("a"), mode, volume.Range{Required: 3 * mib})
-				must.Succeed(t, err)
+				must.Succeed(t, must.Err(m.from.Expand(t.Context(), m.out.Volume, m.from.Target("a"), mode, volume.Range{Required: 3 * mib})))
 				must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 				if state := m.prepare(); state.Bytes != 3*mib || state.Role != "target" {
 					t.Errorf("the copy of a volume that grew is %+v", state)
@@ -546,8 +540,7 @@ func TestVersionOfMovingRecord(t *testing.T) {
 		version := func(h *harness) int {
 			t.Helper()
 			var record struct{ Version int }
-			data, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
-			must.Succeed(t, err)
+			data := must.Value(os.ReadFile(h.Own("volumes", "pvc-1.json")))(t)
 			must.Succeed(t, json.Unmarshal(data, &record))
 			return record.Version
 		}
@@ -578,8 +571,7 @@ func TestBaseOfEarlierVersion(t *testing.T) {
 		must.Succeed(t, m.to.Moves().Based(t.Context(), m.in, "", "one", "all"))
 		must.Succeed(t, m.to.Close(t.Context()))
 		path := m.to.Own("volumes", "pvc-1.json")
-		data, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		data := must.Value(os.ReadFile(path))(t)
 		earlier := bytes.Replace(data, []byte(`"version":3`), []byte(`"version":2`), 1)
 		if bytes.Equal(data, earlier) {
 			t.Fatalf("the record is %s", data)

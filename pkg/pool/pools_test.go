@@ -272,8 +272,7 @@ func TestReplacedPoolIsRefused(t *testing.T) {
 func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.create("pvc-1", mib)
-		written, err := os.ReadFile(h.Own("format"))
-		must.Succeed(t, err)
+		written := must.Value(os.ReadFile(h.Own("format")))(t)
 		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
 		for name, test := range map[string]struct {
 			format []byte
@@ -405,17 +404,36 @@ func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
 	return true, nil
 }
 
+// mountedPool is one that serves as a filesystem of its own.
+const mountedPool = `[{"name":"local","path":"pool","requireMount":true}]`
+
+// newHanging is a node with such a pool, whose filesystem can hang.
+func newHanging(t *testing.T) (*harness, *hanging) {
+	t.Helper()
+	h := newHarness(t, t.TempDir())
+	must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
+	mounts := &hanging{Fake: h.Mounts}
+	h.table = mounts
+	h.start(mountedPool)
+	return h, mounts
+}
+
+// hang has it hang until the returned function is called.
+func (h *hanging) hang() (release func()) {
+	until := make(chan struct{})
+	h.until.Store(&until)
+	return func() {
+		h.until.Store(nil)
+		close(until)
+	}
+}
+
 func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
-		mounts := &hanging{Fake: h.Mounts}
-		h.table = mounts
-		h.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		h, mounts := newHanging(t)
 		h.create("pvc-1", mib)
 		for range 2 {
-			until := make(chan struct{})
-			mounts.until.Store(&until)
+			release := mounts.hang()
 			start := time.Now()
 			wantError(t, h.publish("pvc-1", "a"), volume.ErrUnavailable)
 			waited := time.Since(start)
@@ -432,8 +450,7 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 			if all := time.Since(start); all != waited {
 				t.Errorf("the first call waited for %v, and the others for %v", waited, all-waited)
 			}
-			mounts.until.Store(nil)
-			close(until)
+			release()
 			h.later(time.Minute)
 			must.Succeed(t, h.publish("pvc-1", "a"))
 			must.Succeed(t, h.unpublish("pvc-1", "a"))
@@ -444,14 +461,9 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 // What a caller has less time for than a disk may take is answered within that time.
 func TestCallsOnHungPoolEndBeforeTheirCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755))
-		mounts := &hanging{Fake: h.Mounts}
-		h.table = mounts
-		h.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		h, mounts := newHanging(t)
 		h.create("pvc-1", mib)
-		until := make(chan struct{})
-		mounts.until.Store(&until)
+		release := mounts.hang()
 		for name, call := range map[string]func(ctx context.Context) error{
 			"publish": func(ctx context.Context) error {
 				return h.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: h.Target("a")})
@@ -459,17 +471,10 @@ func TestCallsOnHungPoolEndBeforeTheirCallers(t *testing.T) {
 			"delete":            func(ctx context.Context) error { return h.Delete(ctx, id(t, "pvc-1")) },
 			"delete an unknown": func(ctx context.Context) error { return h.Delete(ctx, id(t, "pvc-2")) },
 			"expand": func(ctx context.Context) error {
-				_, err := h.Expand(ctx, id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 2 * mib})
-				return err
+				return must.Err(h.Expand(ctx, id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: 2 * mib}))
 			},
-			"find a snapshot": func(ctx context.Context) error {
-				_, err := h.Snapshots().Find(ctx, id(t, "pvc-1"))
-				return err
-			},
-			"state of a move": func(ctx context.Context) error {
-				_, err := h.Moves().State(ctx, id(t, "pvc-1"))
-				return err
-			},
+			"find a snapshot": func(ctx context.Context) error { return must.Err(h.Snapshots().Find(ctx, id(t, "pvc-1"))) },
+			"state of a move": func(ctx context.Context) error { return must.Err(h.Moves().State(ctx, id(t, "pvc-1"))) },
 			"report": func(ctx context.Context) error {
 				v, err := h.Volume(ctx, id(t, "pvc-1"))
 				if v.Condition.Reason != health.PoolHangs {
@@ -486,8 +491,7 @@ func TestCallsOnHungPoolEndBeforeTheirCallers(t *testing.T) {
 				t.Errorf("%s: %v after %v, want %v within two seconds", name, err, took, volume.ErrUnavailable)
 			}
 		}
-		mounts.until.Store(nil)
-		close(until)
+		release()
 		h.later(time.Minute)
 	})
 }

@@ -91,8 +91,7 @@ func TestSnapshotOfFullProtectedVolume(t *testing.T) {
 		fillToLimit(t, volume+"/full")
 		syncfs(t, root)
 		snapshot := func() error {
-			_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
-			return err
+			return must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")}))
 		}
 		for range 2 {
 			must.Succeed(t, snapshot(), h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
@@ -175,14 +174,12 @@ func makeSubvolume(t *testing.T, in, name, of string, limit uint64, groups ...ui
 	copy(args.Name[:], name)
 	number := uintptr(1<<30 | 4096<<16 | 0x94<<8 | 24) // BTRFS_IOC_SUBVOL_CREATE_V2
 	if of != "" {
-		source, err := os.Open(of)
-		must.Succeed(t, err)
+		source := must.Value(os.Open(of))(t)
 		defer func() { must.Succeed(t, source.Close()) }()
 		args.Source, args.Flags = uint64(source.Fd()), args.Flags|1<<1
 		number-- // BTRFS_IOC_SNAP_CREATE_V2
 	}
-	to, err := os.Open(in)
-	must.Succeed(t, err)
+	to := must.Value(os.Open(in))(t)
 	defer func() { must.Succeed(t, to.Close()) }()
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, to.Fd(), number, uintptr(unsafe.Pointer(&args))); errno != 0 {
 		t.Fatal(errno)

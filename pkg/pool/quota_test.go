@@ -36,8 +36,7 @@ func withQuota(t *testing.T, options string, test func(t *testing.T, b *harness)
 
 func (h *harness) open(name string) *dir.Dir {
 	h.t.Helper()
-	d, err := dir.Open(h.Path("pool", name))
-	must.Succeed(h.t, err)
+	d := must.Value(dir.Open(h.Path("pool", name)))(h.t)
 	h.t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -52,8 +51,7 @@ func TestVolumeWithoutLimitIsReported(t *testing.T) {
 		h.create("pvc-1", 10*mib)
 		h.Quota = &quotatest.Fake{As: quota.XFS}
 		h.restart(local)
-		v, err := h.Volume(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		v := must.Value(h.Volume(t.Context(), id(t, "pvc-1")))(t)
 		if v.Enforced || v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "not enforced") {
 			t.Errorf("volume %+v, want it in order and not enforced", v)
 		}
@@ -114,8 +112,7 @@ func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 		h.start(`[{"name":"one","path":"one"},{"name":"two","path":"two"}]`)
 		var calls sync.WaitGroup
 		for i := range 60 {
-			name, err := volume.ParsePoolName([]string{"one", "two"}[i%2])
-			must.Succeed(t, err)
+			name := must.Value(volume.ParsePoolName([]string{"one", "two"}[i%2]))(t)
 			calls.Go(func() {
 				request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Pool: name, Range: volume.Range{Required: mib}}
 				if _, err := h.Create(t.Context(), request); err != nil {
@@ -159,8 +156,7 @@ func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 			})
 		}
 		calls.Wait()
-		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		v := must.Value(one.Volume(t.Context(), id(t, "pvc-1")))(t)
 		if v.Bytes != 30*mib || v.Condition.Abnormal {
 			t.Errorf("volume %+v, want 30 MiB in order", v)
 		}

@@ -17,8 +17,7 @@ const local = `[{"name":"local","path":"pool"}]`
 // uid is the record's own name of a volume.
 func uid(t *testing.T, h *harness, name string) string {
 	t.Helper()
-	data, err := os.ReadFile(h.Own("volumes", name+".json"))
-	must.Succeed(t, err)
+	data := must.Value(os.ReadFile(h.Own("volumes", name+".json")))(t)
 	_, rest, _ := strings.Cut(string(data), `"uid":"`)
 	value, _, ok := strings.Cut(rest, `"`)
 	if !ok {

@@ -17,8 +17,7 @@ import (
 // referencesOf are the names of the references that a pool has on disk.
 func referencesOf(t *testing.T, root string) (names []string) {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(root, "pool", "*", "snapshots", "*"))
-	must.Succeed(t, err)
+	all := must.Value(filepath.Glob(filepath.Join(root, "pool", "*", "snapshots", "*")))(t)
 	for _, path := range all {
 		names = append(names, filepath.Base(path))
 	}

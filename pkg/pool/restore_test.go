@@ -151,11 +151,9 @@ func TestRestoreOfShortSnapshot(t *testing.T) {
 		h := newHarness(t, root)
 		h.start(thin)
 		h.createBlock("pvc-1", 16*mib)
-		_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})))
 		restore := func(name string) error {
-			_, err := h.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}})
-			return err
+			return must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, "s-1")}}))
 		}
 		must.Succeed(t, restore("pvc-2"), os.Truncate(h.Own("snapshots", "~s-1", "disk.img"), 8*mib))
 		wantError(t, restore("pvc-3"), volume.ErrLost)
@@ -202,8 +200,7 @@ func TestCallsOnBlockVolumeWhileItIsCopied(t *testing.T) {
 		h.during(f, "pvc-1", func() {}) // and its own limit, once
 		h.during(f, "pvc-1", func() {
 			expand := func(bytes int64) error {
-				_, err := h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
-				return err
+				return must.Err(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), volume.ModeBlock, volume.Range{Required: bytes}))
 			}
 			must.Succeed(t, expand(mib), h.publishBlock("pvc-1", "b"), h.unpublish("pvc-1", "b"))
 			wantError(t, expand(2*mib), volume.ErrBusy)
@@ -231,8 +228,7 @@ func TestSnapshotOfFilesOfTheFuture(t *testing.T) {
 			})
 			onRoot(t, root, func(t *testing.T, h *harness) {
 				snapshot := func(name string) error {
-					_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")})
-					return err
+					return must.Err(h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, name), Source: id(t, "pvc-1")}))
 				}
 				must.Succeed(t, h.publish("pvc-1", "pod"))
 				err := snapshot("s-1")

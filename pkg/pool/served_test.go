@@ -68,8 +68,7 @@ func TestDeleteAfterKillMayBeOfPoolOutOfUse(t *testing.T) {
 			h.wantOutOfUse(name)
 		}
 		remembered := served.In(memory)
-		pools, err := remembered.OutOfUse(func(p served.Entry) bool { return p.Name == "local" })
-		must.Succeed(t, err)
+		pools := must.Value(remembered.OutOfUse(func(p served.Entry) bool { return p.Name == "local" }))(t)
 		for _, p := range pools {
 			must.Succeed(t, remembered.Forget(p))
 		}
@@ -99,8 +98,7 @@ func TestDeleteOfUpstreamSnapshotInPoolOutOfUseIsRefused(t *testing.T) {
 		must.Succeed(t, os.MkdirAll(filepath.Join(path, "pvc-1"), 0o755))
 		h.start(`[{"name":"local","path":"pool"},{"name":"old","path":"old","snapshotPath":"old/snapshots","snapshotProvider":"reflink"}]`)
 		h.restart(local)
-		snapshot, err := volume.ParseSnapshot("snapshot-1")
-		must.Succeed(t, err)
+		snapshot := must.Value(volume.ParseSnapshot("snapshot-1"))(t)
 		must.ErrorIs(t, h.Snapshots().Delete(t.Context(), snapshot), volume.ErrPrecondition)
 	})
 }

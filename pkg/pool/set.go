@@ -254,7 +254,15 @@ func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 }
 
 // holders are the pools whose index has a volume.
-func (s *Set) holders(id volume.ID) []*serve.Pool { return s.node.Holders(id) }
+func (s *Set) holders(id volume.ID) []*serve.Pool {
+	var holders []*serve.Pool
+	for _, p := range s.node.Pools {
+		if p.Ledger.Known(id).Exists() {
+			holders = append(holders, p)
+		}
+	}
+	return holders
+}
 
 func findIn(ctx context.Context, pools []*serve.Pool, id volume.ID) (*found, error) {
 	var at *found

@@ -80,8 +80,7 @@ func (h *harness) lockVolume(name string) (unlock func()) {
 
 func (h *harness) openOwn() *dir.Dir {
 	h.t.Helper()
-	own, err := dir.Open(h.Own())
-	must.Succeed(h.t, err)
+	own := must.Value(dir.Open(h.Own()))(h.t)
 	h.t.Cleanup(func() { must.Succeed(h.t, own.Close()) })
 	return own
 }
@@ -163,8 +162,7 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 			t.Error("what another node is at work on is reported as lost")
 		}
 		unlock()
-		check, err := pool.CheckVolume(b.openOwn(), id(t, "pvc-1"))
-		must.Succeed(t, err)
+		check := must.Value(pool.CheckVolume(b.openOwn(), id(t, "pvc-1")))(t)
 		defer check()
 		if !tellsLost() {
 			t.Error("a record without a directory is not reported as lost, and no call is at work on it")
@@ -343,8 +341,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-			return err
+			return must.Err(one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 		})
 		began := time.Now()
 		must.Succeed(t, two.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.Target("b"), MultiNode: true}))
@@ -363,8 +360,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-			return err
+			return must.Err(one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 		})
 		began := time.Now()
 		two.create("pvc-2", mib)
@@ -386,15 +382,13 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 		unlock := one.lockVolume("pvc-1")
 		for name, call := range map[string]func(context.Context) error{
 			"create": func(ctx context.Context) error {
-				_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
-				return err
+				return must.Err(one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}}))
 			},
 			"publish": func(ctx context.Context) error {
 				return one.Publications().Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("b")})
 			},
 			"expand": func(ctx context.Context) error {
-				_, err := one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
-				return err
+				return must.Err(one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib}))
 			},
 			"delete": func(ctx context.Context) error { return one.Delete(ctx, id(t, "pvc-1")) },
 		} {

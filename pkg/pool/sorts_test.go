@@ -170,8 +170,7 @@ func with(t *testing.T, record []byte, fields map[string]any) []byte {
 	must.Succeed(t, json.Unmarshal(record, &all))
 	maps.Copy(all, fields)
 	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
-	text, err := json.Marshal(all)
-	must.Succeed(t, err)
+	text := must.Value(json.Marshal(all))(t)
 	return text
 }
 
@@ -304,8 +303,7 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, h *harness) {
 				want := s.state(h)
-				record, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
-				must.Succeed(t, err)
+				record := must.Value(os.ReadFile(h.Own("volumes", "pvc-1.json")))(t)
 				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
 					said := h.restartSaying(s.pools())

@@ -12,8 +12,7 @@ import (
 
 func idOf(t *testing.T, entry string) volume.ID {
 	t.Helper()
-	id, err := volume.ParseEntry(entry)
-	must.Succeed(t, err)
+	id := must.Value(volume.ParseEntry(entry))(t)
 	return id
 }
 

@@ -74,8 +74,7 @@ func TestStatusOfSnapshots(t *testing.T) {
 			t.Errorf("the snapshots are %+v, want both lost", s)
 		}
 		for _, name := range []string{"daily", "weekly"} {
-			id, err := volume.ParseSnapshot(name)
-			must.Succeed(t, err)
+			id := must.Value(volume.ParseSnapshot(name))(t)
 			must.Succeed(t, h.Snapshots().Delete(t.Context(), id))
 		}
 		h.later(2 * time.Minute)

@@ -25,8 +25,7 @@ func TestSubvolumeMadeBeforeCutFailsSnapshot(t *testing.T) {
 	root := testenv.LoopFS(t, "btrfs", 256<<20)
 	must.Succeed(t, exec.Command("btrfs", "subvolume", "create", filepath.Join(root, "pvc-1")).Run(), os.Mkdir(filepath.Join(root, "creating"), 0o700))
 	open := func(name string) *dir.Dir {
-		d, err := dir.Open(filepath.Join(root, name))
-		must.Succeed(t, err)
+		d := must.Value(dir.Open(filepath.Join(root, name)))(t)
 		t.Cleanup(func() { must.Succeed(t, d.Close()) })
 		return d
 	}
@@ -44,15 +43,13 @@ func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
 	root := testenv.LoopFS(t, "btrfs", 256<<20)
 	must.Succeed(t, exec.Command("btrfs", "subvolume", "create", filepath.Join(root, "pvc-1")).Run(), os.Mkdir(filepath.Join(root, "creating"), 0o700))
 	open := func(name string) *dir.Dir {
-		d, err := dir.Open(filepath.Join(root, name))
-		must.Succeed(t, err)
+		d := must.Value(dir.Open(filepath.Join(root, name)))(t)
 		t.Cleanup(func() { must.Succeed(t, d.Close()) })
 		return d
 	}
 	from, creating := open("pvc-1"), open("creating")
 	must.Succeed(t, exec.Command("btrfs", "quota", "enable", root).Run())
-	facility, err := quota.Detect(from)
-	must.Succeed(t, err)
+	facility := must.Value(quota.Detect(from))(t)
 	end := make(chan struct{})
 	var pod sync.WaitGroup
 	pod.Go(func() {

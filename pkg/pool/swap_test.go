@@ -99,8 +99,7 @@ func (a *arena) path(elements ...string) string {
 }
 
 func (a *arena) target(name string) bind.Target {
-	target, err := bind.ParseTarget(a.path("pods", name))
-	must.Succeed(a.t, err)
+	target := must.Value(bind.ParseTarget(a.path("pods", name)))(a.t)
 	return target
 }
 
@@ -108,8 +107,7 @@ func (a *arena) target(name string) bind.Target {
 func (a *arena) end() {
 	must.Succeed(a.t, a.Close(context.WithoutCancel(a.t.Context())))
 	for _, under := range []string{a.root, a.outside} {
-		points, err := mountns.Below(under)
-		must.Succeed(a.t, err)
+		points := must.Value(mountns.Below(under))(a.t)
 		for _, point := range points {
 			if point != under {
 				must.Succeed(a.t, syscall.Unmount(point, syscall.MNT_DETACH))
@@ -130,8 +128,7 @@ func (a *arena) detach(filesystem string) (err error) {
 func (a *arena) devicesOn(filesystem string) (found []loop.Device) {
 	var st syscall.Stat_t
 	must.Succeed(a.t, syscall.Stat(filesystem, &st))
-	all, err := a.loops.Attached()
-	must.Succeed(a.t, err)
+	all := must.Value(a.loops.Attached())(a.t)
 	for _, d := range all {
 		if d.Backing.Dev == st.Dev {
 			found = append(found, d)
@@ -349,8 +346,7 @@ func (a *arena) makeAll(s swap) {
 	}
 	for name, mode := range all {
 		unlock := a.hold(name)
-		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
-		must.Succeed(a.t, err)
+		must.Succeed(a.t, must.Err(a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})))
 		unlock()
 	}
 	if s.path == "pool" {
@@ -363,8 +359,7 @@ func (a *arena) makeAll(s swap) {
 // hold takes the lock of a volume or of a snapshot, which calls have and the pool's checks take too.
 func (a *arena) hold(name string) (unlock func()) {
 	a.t.Helper()
-	of, err := volume.ParseEntry(name)
-	must.Succeed(a.t, err)
+	of := must.Value(volume.ParseEntry(name))(a.t)
 	a.eventually("lock "+name, func() (err error) {
 		unlock, err = a.Lock(of)
 		return err
@@ -560,8 +555,7 @@ func canary(path string) string {
 // unpublishAll takes the targets off that were made outside.
 func (a *arena) unpublishAll() {
 	for vol, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
-		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
-		must.Succeed(a.t, err)
+		target := must.Value(bind.ParseTarget(filepath.Join(a.outside, name)))(a.t)
 		unlock := a.hold(vol)
 		if err := a.Publications().Unpublish(a.t.Context(), id(a.t, vol), target); err != nil && !errors.Is(err, volume.ErrInUse) {
 			a.t.Error(err)
@@ -579,8 +573,7 @@ func (a *arena) wantWhole() {
 	}{{"pvc-3", "c", volume.ModeMount}, {"pvc-4", "d", volume.ModeBlock}} {
 		unlock := a.hold(c.name)
 		a.eventually("make "+c.name, func() error {
-			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}})
-			return err
+			return must.Err(a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}}))
 		})
 		must.Succeed(a.t, a.Publications().Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
 		must.Succeed(a.t, a.Publications().Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
@@ -637,8 +630,7 @@ func TestOtherFilesAtTargetAreKept(t *testing.T) {
 			must.Succeed(t, c.make(a, a.path("pods", "a")))
 			pods := files(t, a.path("pods"))
 			outside := canaries(t, a.outside)
-			points, err := mountns.Below(a.root)
-			must.Succeed(t, err)
+			points := must.Value(mountns.Below(a.root))(t)
 			for vol, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
 				mode := map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock}[vol]
 				unlock := a.hold(vol)

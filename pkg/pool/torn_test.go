@@ -76,8 +76,7 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *harness, said *diary)
 
 func poolName(t *testing.T, s string) volume.PoolName {
 	t.Helper()
-	name, err := volume.ParsePoolName(s)
-	must.Succeed(t, err)
+	name := must.Value(volume.ParsePoolName(s))(t)
 	return name
 }
 
@@ -205,8 +204,7 @@ func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *harness)) {
 
 func snapshotID(t *testing.T, name string) volume.ID {
 	t.Helper()
-	id, err := volume.ParseSnapshot(name)
-	must.Succeed(t, err)
+	id := must.Value(volume.ParseSnapshot(name))(t)
 	return id
 }
 
@@ -292,8 +290,7 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
 		record := h.Own("volumes", "pvc-1.json")
-		whole, err := os.ReadFile(record)
-		must.Succeed(t, err)
+		whole := must.Value(os.ReadFile(record))(t)
 		for length := range len(whole) - 1 { // the last byte is the end of the line
 			must.Succeed(t, os.WriteFile(record, whole[:length], 0o600))
 			said := &diary{}
@@ -313,8 +310,7 @@ func TestTruncatedRecordIsKept(t *testing.T) {
 func TestEditedRecordTakesEffect(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.create("pvc-1", 3*mib)
-		written, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
-		must.Succeed(t, err)
+		written := must.Value(os.ReadFile(h.Own("volumes", "pvc-1.json")))(t)
 		for range 2 {
 			for bytesPromised, text := range map[int64]string{
 				3 * mib: string(written),
@@ -322,8 +318,7 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 				5 * mib: strings.Replace(string(written), `:`+strconv.Itoa(3*mib), `: `+strconv.Itoa(5*mib), 1),
 			} {
 				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte(text), 0o600))
-				v, err := h.Volume(t.Context(), id(t, "pvc-1"))
-				must.Succeed(t, err)
+				v := must.Value(h.Volume(t.Context(), id(t, "pvc-1")))(t)
 				if v.Bytes != bytesPromised {
 					t.Errorf("with the record %s the volume has %d bytes, want %d", text, v.Bytes, bytesPromised)
 				}
@@ -428,8 +423,7 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 func TestTruncatedFormatIsRefused(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
 		must.Succeed(t, h.Close(t.Context()))
-		whole, err := os.ReadFile(h.Own("format"))
-		must.Succeed(t, err)
+		whole := must.Value(os.ReadFile(h.Own("format")))(t)
 		for length := range len(whole) - 1 {
 			must.Succeed(t, os.WriteFile(h.Own("format"), whole[:length], 0o600))
 			before := tree(t, h.Path("pool"))

@@ -129,12 +129,10 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
 	for name, attempt := range map[string]func(b *harness) error{
 		"a snapshot": func(h *harness) error {
-			_, err := h.Snapshots().Create(h.t.Context(), pool.SnapshotRequest{ID: snapshotID(h.t, "s-1"), Source: id(h.t, "pvc-1")})
-			return err
+			return must.Err(h.Snapshots().Create(h.t.Context(), pool.SnapshotRequest{ID: snapshotID(h.t, "s-1"), Source: id(h.t, "pvc-1")}))
 		},
 		"a clone": func(h *harness) error {
-			_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, "pvc-2"), Source: &pool.Source{ID: id(h.t, "pvc-1")}})
-			return err
+			return must.Err(h.Create(h.t.Context(), pool.Request{ID: id(h.t, "pvc-2"), Source: &pool.Source{ID: id(h.t, "pvc-1")}}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

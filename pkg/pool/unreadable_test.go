@@ -93,8 +93,7 @@ func TestUnreadableLeftoverKeepsNothingFromBeingServed(t *testing.T) {
 // wantKept expects an entry in its place, and a line about it in the log: not one for each minute.
 func (h *harness) wantKept(said *diary, says, path string) {
 	h.t.Helper()
-	entries, err := os.ReadDir(filepath.Dir(path))
-	must.Succeed(h.t, err)
+	entries := must.Value(os.ReadDir(filepath.Dir(path)))(h.t)
 	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(path) }) {
 		h.t.Errorf("%s is gone", path)
 	}

@@ -113,8 +113,7 @@ func (silent) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCap
 }
 
 func TestClientWithoutADriver(t *testing.T) {
-	c, err := client.New(filepath.Join(t.TempDir(), "none"))
-	must.Succeed(t, err)
+	c := must.Value(client.New(filepath.Join(t.TempDir(), "none")))(t)
 	defer func() { must.Succeed(t, c.Close()) }()
 	if _, err := c.Name(t.Context()); err == nil {
 		t.Error("no process answers, and there is no error")

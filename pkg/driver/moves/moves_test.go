@@ -61,8 +61,7 @@ func TestCall(t *testing.T) {
 			}
 			return &answer, nil
 		})
-		got, err := client.Call(t.Context(), name, request)
-		must.Succeed(t, err)
+		got := must.Value(client.Call(t.Context(), name, request))(t)
 		if diff := cmp.Diff(answer, got); diff != "" {
 			t.Errorf("%s: another answer (-want +got):\n%s", name, diff)
 		}
@@ -134,8 +133,7 @@ func TestInterceptors(t *testing.T) {
 			seen = append(seen, info.FullMethod)
 			return handler(ctx, request)
 		})
-	_, err := client.Call(t.Context(), moves.Fence, moves.Request{})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(client.Call(t.Context(), moves.Fence, moves.Request{})))
 	if diff := cmp.Diff([]string{"/hostpath.Moves/MoveFence"}, seen); diff != "" {
 		t.Errorf("other calls were seen (-want +got):\n%s", diff)
 	}

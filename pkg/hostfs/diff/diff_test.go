@@ -70,8 +70,7 @@ func copied(t *testing.T, root string, method clone.Method) (from, to string) {
 		must.Succeed(t, os.Chtimes(path, written, written))
 	}
 	must.Succeed(t, os.Symlink("here", filepath.Join(from, "plain", "link")))
-	_, err := clone.Tree(t.Context(), open(t, from), open(t, to), clone.Options{Method: method})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(clone.Tree(t.Context(), open(t, from), open(t, to), clone.Options{Method: method})))
 	must.Succeed(t, clone.Sync(open(t, to)))
 	return from, to
 }

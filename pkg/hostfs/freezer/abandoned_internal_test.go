@@ -226,8 +226,7 @@ func (a *arena) untilIdle() {
 }
 
 func (a *arena) ask(c *process) {
-	_, err := io.WriteString(c.input, "\n")
-	must.Succeed(a, err)
+	must.Succeed(a, must.Err(io.WriteString(c.input, "\n")))
 }
 
 func (a *arena) giveUp(after time.Duration) {

@@ -48,16 +48,14 @@ func newNode(t *testing.T) *node {
 
 func (n *node) open(path string) *dir.Dir {
 	n.t.Helper()
-	d, err := dir.Open(path)
-	must.Succeed(n.t, err)
+	d := must.Value(dir.Open(path))(n.t)
 	n.t.Cleanup(func() { must.Succeed(n.t, d.Close()) })
 	return d
 }
 
 func (n *node) target(name string) content.Target {
 	n.t.Helper()
-	target, err := bind.ParseTarget(filepath.Join(n.t.TempDir(), name))
-	must.Succeed(n.t, err)
+	target := must.Value(bind.ParseTarget(filepath.Join(n.t.TempDir(), name)))(n.t)
 	return content.Target{Path: target}
 }
 
@@ -113,8 +111,7 @@ func TestDiskIsPublishedAsOneDevice(t *testing.T) {
 	}
 	must.Succeed(t, c.Publish(t.Context(), n.dir, second))
 	n.wantDevices(1, 2)
-	file, err := content.FileID(n.id, n.dir)
-	must.Succeed(t, err)
+	file := must.Value(content.FileID(n.id, n.dir))(t)
 	must.Succeed(t, n.mounts.Unpublish(first.Path, nil))
 	must.Succeed(t, n.host.DetachUnpublished(t.Context(), file))
 	n.wantDevices(1, 1)

@@ -77,7 +77,6 @@ func written(t *testing.T, configs []poolconfig.Config) string {
 		}
 		all = append(all, one)
 	}
-	text, err := json.Marshal(all)
-	must.Succeed(t, err)
+	text := must.Value(json.Marshal(all))(t)
 	return string(text)
 }

@@ -56,15 +56,13 @@ func directory(t *testing.T, elements ...string) *dir.Dir {
 	t.Helper()
 	path := filepath.Join(elements...)
 	must.Succeed(t, os.MkdirAll(path, 0o755))
-	d, err := dir.Open(path)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(path))(t)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	return d
 }
 
 func poolName(t *testing.T, name string) volume.PoolName {
 	t.Helper()
-	parsed, err := volume.ParsePoolName(name)
-	must.Succeed(t, err)
+	parsed := must.Value(volume.ParsePoolName(name))(t)
 	return parsed
 }

@@ -12,8 +12,7 @@ import (
 
 func idOf(t *testing.T, name string) volume.ID {
 	t.Helper()
-	id, err := volume.ParseID(name)
-	must.Succeed(t, err)
+	id := must.Value(volume.ParseID(name))(t)
 	return id
 }
 

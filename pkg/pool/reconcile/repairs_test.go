@@ -49,8 +49,7 @@ func TestDevicesOfBusyVolumesAreNotDetached(t *testing.T) {
 			return do()
 		}
 		p.DetachUnpublished(t.Context())
-		all, err := p.In.Host.Attachments()
-		must.Succeed(t, err)
+		all := must.Value(p.In.Host.Attachments())(t)
 		if attached := len(all.Devices) > 0; attached != busy {
 			t.Errorf("with a call at work %v, the device is attached %v", busy, attached)
 		}
@@ -59,8 +58,7 @@ func TestDevicesOfBusyVolumesAreNotDetached(t *testing.T) {
 
 func TestLimitsAreRestored(t *testing.T) {
 	p, id, quotas := grown(t)
-	d, err := p.In.Store.Root().Open(id.String())
-	must.Succeed(t, err)
+	d := must.Value(p.In.Store.Root().Open(id.String()))(t)
 	defer func() { must.Succeed(t, d.Close()) }()
 	c := p.In.Ledger.Known(id)
 	for title, restore := range map[string]func(){
@@ -79,8 +77,7 @@ func TestLimitsAreRestored(t *testing.T) {
 	} {
 		must.Succeed(t, quotas.Limit(d, c.QuotaID(), quota.Limit{Bytes: mib}))
 		restore()
-		usage, err := p.In.Enforcer.Usage(d, c)
-		must.Succeed(t, err)
+		usage := must.Value(p.In.Enforcer.Usage(d, c))(t)
 		if want := p.In.Enforcer.Sizes.Limit(c); usage.Limit.Bytes < want.Bytes {
 			t.Errorf("%s: the limit is %+v, want %+v", title, usage.Limit, want)
 		}

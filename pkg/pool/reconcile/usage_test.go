@@ -75,8 +75,7 @@ func TestSharedBlocksAreHeldByNoneAlone(t *testing.T) {
 	p := newPool(t, f)
 	share := func(name string, bytes int64) {
 		t.Helper()
-		d, err := p.Store.Root().Open(name)
-		must.Succeed(t, err)
+		d := must.Value(p.Store.Root().Open(name))(t)
 		must.Succeed(t, f.Share(d, bytes), d.Close())
 	}
 	_, _ = makeShared(t, p, f, "pvc-alone", "", 16*mib)

@@ -106,8 +106,7 @@ func TestOneDriverServes(t *testing.T) {
 func loseSign(t *testing.T, g *serve.Guard, s *store.Store) {
 	g.Release()
 	path := filepath.Join(s.Root().String(), ".hostpath-provisioner", "lock")
-	sign, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	sign := must.Value(os.ReadFile(path))(t)
 	must.Succeed(t, os.WriteFile(path, make([]byte, len(sign)), 0o600))
 }
 
@@ -137,8 +136,7 @@ func TestOneDriverOfNodeServesWithoutItsDev(t *testing.T) {
 func TestLockOfAnyProcessStopsNoDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, dev := aPool(t), aDev(t)
-		unlock, err := dir.TryLockExisting(dev, "null", store.ServerByte(uuid))
-		must.Succeed(t, err)
+		unlock := must.Value(dir.TryLockExisting(dev, "null", store.ServerByte(uuid)))(t)
 		defer unlock()
 		one, two := aGuard(t, "node-1", dev), aGuard(t, "node-1", dev)
 		must.Succeed(t, one.Acquire(s, uuid))
@@ -157,8 +155,7 @@ func TestDriversWithAndWithoutLoopControl(t *testing.T) {
 				s, with := aPool(t), aDev(t)
 				path := t.TempDir()
 				must.Succeed(t, os.Link(filepath.Join(with.String(), "null"), filepath.Join(path, "null")))
-				without, err := dir.Open(path)
-				must.Succeed(t, err)
+				without := must.Value(dir.Open(path))(t)
 				defer func() { must.Succeed(t, without.Close()) }()
 				one, two := aGuard(t, "node-1", with), aGuard(t, "node-1", without)
 				if !firstHasIt {
@@ -223,8 +220,7 @@ func aGuard(t *testing.T, node string, dev *dir.Dir) *serve.Guard {
 
 func nodeID(t *testing.T, name string) volume.NodeID {
 	t.Helper()
-	id, err := volume.ParseNodeID(name)
-	must.Succeed(t, err)
+	id := must.Value(volume.ParseNodeID(name))(t)
 	return id
 }
 
@@ -235,8 +231,7 @@ func aDev(t *testing.T) *dir.Dir {
 	for _, name := range []string{"loop-control", "null"} {
 		must.Succeed(t, os.WriteFile(filepath.Join(path, name), nil, 0o600))
 	}
-	dev, err := dir.Open(path)
-	must.Succeed(t, err)
+	dev := must.Value(dir.Open(path))(t)
 	t.Cleanup(func() { must.Succeed(t, dev.Close()) })
 	return dev
 }

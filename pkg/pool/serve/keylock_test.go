@@ -25,8 +25,7 @@ func TestLocks(t *testing.T) {
 	unlock := take("lock", l.TryLock, nil)
 	take("second lock", l.TryLock, volume.ErrBusy)
 	take("share of what is locked", l.TryShare, volume.ErrBusy)
-	other, err := l.TryLock("b")
-	must.Succeed(t, err)
+	other := must.Value(l.TryLock("b"))(t)
 	other()
 	unlock()
 	one := take("share", l.TryShare, nil)
@@ -47,8 +46,7 @@ func TestCallsAndChecksWaitForChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l serve.Locks[string]
 		for name, lock := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare, "check": l.TryCheck} {
-			end, err := l.TryCheck("a")
-			must.Succeed(t, err)
+			end := must.Value(l.TryCheck("a"))(t)
 			had := make(chan error, 1)
 			go func() {
 				unlock, err := lock("a")
@@ -66,8 +64,7 @@ func TestCallsAndChecksWaitForChecks(t *testing.T) {
 			must.Succeed(t, <-had)
 		}
 		for name, call := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare} {
-			unlock, err := call("a")
-			must.Succeed(t, err)
+			unlock := must.Value(call("a"))(t)
 			if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
 				t.Errorf("check during a %s: %v, want %v", name, err, volume.ErrBusy)
 			}
@@ -79,8 +76,7 @@ func TestCallsAndChecksWaitForChecks(t *testing.T) {
 func TestCallDoesNotWaitForHangingCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l serve.Locks[string]
-		end, err := l.TryCheck("a")
-		must.Succeed(t, err)
+		end := must.Value(l.TryCheck("a"))(t)
 		defer end()
 		if _, err := l.TryLock("a"); !errors.Is(err, volume.ErrUnavailable) {
 			t.Errorf("lock: %v, want %v", err, volume.ErrUnavailable)
@@ -91,8 +87,7 @@ func TestCallDoesNotWaitForHangingCheck(t *testing.T) {
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var turns serve.Turns[string]
-		end, err := turns.Wait(t.Context(), "a")
-		must.Succeed(t, err)
+		end := must.Value(turns.Wait(t.Context(), "a"))(t)
 		ended, cancel := context.WithCancelCause(t.Context())
 		reason := errors.New("the call is over")
 		cancel(reason)

@@ -28,8 +28,7 @@ func nodeOf(name string) volume.NodeID {
 func TestLockedVolumeIsRecoveredDuringOpen(t *testing.T) {
 	p := &Pool{Node: &Node{}}
 	id := idOf("pvc-1")
-	unlock, err := p.Node.volumes.TryLock(id)
-	must.Succeed(t, err)
+	unlock := must.Value(p.Node.volumes.TryLock(id))(t)
 	defer unlock()
 	done := 0
 	do := func() error { done++; return nil }

@@ -135,27 +135,3 @@ func (n *Node) Status() []Status {
 	}
 	return all
 }
-
-// Holders are the pools whose index has a volume.
-func (n *Node) Holders(id volume.ID) []*Pool {
-	var holders []*Pool
-	for _, p := range n.Pools {
-		if p.Ledger.Known(id).Exists() {
-			holders = append(holders, p)
-		}
-	}
-	return holders
-}
-
-// InTwo is the error of a volume that two pools have.
-func InTwo(id volume.ID, first, second *Pool) error {
-	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
-}
-
-// Ambiguous returns ErrAmbiguous for a volume that the indexes of several pools have.
-func (n *Node) Ambiguous(id volume.ID) error {
-	if holders := n.Holders(id); len(holders) > 1 {
-		return InTwo(id, holders[0], holders[1])
-	}
-	return nil
-}

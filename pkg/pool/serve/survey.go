@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -229,4 +230,24 @@ func (s *surveys) logUnread(v Surveyed, found *reconcile.Survey) {
 	if last := s.last.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
 		s.pool.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String(), "reason", v.Condition.Reason)
 	}
+}
+
+// InTwo is the error of a volume that two pools have.
+func InTwo(id volume.ID, first, second *Pool) error {
+	return fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first.Config.Name, second.Config.Name)
+}
+
+// Ambiguous returns InTwo for a volume that the indexes of several pools have.
+func (n *Node) Ambiguous(id volume.ID) error {
+	var in *Pool
+	for _, p := range n.Pools {
+		switch {
+		case !p.Ledger.Known(id).Exists():
+		case in != nil:
+			return InTwo(id, in, p)
+		default:
+			in = p
+		}
+	}
+	return nil
 }

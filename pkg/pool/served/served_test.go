@@ -24,8 +24,7 @@ func TestNote(t *testing.T) {
 	n := served.Note{Memory: served.In(path)}
 	want := func(when string, pools ...served.Entry) {
 		t.Helper()
-		got, err := served.In(path).OutOfUse(none)
-		must.Succeed(t, err)
+		got := must.Value(served.In(path).OutOfUse(none))(t)
 		if diff := cmp.Diff(pools, got); diff != "" {
 			t.Errorf("%s (- want, + got):\n%s", when, diff)
 		}
@@ -33,8 +32,7 @@ func TestNote(t *testing.T) {
 	want("at first")
 	must.Succeed(t, n.Write(old, volumes()))
 	want("empty")
-	done, err := n.Making(old)
-	must.Succeed(t, err)
+	done := must.Value(n.Making(old))(t)
 	want("while something is made", served.Entry{Name: "old", Path: "/old", UUID: "u1", Partial: true})
 	must.Succeed(t, n.Write(old, volumes("pvc-1")))
 	want("noted while something is made", served.Entry{Name: "old", Path: "/old", UUID: "u1", Partial: true})
@@ -85,8 +83,7 @@ func TestOutOfUse_interruptedNote(t *testing.T) {
 	n := served.Note{Memory: served.In(path)}
 	must.Succeed(t, n.Write(served.Entry{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
 	must.Succeed(t, os.WriteFile(filepath.Join(path, "pools", ".new-u1.json"), []byte(`{"name":"o`), 0o600))
-	pools, err := served.In(path).OutOfUse(none)
-	must.Succeed(t, err)
+	pools := must.Value(served.In(path).OutOfUse(none))(t)
 	want := []served.Entry{{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}}
 	if diff := cmp.Diff(want, pools); diff != "" {
 		t.Error(diff)
@@ -127,8 +124,7 @@ func TestForgottenPoolIsNotedAgain(t *testing.T) {
 	p := served.Entry{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}
 	n := served.Note{Memory: served.In(path)}
 	must.Succeed(t, n.Write(p, volumes("pvc-1")), served.In(path).Forget(p), n.Write(p, volumes("pvc-1")))
-	pools, err := served.In(path).OutOfUse(none)
-	must.Succeed(t, err)
+	pools := must.Value(served.In(path).OutOfUse(none))(t)
 	if diff := cmp.Diff([]served.Entry{p}, pools); diff != "" {
 		t.Error(diff)
 	}

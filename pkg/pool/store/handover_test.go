@@ -31,8 +31,7 @@ func poolToPool(t *testing.T) store.Handover {
 		must.Succeed(t, err)
 		t.Cleanup(s.Close)
 		if len(pools) == 0 {
-			id, err := volume.ParseID("pvc-1")
-			must.Succeed(t, err)
+			id := must.Value(volume.ParseID("pvc-1"))(t)
 			must.Succeed(t, s.Records().Write(store.NewRecord(id, volume.ModeMount, promised)))
 			must.Succeed(t, os.Mkdir(filepath.Join(path, "pvc-1"), 0o755))
 		}

@@ -192,8 +192,7 @@ func openAs(t *testing.T, path, name string) *Store {
 // locationOf is that of a shared pool for a node.
 func locationOf(t *testing.T, path, name string) *Location {
 	t.Helper()
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(t, err)
+	node := must.Value(volume.ParseNodeID(name))(t)
 	ignore := func(*dir.Dir) error { return nil }
 	return &Location{Path: path, Node: node, Shared: true, Verify: ignore, Nested: ignore}
 }

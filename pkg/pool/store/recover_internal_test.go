@@ -62,8 +62,7 @@ func closed(t *testing.T, d *dir.Dir) {
 // onImage has a btrfs mounted while a function works.
 func onImage(t *testing.T, image string, work func(path string)) {
 	t.Helper()
-	device, err := loopfs.Attach(image)
-	must.Succeed(t, err)
+	device := must.Value(loopfs.Attach(image))(t)
 	path := filepath.Join(t.TempDir(), "fs")
 	must.Succeed(t, os.Mkdir(path, 0o700), loopfs.MountDevice(t.Context(), device.Name(), path, "btrfs"), device.Close())
 	defer func() { must.Succeed(t, loopfs.Unmount(path)) }()

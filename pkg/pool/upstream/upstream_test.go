@@ -47,8 +47,7 @@ func (p *place) write(file string) {
 
 func (p *place) id(name string) volume.ID {
 	p.Helper()
-	id, err := volume.ParseSnapshot(name)
-	must.Succeed(p, err)
+	id := must.Value(volume.ParseSnapshot(name))(p)
 	return id
 }
 
@@ -61,8 +60,7 @@ func (p *place) snapshot(name, of string) {
 
 func (p *place) names() []string {
 	p.Helper()
-	entries, err := os.ReadDir(p.path)
-	must.Succeed(p, err)
+	entries := must.Value(os.ReadDir(p.path))(p)
 	var all []string
 	for _, e := range entries {
 		all = append(all, e.Name())
@@ -81,8 +79,7 @@ func TestList(t *testing.T) {
 	p.make(".removed-snapshot-3", "lost+found", ".hidden")
 	p.write("file")
 	must.Succeed(t, os.Symlink("snapshot-1", filepath.Join(p.path, "link")))
-	all, err := upstream.List(p.dir)
-	must.Succeed(t, err)
+	all := must.Value(upstream.List(p.dir))(t)
 	var names []string
 	for _, id := range all {
 		names = append(names, id.String())

@@ -72,8 +72,7 @@ func (d *disk) want(from, length int64, generation uint64) {
 	expected := make([]byte, bufferBytes)
 	for at := from; at < from+length; {
 		chunk := d.buffer[:min(bufferBytes, from+length-at)]
-		_, err := d.file.ReadAt(chunk, at)
-		must.Succeed(d.t, err)
+		must.Succeed(d.t, must.Err(d.file.ReadAt(chunk, at)))
 		fill(expected[:len(chunk)], at, generation)
 		if !bytes.Equal(chunk, expected[:len(chunk)]) {
 			d.t.Fatalf("%s has lost something between %d and %d", d.file.Name(), at, at+int64(len(chunk)))
@@ -92,8 +91,7 @@ func fill(chunk []byte, at int64, generation uint64) {
 
 func (d *disk) size() int64 {
 	d.t.Helper()
-	bytes, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKGETSIZE64)
-	must.Succeed(d.t, err)
+	bytes := must.Value(unix.IoctlGetInt(int(d.file.Fd()), unix.BLKGETSIZE64))(d.t)
 	return int64(bytes)
 }
 
@@ -146,8 +144,7 @@ func takesImages(h *harness) {
 func (h *harness) allocated(name string) int64 {
 	h.Helper()
 	// What was written is allocated when it is written back at the latest.
-	file, err := os.Open(h.image(name))
-	h.Must(err)
+	file := must.Value(os.Open(h.image(name)))(h)
 	var st syscall.Stat_t
 	h.Must(errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
 	return st.Blocks * 512

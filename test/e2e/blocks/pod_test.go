@@ -21,8 +21,7 @@ const changeFile = 0x4C06
 // ask has a process that has the device open make a request of the loop driver.
 func (h *harness) ask(device string, flags int, request func(fd int) error) {
 	h.Helper()
-	f, err := os.OpenFile(device, flags, 0)
-	h.Must(err)
+	f := must.Value(os.OpenFile(device, flags, 0))(h)
 	defer f.Close()
 	h.Must(request(int(f.Fd())))
 }
@@ -37,8 +36,7 @@ func survivesAlteration(h *harness) {
 	alter := func(change func(*unix.LoopInfo64)) {
 		h.Helper()
 		h.ask(path, os.O_RDWR, func(fd int) error {
-			info, err := unix.IoctlLoopGetStatus64(fd)
-			h.Must(err)
+			info := must.Value(unix.IoctlLoopGetStatus64(fd))(h)
 			change(info)
 			return unix.IoctlLoopSetStatus64(fd, info)
 		})
@@ -63,8 +61,7 @@ func keepsNumbersApart(h *harness) {
 	h.create("disk", size)
 	h.create("other", size)
 	path := h.publish("disk", "pod")
-	kubelets, err := loopfs.Attach(path)
-	h.Must(err)
+	kubelets := must.Value(loopfs.Attach(path))(h)
 	defer kubelets.Close() // ends it
 	h.ask(path, os.O_RDWR, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0) })
 	h.wantDevices(1)
@@ -99,8 +96,7 @@ func (h *harness) takeNumber(path string) (device string) {
 	}
 	h.Cleanup(func() { must.Succeed(h, exec.Command("losetup", "--detach", device).Run()) })
 	h.ask(device, os.O_RDWR, func(fd int) error {
-		info, err := unix.IoctlLoopGetStatus64(fd)
-		h.Must(err)
+		info := must.Value(unix.IoctlLoopGetStatus64(fd))(h)
 		info.File_name = [unix.LO_NAME_SIZE]uint8{}
 		copy(info.File_name[:], "hostpath-provisioner.kubevirt.io")
 		return unix.IoctlLoopSetStatus64(fd, info)
@@ -120,8 +116,7 @@ func readersAreApart(h *harness) {
 		h.wantDevices(3)
 	}
 	pods := h.TempDir()
-	forged, err := os.Create(filepath.Join(pods, "forged"))
-	h.Must(err)
+	forged := must.Value(os.Create(filepath.Join(pods, "forged")))(h)
 	defer forged.Close()
 	h.Must(forged.Truncate(size))
 	h.ask(h.Target("one"), os.O_RDONLY, func(fd int) error {

@@ -134,15 +134,21 @@ func failCreations(t *testing.T, h *harness, all []scenario, errnos []unix.Errno
 	}
 }
 
-// failEach has each step of a call fail that is to, alone and together with every fsync(2) after it.
-func (h *harness) failEach(s scenario, errno unix.Errno, fails func(step int) bool) {
+// stepsOf are those of a call that does not fail.
+func (h *harness) stepsOf(s scenario) []trap.Step {
 	h.Helper()
 	h.reach(s.from)
 	h.arm(0)
 	h.Must(s.call(h).err)
 	steps, _ := h.trap.Disarm()
 	h.now = s.to
-	for n, at := range steps {
+	return steps
+}
+
+// failEach has each step of a call fail that is to, alone and together with every fsync(2) after it.
+func (h *harness) failEach(s scenario, errno unix.Errno, fails func(step int) bool) {
+	h.Helper()
+	for n, at := range h.stepsOf(s) {
 		if !fails(n) {
 			continue
 		}
@@ -230,12 +236,7 @@ func TestNothingSucceedsUnlessDurable(t *testing.T) {
 // failEachSync has each fsync(2) of a call fail, with all after it, also those of the repeated call.
 func (h *harness) failEachSync(s scenario) {
 	h.Helper()
-	h.reach(s.from)
-	h.arm(0)
-	h.Must(s.call(h).err)
-	steps, _ := h.trap.Disarm()
-	h.now = s.to
-	for n, at := range steps {
+	for n, at := range h.stepsOf(s) {
 		if at.Verb() != "fsync" {
 			continue
 		}

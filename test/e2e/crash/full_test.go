@@ -121,8 +121,7 @@ func (h *harness) fillUp() (giveBack func()) {
 // fillTrash leaves no room for a name in the inode of the trash, and room for many in the block of the pool's directory.
 func (h *harness) fillTrash() (names []string) {
 	h.Helper()
-	trashes, err := filepath.Glob(h.pool.Own("trash", "*"))
-	h.Must(err)
+	trashes := must.Value(filepath.Glob(h.pool.Own("trash", "*")))(h)
 	for _, trash := range trashes { // an attribute of more bytes would be outside the inode
 		h.Must(unix.Setxattr(trash, "trusted.filler", make([]byte, 200), 0))
 	}
@@ -136,8 +135,7 @@ func (h *harness) fillTrash() (names []string) {
 // fillDisk has others take all that the filesystem has.
 func (h *harness) fillDisk() (giveBack func()) {
 	h.Helper()
-	d, err := os.MkdirTemp(h.place.mounted, "foreign-")
-	h.Must(err)
+	d := must.Value(os.MkdirTemp(h.place.mounted, "foreign-"))(h)
 	fulldisk.Fill(h, d, fulldisk.Shortage{Bytes: true})
 	return func() { h.Helper(); h.Must(os.RemoveAll(d)) }
 }
@@ -146,8 +144,7 @@ func (h *harness) fillDisk() (giveBack func()) {
 func (h *harness) isErased() bool {
 	h.Helper()
 	for _, in := range []string{h.pool.Path, h.pool.Own("trash", "*")} {
-		left, err := filepath.Glob(filepath.Join(in, "*"+longVictim+"*"))
-		h.Must(err)
+		left := must.Value(filepath.Glob(filepath.Join(in, "*"+longVictim+"*")))(h)
 		if len(left) > 0 {
 			return false
 		}

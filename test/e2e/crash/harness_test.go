@@ -84,8 +84,7 @@ func (h *harness) kill() {
 	h.Helper()
 	h.Must(h.Process.Kill())
 	h.Eventually("devices that end have ended", func() bool {
-		attached, err := h.pool.Attached()
-		h.Must(err)
+		attached := must.Value(h.pool.Attached())(h)
 		return !slices.ContainsFunc(attached, func(d drivertest.Device) bool {
 			ends, err := os.ReadFile("/sys/block/" + d.Name + "/loop/autoclear")
 			return err == nil && strings.TrimSpace(string(ends)) == "1"
@@ -107,8 +106,7 @@ func (h *harness) end() {
 
 func (h *harness) trash() []string {
 	h.Helper()
-	names, err := drivertest.Names(h.pool.Own("trash", drivertest.NodeName))
-	h.Must(err)
+	names := must.Value(drivertest.Names(h.pool.Own("trash", drivertest.NodeName)))(h)
 	return names
 }
 

@@ -258,8 +258,7 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 		p.mounted = mounted
 		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
 		w.awaitNoTrash()
-		got, err := w.volumes()
-		must.Succeed(r.T, err)
+		got := must.Value(w.volumes())(r.T)
 		before, after := w.differs(got, l.before), w.differs(got, l.after)
 		if before != nil && after != nil {
 			r.Errorf("%s: there is %+v; want %+v, or what was before: %+v", when, got, l.after, l.before)
@@ -348,8 +347,7 @@ func (h *harness) close() error {
 
 func mounts(t *testing.T, at string) int {
 	t.Helper()
-	all, err := mountns.Below(at)
-	must.Succeed(t, err)
+	all := must.Value(mountns.Below(at))(t)
 	return len(all)
 }
 

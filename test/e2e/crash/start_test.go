@@ -48,8 +48,7 @@ func TestCrashDuringFirstStart(t *testing.T) {
 // wantNewPool expects an empty pool in which volumes can be made.
 func (h *harness) wantNewPool() {
 	h.Helper()
-	info, err := os.Stat(h.pool.Path)
-	h.Must(err)
+	info := must.Value(os.Stat(h.pool.Path))(h)
 	if info.Mode().Perm() != 0o750 {
 		h.Errorf("the mode of the pool is %v", info.Mode())
 	}

@@ -55,14 +55,12 @@ func TestClockSetBackWhileTreeIsCopied(t *testing.T) {
 // turnClock sets the clock of the machine, by so many seconds (adjtimex(2), Linux 2.6.39).
 func turnClock(t *testing.T, seconds int64) {
 	t.Helper()
-	_, err := unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_SETOFFSET, Time: unix.Timeval{Sec: seconds}})
-	must.Succeed(t, err)
+	must.Succeed(t, must.Err(unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_SETOFFSET, Time: unix.Timeval{Sec: seconds}})))
 }
 
 func openDir(t *testing.T, path string) *dir.Dir {
 	t.Helper()
-	d, err := dir.Open(path)
-	must.Succeed(t, err)
+	d := must.Value(dir.Open(path))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }

@@ -68,8 +68,7 @@ func (m *mount) format() string {
 
 func (m *mount) attach(image string) {
 	m.Helper()
-	device, err := loopfs.Attach(image)
-	must.Succeed(m, err)
+	device := must.Value(loopfs.Attach(image))(m)
 	m.device = device.Name()
 	m.Cleanup(func() { must.Succeed(m, device.Close()) })
 }
@@ -78,8 +77,7 @@ func (m *mount) begin() {
 	m.Helper()
 	m.mount()
 	m.Cleanup(func() {
-		mounts, err := mountns.Below(m.at)
-		must.Succeed(m, err)
+		mounts := must.Value(mountns.Below(m.at))(m)
 		for range mounts {
 			must.Succeed(m, loopfs.Unmount(m.at))
 		}
@@ -156,8 +154,7 @@ func newHarness(t *testing.T, driver string, m *mount) *harness {
 	}
 	h.Must(h.publish(tree))
 	h.Must(h.publish(raw))
-	attached, err := h.pool.Attached()
-	h.Must(err)
+	attached := must.Value(h.pool.Attached())(h)
 	h.device = attached[0]
 	return h
 }
@@ -327,14 +324,11 @@ func (h *harness) wantWork(pool string) {
 	for _, block := range []bool{false, true} {
 		v := drivertest.Volume{ID: fmt.Sprintf("pvc-life-%v", block), Pool: pool, Block: block, Bytes: small}
 		ctx := h.Context()
-		_, created := h.Create(ctx, v)
-		h.Must(created)
+		h.Must(must.Err(h.Create(ctx, v)))
 		h.Must(h.Publish(ctx, v, v.ID))
-		_, measured := h.Stats(ctx, v.ID, v.ID)
-		h.Must(measured)
+		h.Must(must.Err(h.Stats(ctx, v.ID, v.ID)))
 		v.Bytes = grown
-		_, expanded := h.Expand(ctx, v, v.ID)
-		h.Must(expanded)
+		h.Must(must.Err(h.Expand(ctx, v, v.ID)))
 		h.Must(h.Unpublish(ctx, v.ID, v.ID))
 		h.Must(h.Delete(ctx, v.ID))
 	}

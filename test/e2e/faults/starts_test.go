@@ -62,8 +62,7 @@ func testStartOnFullDisk(t *testing.T, driver string, fs filesystem, start start
 	v.Bytes = mib
 	if start.served {
 		before := drivertest.Start(t, config)
-		_, err := before.Create(t.Context(), v)
-		must.Succeed(t, err)
+		must.Succeed(t, must.Err(before.Create(t.Context(), v)))
 		must.Succeed(t, before.Process.Close())
 	}
 	file := filepath.Join(m.at, v.ID, "file")

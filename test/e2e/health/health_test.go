@@ -166,8 +166,7 @@ func TestErrorRemountsReadOnly(t *testing.T) {
 	syncFS(t, pool) // what only the journal has is lost with it
 	disk.Touch(t)
 	h.Eventually("the pool has no room", func() bool {
-		got, err := h.Capacity(t.Context(), "")
-		must.Succeed(t, err)
+		got := must.Value(h.Capacity(t.Context(), ""))(t)
 		return got == 0
 	})
 	h.Eventually("all calls say that the volume is read-only", func() bool {
@@ -195,7 +194,6 @@ func TestErrorRemountsReadOnly(t *testing.T) {
 
 func syncFS(t *testing.T, path string) {
 	t.Helper()
-	f, err := os.Open(path)
-	must.Succeed(t, err)
+	f := must.Value(os.Open(path))(t)
 	must.Succeed(t, errors.Join(unix.Syncfs(int(f.Fd())), f.Close()))
 }

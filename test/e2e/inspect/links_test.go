@@ -21,8 +21,7 @@ func TestDocumentedLinksLead(t *testing.T) {
 	const root = "../../.."
 	found := 0
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "test/*.md", "test/cmd/*/*.md", "sanity/*.md"} {
-		documents, err := filepath.Glob(filepath.Join(root, pattern))
-		must.Succeed(t, err)
+		documents := must.Value(filepath.Glob(filepath.Join(root, pattern)))(t)
 		for _, document := range documents {
 			for _, target := range link.FindAllStringSubmatch(read(t, document), -1) {
 				file, anchor, _ := strings.Cut(target[1], "#")
@@ -59,7 +58,6 @@ func anchors(text string) map[string]bool {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	text := must.Value(os.ReadFile(path))(t)
 	return string(text)
 }

@@ -109,8 +109,7 @@ func TestDeviceOnDeletedFile(t *testing.T) {
 	// A driver of another test on a btrfs would detach it: whose subvolume it was cannot be known.
 	var at unix.Stat_t
 	h.Must(unix.Stat(h.Target("a"), &at))
-	held, err := os.Open(fmt.Sprintf("/dev/loop%d", unix.Minor(at.Rdev)))
-	h.Must(err)
+	held := must.Value(os.Open(fmt.Sprintf("/dev/loop%d", unix.Minor(at.Rdev))))(h)
 	defer held.Close()
 	h.Must(syscall.Unmount(h.Target("a"), 0))
 	h.Must(os.RemoveAll(filepath.Join(h.pool, "disk-1")))
@@ -133,8 +132,7 @@ func TestDeviceOnDeletedFile(t *testing.T) {
 func (h *harness) age(id string) {
 	h.Helper()
 	path := filepath.Join(h.pool, ".hostpath-provisioner", "volumes", id+".json")
-	record, err := os.ReadFile(path)
-	h.Must(err)
+	record := must.Value(os.ReadFile(path))(h)
 	at := bytes.Index(record, []byte(`"created":"`)) + len(`"created":"`)
 	h.Must(os.WriteFile(path, append(record[:at:at], append([]byte("2020"), record[at+4:]...)...), 0o600))
 }

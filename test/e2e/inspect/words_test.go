@@ -23,8 +23,7 @@ func TestDocumentedMessagesExist(t *testing.T) {
 	said := literals(t, "../../../pkg", "../../../cmd")
 	found := 0
 	for _, document := range append(documents, runbooks...) {
-		text, err := os.ReadFile(document)
-		must.Succeed(t, err)
+		text := must.Value(os.ReadFile(document))(t)
 		quotes := regexp.MustCompile(`“([^”]+)”`).FindAllStringSubmatch(strings.Join(strings.Fields(string(text)), " "), -1)
 		found += len(quotes)
 		for _, quote := range quotes {

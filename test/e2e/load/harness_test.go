@@ -67,8 +67,7 @@ func newHarness(t *testing.T, program string, e extent) *harness {
 		Flags:  []string{drivertest.ServeMetrics},
 	})
 	for _, p := range pools {
-		root, err := dir.Open(p.Path)
-		w.Must(err)
+		root := must.Value(dir.Open(p.Path))(w)
 		t.Cleanup(func() { must.Succeed(t, root.Close()) })
 		w.places = append(w.places, &place{&drivertest.Pool{Driver: w.Driver, PoolConfig: p}, root})
 	}

@@ -25,8 +25,7 @@ func (h *harness) check() {
 		if isSnapshot(name) {
 			h.checkSnapshot(name, v)
 		} else {
-			got, err := h.set.Volume(background, id(name))
-			must.Succeed(h, err)
+			got := must.Value(h.set.Volume(background, id(name)))(h)
 			h.same(got)
 		}
 		if v.dir != nil {
@@ -54,8 +53,7 @@ func (h *harness) checkPool(status pool.Status) {
 	if promised := h.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash.Pieces != 0 {
 		h.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
 	}
-	got, err := h.set.Capacity(h.Context(), status.Name, false)
-	must.Succeed(h, err)
+	got := must.Value(h.set.Capacity(h.Context(), status.Name, false))(h)
 	// Rounded down to the step of a small pool.
 	if want := h.available(in) / mib * mib; got != want {
 		h.Fatalf("the capacity of %s is %d, want %d", in, got, want)
@@ -188,8 +186,7 @@ func (h *harness) checkTargets() {
 	if diff := cmp.Diff(want, h.names(h.pod(""))); diff != "" {
 		h.Fatalf("targets (-want +got):\n%s", diff)
 	}
-	attached, err := h.loops.Attached()
-	must.Succeed(h, err)
+	attached := must.Value(h.loops.Attached())(h)
 	if want := len(writable) + readers; len(attached) != want {
 		h.Fatalf("%d devices are attached, want %d: %+v", len(attached), want, attached)
 	}
@@ -197,8 +194,7 @@ func (h *harness) checkTargets() {
 		if at.device {
 			continue
 		}
-		d, err := h.mounts.Open(h.target(target))
-		must.Succeed(h, err)
+		d := must.Value(h.mounts.Open(h.target(target)))(h)
 		h.checkStamp(d.HandlePath()+"/"+at.dir.file(), at.dir)
 		must.Succeed(h, d.Close())
 	}

@@ -101,8 +101,7 @@ func (h *harness) tearRecord(name string, v *modelVolume) bool {
 	if v == nil || !v.promised() {
 		return false
 	}
-	whole, err := os.ReadFile(h.recordPath(name, v))
-	must.Succeed(h, err)
+	whole := must.Value(os.ReadFile(h.recordPath(name, v)))(h)
 	h.records[name] = whole
 	must.Succeed(h, os.Truncate(h.recordPath(name, v), int64(len(whole)/2)))
 	v.torn = true
@@ -221,8 +220,7 @@ func (h *harness) attach(name string, v *modelVolume) {
 }
 
 func (h *harness) fields(name string, v *modelVolume) (fields map[string]any) {
-	data, err := os.ReadFile(h.recordPath(name, v))
-	must.Succeed(h, err)
+	data := must.Value(os.ReadFile(h.recordPath(name, v)))(h)
 	decoder := json.NewDecoder(strings.NewReader(string(data)))
 	decoder.UseNumber()
 	must.Succeed(h, decoder.Decode(&fields))
@@ -232,7 +230,6 @@ func (h *harness) fields(name string, v *modelVolume) (fields map[string]any) {
 func (h *harness) setField(name string, v *modelVolume, key string, value any) {
 	fields := h.fields(name, v)
 	fields[key] = value
-	data, err := json.Marshal(fields)
-	must.Succeed(h, err)
+	data := must.Value(json.Marshal(fields))(h)
 	must.Succeed(h, os.WriteFile(h.recordPath(name, v), data, 0o600))
 }

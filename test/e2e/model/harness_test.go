@@ -162,8 +162,7 @@ func (h *harness) out(in, name string) string { return filepath.Join(h.disks[in]
 func (h *harness) pod(target string) string { return filepath.Join(h.root, "pods", target) }
 
 func (h *harness) target(name string) bind.Target {
-	target, err := bind.ParseTarget(h.pod(name))
-	must.Succeed(h, err)
+	target := must.Value(bind.ParseTarget(h.pod(name)))(h)
 	return target
 }
 

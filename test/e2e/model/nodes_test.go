@@ -111,8 +111,7 @@ func (m *member) work(ctx context.Context, caller int, end time.Time) {
 		switch rand.IntN(3) {
 		case 0:
 			m.try("create", vol, func() error {
-				_, err := m.set.Create(ctx, pool.Request{ID: vol, Range: volume.Range{Required: 30 * mib}})
-				return err
+				return must.Err(m.set.Create(ctx, pool.Request{ID: vol, Range: volume.Range{Required: 30 * mib}}))
 			})
 		case 1:
 			m.try("delete", vol, func() error { return m.set.Delete(ctx, vol) })

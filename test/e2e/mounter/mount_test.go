@@ -280,15 +280,24 @@ func TestUnmountOfPoolThatTheContainerDoesNotSee(t *testing.T) {
 	p := h.start("", "mount", "--device", d.Path)
 	p.says(mounted, 1)
 	p.stop(syscall.SIGTERM)
-	covered := "mount --make-rprivate /; umount " + h.Target + " || true; mount -t tmpfs cover " + h.Path + "; mkdir " + h.Target
-	status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0")
-	if status != 1 || !contains(said, "nothing is mounted there that this container sees") {
-		t.Errorf("unmount beside a mount that is not seen: status %d, %s", status, said)
+	const hide = "mount --make-rprivate /; umount %s || true; mount -t tmpfs cover %s; "
+	covers := map[string]string{
+		"over the directory of the pool":       fmt.Sprintf(hide, h.Target, h.Path) + "mkdir " + h.Target,
+		"over a directory above, which has it": fmt.Sprintf(hide, h.Target, h.Root) + "mkdir -p " + h.Path,
+		"over a directory above":               fmt.Sprintf(hide, h.Target, h.Root),
 	}
-	h.wantMounted("xfs")
+	for where, covered := range covers {
+		status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0")
+		if status != 1 || !contains(said, "nothing is mounted there that this container sees") {
+			t.Errorf("%s, unmount beside a mount that is not seen: status %d, %s", where, status, said)
+		}
+		h.wantMounted("xfs")
+	}
 	h.unmount()
-	if status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0"); status != 0 {
-		t.Errorf("unmount after that: status %d, %s", status, said)
+	for where, covered := range covers {
+		if status, said := h.run(covered, "unmount", "--device", d.Path, "--patience", "0"); status != 0 {
+			t.Errorf("%s, unmount after that: status %d, %s", where, status, said)
+		}
 	}
 }
 

@@ -118,8 +118,7 @@ func (h *host) measure(v drivertest.Volume) error {
 
 func (h *host) expand(v drivertest.Volume) error {
 	v.Bytes *= 2
-	_, err := h.of(v).Expand(h.Context(), v, pod)
-	return err
+	return must.Err(h.of(v).Expand(h.Context(), v, pod))
 }
 
 func (h *host) remove(v drivertest.Volume) error { return h.Delete(h.Context(), v.ID) }
@@ -145,8 +144,7 @@ func (h *host) erased(v drivertest.Volume) error {
 }
 
 func (h *host) trash(v drivertest.Volume) []string {
-	found, err := filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash", drivertest.NodeName, v.ID+".*"))
-	h.Must(err)
+	found := must.Value(filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash", drivertest.NodeName, v.ID+".*")))(h)
 	return found
 }
 

@@ -156,8 +156,7 @@ func (r *moverRun) end() (last mover.Event, err error) {
 // step does one that copies nothing, and needs no capability.
 func (s *side) step(t *testing.T, step string, more ...string) error {
 	t.Helper()
-	_, err := s.start(t, nil, step, more...).end()
-	return err
+	return must.Err(s.start(t, nil, step, more...).end())
 }
 
 // copyVolume copies the volume and hands it over. It returns an error if the copy is another.

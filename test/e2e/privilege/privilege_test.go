@@ -157,8 +157,7 @@ func is[T comparable](unwanted T) func(T) bool {
 
 func TestRequiredPrivileges(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := program()
-	must.Succeed(t, err)
+	driver := must.Value(program())(t)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			mounted := p.mount(t)
@@ -201,14 +200,12 @@ func run(t *testing.T, driver string, p place, mounted string, l lack) {
 // The modes that docs/security.md names, whatever the umask.
 func TestFileModes(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := program()
-	must.Succeed(t, err)
+	driver := must.Value(program())(t)
 	defer syscall.Umask(syscall.Umask(0))
 	pool := testenv.Tmpfs(t, 64*mib)
 	d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}})
 	for _, v := range []drivertest.Volume{{ID: "directory", Bytes: mib}, {ID: "device", Bytes: mib, Block: true}} {
-		_, err := d.Create(t.Context(), v)
-		d.Must(err)
+		d.Must(must.Err(d.Create(t.Context(), v)))
 	}
 	own := filepath.Join(pool, ".hostpath-provisioner")
 	d.Must(filepath.WalkDir(pool, func(path string, entry os.DirEntry, err error) error {

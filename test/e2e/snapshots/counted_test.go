@@ -45,8 +45,7 @@ func TestPodsComeAndGoWhileSnapshotWaitsForDisk(t *testing.T) {
 // syncs reports whether a thread of a process is in syncfs(2).
 func syncs(t *testing.T, pid int) bool {
 	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
-	must.Succeed(t, err)
+	threads := must.Value(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid)))(t)
 	for _, thread := range threads {
 		call, err := os.ReadFile(thread)
 		if err == nil && strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_SYNCFS, " ")) {

@@ -185,8 +185,7 @@ func startFreezer(h *harness, binary string, p *pod) *exec.Cmd {
 }
 
 func (p *pod) freezeSnapshot(name string) error {
-	_, err := p.Snapshot(p.Context(), name, "pvc-1", "freeze")
-	return err
+	return must.Err(p.Snapshot(p.Context(), name, "pvc-1", "freeze"))
 }
 
 // TestFreeze makes snapshots of a volume whose pod never stops writing, on each filesystem and with
@@ -218,8 +217,7 @@ func TestFreeze(t *testing.T) {
 					t.Error("the pod is frozen after all")
 				}
 				p.wantMoment(h.pool.Own("snapshots", "~s-1"))
-				record, err := h.pool.Record("~s-1")
-				h.Must(err)
+				record := must.Value(h.pool.Record("~s-1"))(h)
 				if record.Origin.Consistency != "point-in-time" {
 					t.Errorf("it is recorded as %+v", record.Origin)
 				}
@@ -250,8 +248,7 @@ func TestFrozenPodsGoOn(t *testing.T) {
 				h := newHarness(t, driver, pool, "")
 				p := startPod(h, hierarchy, 100, 64*mib)
 				f := startFreezer(h, driver, p)
-				own, err := os.FindProcess(h.Process.Pid())
-				h.Must(err)
+				own := must.Value(os.FindProcess(h.Process.Pid()))(h)
 				done := p.freezeUntilSeen("s-1")
 				began := time.Now()
 				h.Must(strike(own, f.Process))

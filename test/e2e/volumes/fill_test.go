@@ -159,9 +159,7 @@ func (h *harness) used(name string) quota.Usage {
 	h.settle()
 	d := h.open(name)
 	defer func() { must.Succeed(h, d.Close()) }()
-	usage, err := h.facility.Usage(d, h.ids[name])
-	h.Must(err)
-	return usage
+	return must.Value(h.facility.Usage(d, h.ids[name]))(h)
 }
 
 // asUser calls without CAP_SYS_RESOURCE, with which ext4 has no limits.

@@ -79,8 +79,7 @@ func (h *harness) expand(name, pod string, bytes int64) error {
 // condition is what the driver says of a volume.
 func (h *harness) condition(name string) *oldcsi.VolumeCondition {
 	h.Helper()
-	got, err := h.Get(h.Context(), name)
-	h.Must(err)
+	got := must.Value(h.Get(h.Context(), name))(h)
 	return oldcsi.Condition(got.GetStatus())
 }
 
@@ -89,8 +88,7 @@ func (h *harness) condition(name string) *oldcsi.VolumeCondition {
 func (h *harness) wantSpace(name, pod string, size, used int64) {
 	h.Helper()
 	h.settle()
-	got, err := h.Stats(h.Context(), name, pod)
-	h.Must(err)
+	got := must.Value(h.Stats(h.Context(), name, pod))(h)
 	bytes := got.GetUsage()[0]
 	// Less than the largest block of a filesystem takes no write of one.
 	if full := bytes.GetAvailable() < 64<<10; bytes.GetUnit() != csi.VolumeUsage_BYTES || oldcsi.Condition(got).GetAbnormal() != full {
@@ -128,8 +126,7 @@ func (h *harness) settle() {
 // open opens a volume's directory in the pool.
 func (h *harness) open(name string) *dir.Dir {
 	h.Helper()
-	d, err := h.root.Open(name)
-	h.Must(err)
+	d := must.Value(h.root.Open(name))(h)
 	return d
 }
 
@@ -137,16 +134,14 @@ func (h *harness) idOf(name string) quota.ID {
 	h.Helper()
 	d := h.open(name)
 	defer func() { h.Must(d.Close()) }()
-	id, err := h.facility.IDOf(d)
-	h.Must(err)
+	id := must.Value(h.facility.IDOf(d))(h)
 	return id
 }
 
 // limit is what the kernel holds a volume to.
 func (h *harness) limit(name string) quota.Limit {
 	h.Helper()
-	usage, err := h.facility.Usage(h.root, h.ids[name])
-	h.Must(err)
+	usage := must.Value(h.facility.Usage(h.root, h.ids[name]))(h)
 	return usage.Limit
 }
 
@@ -157,8 +152,7 @@ func (h *harness) removeAll() {
 	h.WantEmpty(h.pool)
 	for name, id := range h.ids {
 		h.Eventually("what the kernel knows of "+name+" is gone", func() bool {
-			usage, err := h.facility.Usage(h.root, id)
-			h.Must(err)
+			usage := must.Value(h.facility.Usage(h.root, id))(h)
 			if usage.Limit == (quota.Limit{}) && usage.Bytes == 0 {
 				return true
 			}

@@ -32,8 +32,7 @@ func runLimited() error {
 // limited is a program that runs a driver so.
 func limited(t *testing.T, driver string) string {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Value(os.Executable())(t)
 	path := filepath.Join(t.TempDir(), "driver")
 	script := fmt.Sprintf("#!/bin/sh\n%s=%s exec %s \"$@\"\n", limitedVariable, driver, self)
 	must.Succeed(t, os.WriteFile(path, []byte(script), 0o755))
@@ -61,8 +60,7 @@ func TestFullVolumeIsRestored(t *testing.T) {
 			h.Run(h.config("root"))
 			h.snapshot("s-full", "full")
 			for range 2 { // the second call is a repeated one
-				made, err := h.Restore(h.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName)
-				h.Must(err)
+				made := must.Value(h.Restore(h.Context(), volume("restored", promise), "s-full@"+drivertest.NodeName))(h)
 				if got := made.GetVolume().GetCapacityBytes(); got < promise || got > promise*3/2 {
 					h.Errorf("the restored volume has %d bytes, want %d or a little more", got, promise)
 				}
