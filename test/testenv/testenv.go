@@ -263,7 +263,7 @@ func FutureFS(t testing.TB, kind string, bytes int64, fill func(root string) (fi
 	if errors.Is(err, loopfs.ErrMissing) {
 		Missing(t, err.Error())
 	}
-	must.Succeed(t, err, loopfs.MountDevice(t.Context(), image, dir, kind, "loop"))
+	must.Succeed(t, err, loopfs.MountImage(t.Context(), image, dir, kind))
 	var inodes []uint64
 	for _, file := range fill(dir) {
 		var st syscall.Stat_t
@@ -274,7 +274,7 @@ func FutureFS(t testing.TB, kind string, bytes int64, fill func(root string) (fi
 	for _, inode := range inodes {
 		setCtime(t, kind, image, inode)
 	}
-	must.Succeed(t, loopfs.MountDevice(t.Context(), image, dir, kind, "loop"))
+	must.Succeed(t, loopfs.MountImage(t.Context(), image, dir, kind))
 	unmountAtEnd(t, dir)
 	return dir
 }

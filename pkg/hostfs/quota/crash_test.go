@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // A disk is a file that holds a filesystem.
@@ -35,7 +36,7 @@ func image(t *testing.T, kind string) disk {
 func (d *disk) mount(t *testing.T, options ...string) string {
 	t.Helper()
 	d.at = t.TempDir()
-	run(t, "mount", "-t", d.kind, "-o", strings.Join(append(options, "loop"), ","), d.file, d.at)
+	must.Succeed(t, loopfs.MountImage(t.Context(), d.file, d.at, d.kind, options...))
 	t.Cleanup(func() { d.unmount(t) })
 	return d.at
 }

@@ -24,24 +24,24 @@ import (
 type powered struct {
 	kind     string
 	format   []string
-	options  string // each with a comma behind it
+	options  []string
 	enforced bool
 }
 
 func poweredFilesystems() []powered {
-	xfs := powered{"xfs", []string{"mkfs.xfs", "-q"}, "", false}
+	xfs := powered{"xfs", []string{"mkfs.xfs", "-q"}, nil, false}
 	// What ext4 has left to do after mkfs.ext4 it would do meanwhile, for minutes.
-	ext4 := powered{"ext4", []string{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"}, "", false}
+	ext4 := powered{"ext4", []string{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"}, nil, false}
 	if testenv.Guest() {
-		xfs.options, xfs.enforced = "prjquota,", true
-		ext4.options, ext4.enforced = "prjquota,", true
+		xfs.options, xfs.enforced = []string{"prjquota"}, true
+		ext4.options, ext4.enforced = []string{"prjquota"}, true
 		ext4.format = append(ext4.format, "-O", "quota,project", "-E", "quotatype=prjquota,lazy_itable_init=0,lazy_journal_init=0")
 		if testing.Short() {
 			return []powered{xfs}
 		}
 		return []powered{xfs, ext4}
 	}
-	return []powered{xfs, ext4, {"btrfs", []string{"mkfs.btrfs", "-q", "-m", "single"}, "", true}}
+	return []powered{xfs, ext4, {"btrfs", []string{"mkfs.btrfs", "-q", "-m", "single"}, nil, true}}
 }
 
 // A loss is a moment at which the power may go, and what there may be of the volumes then.
@@ -359,7 +359,7 @@ func run(t *testing.T, args ...string) {
 }
 
 // mountImage has a filesystem mounted, in a file or on a disk, while a function works.
-func mountImage(t *testing.T, kind, options, file string, work func(mounted string)) {
+func mountImage(t *testing.T, kind string, options []string, file string, work func(mounted string)) {
 	t.Helper()
 	mounted := filepath.Join(t.TempDir(), "fs")
 	must.Succeed(t, os.Mkdir(mounted, 0o755))
@@ -368,7 +368,7 @@ func mountImage(t *testing.T, kind, options, file string, work func(mounted stri
 		// refuses to mount an older one.
 		run(t, "btrfs", "device", "scan", "--forget")
 	}
-	run(t, "mount", "-t", kind, "-o", options+"loop", file, mounted)
+	must.Succeed(t, loopfs.MountImage(t.Context(), file, mounted, kind, options...))
 	t.Cleanup(func() {
 		if mounts(t, mounted) > 0 {
 			must.Succeed(t, loopfs.Unmount(mounted))

@@ -2,14 +2,17 @@ package disk
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -112,4 +115,32 @@ func TestHangAndResume(t *testing.T) {
 	_, err := f.ReadAt(got, 0)
 	must.Succeed(t, err)
 	wantPage(t, "the disk", got, 'x')
+}
+
+// Tests of other packages, which have no disk that hangs, run at the same time.
+func TestOtherFilesystemsAreMountedWhileDiskHangs(t *testing.T) {
+	testenv.NeedRoot(t)
+	file := filepath.Join(t.TempDir(), "zeros")
+	must.Succeed(t, os.WriteFile(file, nil, 0o600), os.Truncate(file, 16*unit))
+	d := New(t, file, t.TempDir())
+	device, err := loopfs.Attach(d.Path)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, device.Close()) }()
+	d.Hang()
+	defer d.Heal()
+	read := make(chan error, 1)
+	go func() {
+		_, err := device.ReadAt(page('x'), 0)
+		read <- err
+	}()
+	d.AwaitHanging()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		at := filepath.Join(t.TempDir(), kind)
+		must.Succeed(t, os.Mkdir(at, 0o755), loopfs.Mount(ctx, at, kind, 320<<20))
+		must.Succeed(t, loopfs.Unmount(at))
+	}
+	d.Heal()
+	must.Succeed(t, <-read)
 }

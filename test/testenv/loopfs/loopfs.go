@@ -52,15 +52,17 @@ func MountMade(ctx context.Context, dir, kind string, bytes int64, arguments []s
 	// be left behind, whatever happens to this process.
 	defer os.Remove(image)
 
-	if err := need("mount"); err != nil {
+	return MountImage(ctx, image, dir, kind, options...)
+}
+
+// MountImage mounts a filesystem in a file. Its loop device goes with the mount. The option loop of mount(8) asks all loop devices of the
+// machine, and waits for one that hangs on behalf of another test.
+func MountImage(ctx context.Context, image, dir, kind string, options ...string) error {
+	device, err := Attach(image)
+	if err != nil {
 		return fmt.Errorf("mount %s on %s: %w", kind, dir, err)
 	}
-	// mount(8) sets the loop device to autoclear: it goes with the mount.
-	flags := strings.Join(append([]string{"loop"}, options...), ",")
-	if err := run(ctx, "mount", "-t", kind, "-o", flags, image, dir); err != nil {
-		return fmt.Errorf("mount %s on %s: %w", kind, dir, explain(kind, err))
-	}
-	return nil
+	return errors.Join(MountDevice(ctx, device.Name(), dir, kind, options...), device.Close())
 }
 
 // Format makes a sparse file of that many bytes in dir, with a filesystem of a kind that
@@ -130,6 +132,9 @@ func Resized(device string) error {
 
 // MountDevice mounts what a device has.
 func MountDevice(ctx context.Context, device, dir, kind string, options ...string) error {
+	if err := need("mount"); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", kind, dir, err)
+	}
 	args := []string{"mount", "-t", kind, device, dir}
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))

@@ -34,7 +34,7 @@ func Mount(t testing.TB, at string, fill func(root string), entries ...string) {
 		}
 	}
 	must.Succeed(t, os.MkdirAll(at, 0o755))
-	run(t, "mount", "-t", "ext4", "-o", "loop,errors=continue", image, at)
+	must.Succeed(t, loopfs.MountImage(t.Context(), image, at, "ext4", "errors=continue"))
 	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(at)) })
 }
 

@@ -55,12 +55,12 @@ func New(t testing.TB, kind string, options ...string) *Filesystem {
 	must.Succeed(t, errors.Join(file.Truncate(bytesOnDisk), file.Close()))
 	run(t, "mkfs."+kind, "-q", image)
 
-	run(t, "mount", "-t", kind, "-o", "loop", image, f.Path)
+	must.Succeed(t, loopfs.MountImage(t.Context(), image, f.Path, kind))
 	content := f.fill(t)
 	must.Succeed(t, loopfs.Unmount(f.Path))
 
 	f.rot(t, image, content)
-	run(t, "mount", "-t", kind, "-o", strings.Join(append(options, "loop"), ","), image, f.Path)
+	must.Succeed(t, loopfs.MountImage(t.Context(), image, f.Path, kind, options...))
 	t.Cleanup(func() {
 		if err := loopfs.Unmount(f.Path); err != nil {
 			t.Error(err)
