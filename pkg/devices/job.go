@@ -48,16 +48,20 @@ type job struct {
 
 	cancel context.CancelFunc
 	done   chan struct{}
-	// What is below is the result, after done. written is what had been written to the device when the job that has cleaned it, or a part, let go
-	// of it.
+	result // after done
+
+	mu  sync.Mutex
+	now status
+}
+
+// A result is what comes of a job.
+type result struct {
+	// written is what had been written to the device when the job that has cleaned it, or a part, let go of it.
 	written string
 	err     error
 	held    *Held           // of a device that can be offered
 	clean   string          // what had been written to that when it was found to be clean
 	names   map[string]bool // that volumes of all nodes have
-
-	mu  sync.Mutex
-	now status
 }
 
 // ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.
