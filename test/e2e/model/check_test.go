@@ -53,7 +53,7 @@ func (h *harness) checkPool(status pool.Status) {
 	if promised := h.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash.Pieces != 0 {
 		h.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
 	}
-	got := must.Value(h.set.Capacity(h.Context(), status.Name, false))(h)
+	got := must.Value(h.set.Capacity(background, status.Name, false))(h)
 	// Rounded down to the step of a small pool.
 	if want := h.available(in) / mib * mib; got != want {
 		h.Fatalf("the capacity of %s is %d, want %d", in, got, want)
