@@ -339,6 +339,7 @@ func (l *trial) try(t *testing.T, w way) {
 // wantRefused removes while pods use volumes: that names them, and changes nothing.
 func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]string) {
 	t.Helper()
+	must.Succeed(t, l.Log.Until(t.Context(), 2*time.Minute, "replaced pods to be gone", l.ending))
 	was := l.objects(t)
 	command := w.remove[0]
 	if said := l.shell(t, command+" 2>&1 && echo removed"+" || true"); strings.HasSuffix(said, "removed\n") || !strings.Contains(said, "nothing was removed, because this is in use: pod default/"+pod) {
@@ -357,6 +358,21 @@ func (l *trial) wantRefused(t *testing.T, w way, pod string, pods map[string]str
 	for _, command := range slices.Concat(w.resume, w.change) {
 		l.typeIn(t, command)
 	}
+}
+
+// ending says which pods of the product are being deleted.
+func (l *trial) ending(ctx context.Context) (string, error) {
+	pods, err := l.Client.CoreV1().Pods("hostpath-provisioner").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for _, pod := range pods.Items {
+		if pod.DeletionTimestamp != nil {
+			names = append(names, pod.Name)
+		}
+	}
+	return strings.Join(names, " "), nil
 }
 
 // volumes says which volumes there are.
