@@ -36,6 +36,14 @@ func wantNew(t *testing.T, w *devicestest.World, d *devicestest.Disk, left time.
 	}
 }
 
+// wantNewThenOffered is for a disk that is taken once it has been unchanged for as long as that takes.
+func wantNewThenOffered(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+	t.Helper()
+	wantNew(t, w, d, settle)
+	w.Now = w.Now.Add(settle)
+	w.Offered()
+}
+
 // A disk that another driver has attached is empty until it formats it.
 func TestNewDisk_isTakenOnceItWasUnchangedForAWhile(t *testing.T) {
 	w := settling(t)
@@ -44,9 +52,7 @@ func TestNewDisk_isTakenOnceItWasUnchangedForAWhile(t *testing.T) {
 	w.Now = w.Now.Add(settle - time.Second)
 	wantNew(t, w, d, time.Second)
 	d.WriteAt(make([]byte, 4096), 0) // which leaves it empty
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	wantNewThenOffered(t, w, d)
 }
 
 // Also one that was there when the agent was started, however often that was.
@@ -58,9 +64,7 @@ func TestNewDisk_isNewToEachAgent(t *testing.T) {
 		w.Now = w.Now.Add(settle - time.Second)
 		w.Restart()
 	}
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	wantNewThenOffered(t, w, d)
 }
 
 // It may have the number and the path of one that is gone.
@@ -103,9 +107,7 @@ func TestNewDisk_isNotTakenWhileAVolumeIsBeingAttached(t *testing.T) {
 		t.Errorf("%d bytes were overwritten", w.Wiped())
 	}
 	w.Attached = "" // it is attached, and about to be formatted and mounted
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	wantNewThenOffered(t, w, d)
 }
 
 // What is written by another path is not counted as written to this one.
@@ -120,9 +122,7 @@ func TestNewDisk_isNewAgainAfterItHadAnotherPath(t *testing.T) {
 	w.Refused(devices.Twice)
 	other.Close()
 	w.Now = w.Now.Add(time.Second)
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	wantNewThenOffered(t, w, d)
 }
 
 // An administrator may delete a volume to give its disk to something else.

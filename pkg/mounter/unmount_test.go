@@ -77,13 +77,21 @@ func TestUnmountUnderMountOverTheDirectoryOfThePool(t *testing.T) {
 	hasMountByHand(t, above)
 }
 
+// unmountPublished mounts a pool, publishes a volume of it and unmounts the pool, as an administrator may.
+func unmountPublished(t *testing.T, m *mounter.Mounter) (published string) {
+	t.Helper()
+	must.Succeed(t, m.Mount(t.Context()))
+	volume := filepath.Join(m.Target, "pvc-1")
+	published = t.TempDir()
+	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
+	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+	return published
+}
+
 // An administrator has unmounted the pool, and its volumes are still mounted elsewhere: the claim is in use as before.
 func TestUnmountOfPoolThatIsGoneAndWhoseVolumesArePublished(t *testing.T) {
 	m, _ := newMounter(t)
-	must.Succeed(t, m.Mount(t.Context()))
-	volume, published := filepath.Join(m.Target, "pvc-1"), t.TempDir()
-	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
-	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+	published := unmountPublished(t, m)
 	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
 	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
 }
@@ -91,10 +99,7 @@ func TestUnmountOfPoolThatIsGoneAndWhoseVolumesArePublished(t *testing.T) {
 // Also where something else is mounted in the place of the pool since.
 func TestUnmountOfPoolThatWasReplacedAndWhoseVolumesArePublished(t *testing.T) {
 	m, _ := newMounter(t)
-	must.Succeed(t, m.Mount(t.Context()))
-	volume, published := filepath.Join(m.Target, "pvc-1"), t.TempDir()
-	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
-	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+	published := unmountPublished(t, m)
 	mountByHand(t, m.Target)
 	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
 	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
