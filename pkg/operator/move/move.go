@@ -119,6 +119,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	result, err := m.step(ctx)
 	if err != nil {
 		result = wait("Error", "%v", err)
+		object.Status.Phase = before.Status.Phase // what was not learned leads to no other
 	}
 	if result.message == "" {
 		return ctrl.Result{RequeueAfter: result.after}, nil

@@ -157,6 +157,35 @@ func TestClaimDeletedAtAnyStep(t *testing.T) {
 	})
 }
 
+// A read that fails at any time shows nothing of what it was about.
+func TestReadFailsAtAnyTime(t *testing.T) {
+	for on, meanwhile := range map[string]func(w *world){
+		nodeB: func(*world) {},
+		nodeA: func(w *world) {
+			if m := w.move("m"); m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil {
+				deleteMove(w)
+			}
+		},
+	} {
+		reads := []string{""}
+		for i := 0; i < len(reads); i++ {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			w.fail = reads[i]
+			w.run("m", func(int) { meanwhile(w) })
+			w.wantOn(on)
+			if t.Failed() {
+				t.Fatalf("it fails to %s", reads[i])
+			}
+			if i == 0 {
+				reads = append(reads, w.reads...)
+			}
+		}
+		if len(reads) < 40 {
+			t.Errorf("a move reads only %q", reads)
+		}
+	}
+}
+
 // Movers that are deleted at any time are made again.
 func TestMoverDeletedAtAnyStep(t *testing.T) {
 	for _, of := range []role{roleOut, roleIn, roleConfirm, roleVouch, roleRemove} {

@@ -65,6 +65,8 @@ type world struct {
 	kill     int  // before, or after, which write the operator is killed; 0 for none
 	after    bool // the write is made, and the operator does not learn that
 	writes   int
+	fail     string // which read fails; empty for none
+	reads    []string
 	killed   bool
 	uids     int
 	keeps    bool // disruption budgets
@@ -305,11 +307,36 @@ func (w *world) move(name string) *v1alpha1.VolumeMove {
 // reconcile has an operator look at a move, which is killed if the limit says so.
 func (w *world) reconcile(name string) {
 	w.Helper()
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage, Now: w.clock}
+	r := &Reconciler{Client: w.Client, APIReader: w.reader(), Reports: w, DriverNamespace: storage, Now: w.clock}
 	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		w.Fatal(err)
 	}
+}
+
+// reader reads for the operator, but for the read that fails.
+func (w *world) reader() client.Reader {
+	read := func(name string, of any, do func() error) error {
+		phase := v1alpha1.Phase("")
+		if m := w.move("m"); m != nil {
+			phase = m.Status.Phase
+		}
+		name = fmt.Sprintf("read the %T %s in the phase %s", of, name, phase)
+		if !slices.Contains(w.reads, name) {
+			if w.reads = append(w.reads, name); name == w.fail {
+				return errKilled
+			}
+		}
+		return do()
+	}
+	return interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return read(key.Name, o, func() error { return c.Get(ctx, key, o, opts...) })
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return read("", list, func() error { return c.List(ctx, list, opts...) })
+		},
+	})
 }
 
 // Lines are what the stand-in of a mover reported.
