@@ -25,6 +25,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
@@ -114,6 +115,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		delete(r.reported, request.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	after, err := r.look(ctx, object)
+	priority := handler.LowPriority
+	if object.Underway() { // pods may stand still for it, and many others may wait to begin
+		priority = 0
+	}
+	return ctrl.Result{RequeueAfter: after, Priority: &priority}, err
+}
+
+// look does the next step of a move that was read, and says when the one after that is due.
+func (r *Reconciler) look(ctx context.Context, object *v1alpha1.VolumeMove) (after time.Duration, err error) {
 	m := r.reconciliation(object)
 	before := object.DeepCopy()
 	result, err := m.step(ctx)
@@ -122,19 +133,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		object.Status.Phase = before.Status.Phase // what was not learned leads to no other
 	}
 	if result.message == "" {
-		return ctrl.Result{RequeueAfter: result.after}, nil
+		return result.after, nil
 	}
 	m.report(result)
 	m.times.noteProgress(before.Status)
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
 		// What was read is what is replaced: a deletion since then is seen first.
 		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
-			return ctrl.Result{RequeueAfter: soon}, nil
+			return soon, nil
 		} else if statusErr != nil {
-			return ctrl.Result{}, errors.Join(err, client.IgnoreNotFound(statusErr))
+			return 0, errors.Join(err, client.IgnoreNotFound(statusErr))
 		}
 	}
-	return ctrl.Result{RequeueAfter: result.after}, err
+	return result.after, err
 }
 
 // report has the condition of the move say what a step did or waits for.
