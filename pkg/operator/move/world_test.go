@@ -65,6 +65,8 @@ type world struct {
 	kill     int  // before, or after, which write the operator is killed; 0 for none
 	after    bool // the write is made, and the operator does not learn that
 	writes   int
+	pause    int    // before which write the operator is held up while between is called, and has lost its lease after it; 0 for none
+	between  func() // what happens then
 	fail     string // which read fails; empty for none
 	reads    []string
 	killed   bool
@@ -102,6 +104,11 @@ var errKilled = errors.New("killed")
 
 func (w *world) write(do func() error) error {
 	w.writes++
+	if w.pause == w.writes {
+		w.between()
+		_ = do() // which learns nothing any more
+		return errKilled
+	}
 	if w.kill != w.writes {
 		return do()
 	}
@@ -427,13 +434,17 @@ func (w *world) bindClaim() {
 	claim.Status.Phase = corev1.ClaimLost
 	if there && volume.Spec.ClaimRef.UID == claim.UID {
 		claim.Status.Phase = corev1.ClaimBound
-		volume.Status.Phase = corev1.VolumeBound
 		if was != claim.Status.Phase {
 			claim.Status.Capacity = volume.Spec.Capacity
 		}
-		w.update(volume)
+		if volume.Status.Phase != corev1.VolumeBound {
+			volume.Status.Phase = corev1.VolumeBound
+			w.update(volume)
+		}
 	}
-	w.update(claim)
+	if was != claim.Status.Phase {
+		w.update(claim)
+	}
 }
 
 // schedule is the StatefulSet, the scheduler and kubelet.
