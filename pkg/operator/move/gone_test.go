@@ -212,6 +212,40 @@ func TestRemovalThatStartsLate(t *testing.T) {
 	}
 }
 
+// Where an administrator has the volume be used on the target, since the source has lost it, undoing ends, and touches nothing.
+func TestTargetRecoveredByHand(t *testing.T) {
+	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			at := 0
+			w.run("m", func(look int) {
+				m := w.move("m")
+				switch {
+				case at == 0 && m.Status.Phase == v1alpha1.Switching:
+					at = look
+					delete(w.records, nodeA)
+					deleteMove(w)
+				case at > 0 && look == at+long:
+					w.replicas = false
+					volume := volumeOf("pv")
+					w.has(volume)
+					volume.Finalizers = nil
+					w.update(volume)
+					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), volume))
+					*w.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
+					volume = volumeOf(anew)
+					volume.UID, volume.Spec.NodeAffinity = "by hand", onNode(nodeB)
+					must.Succeed(t, w.api.Create(t.Context(), volume))
+				}
+			})
+			if at == 0 || w.looked < at+long || !w.records[nodeB].publishes() {
+				t.Errorf("the nodes have %+v", w.records)
+			}
+			w.wantNothingLeft()
+		})
+	}
+}
+
 // Where an administrator has the volume be used on the source again, since the target has lost it, the move ends, and touches nothing.
 func TestRecoveredByHand(t *testing.T) {
 	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {

@@ -346,10 +346,8 @@ func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
 
 // remove removes the old copy, and what the move has made.
 func (m reconciliation) remove(ctx context.Context) (outcome, error) {
-	if recovered, err := m.volume.recovered(ctx); err != nil || recovered {
-		m.move.Status.Phase = v1alpha1.Failed
-		return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too",
-			m.move.Status.SourceNode, m.move.Status.TargetNode), err
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode); err != nil || recovered {
+		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
@@ -379,6 +377,12 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 		message += fmt.Sprintf("; if node %s comes back, remove what it had there: move-out --step=remove", m.move.Status.SourceNode)
 	}
 	return next("Moved", "%s", message), nil
+}
+
+// leave ends a move that an administrator has ended by hand, by a PersistentVolume that leads to what one node has.
+func (m reconciliation) leave(on, other string) outcome {
+	m.move.Status.Phase = v1alpha1.Failed
+	return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too", on, other)
 }
 
 // assure says why the old copy is not removed yet, or by what arguments it is. As long as the claim is there, the target has to answer that it
@@ -437,6 +441,9 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	source, target, err := m.nodeStates(ctx)
 	if err != nil {
 		return outcome{}, err
+	}
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.TargetNode); err != nil || recovered {
+		return m.leave(m.move.Status.TargetNode, m.move.Status.SourceNode), err
 	}
 	wanted, err := m.volume.wanted(ctx)
 	if err != nil || wanted && !source.ready {

@@ -191,16 +191,19 @@ func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	return there && now.Annotations[movedBy] == string(v.move.UID), err
 }
 
-// recovered says whether an administrator has made a PersistentVolume that leads to what the source has, after the switch. None of ours
-// does.
-func (v claimedVolume) recovered(ctx context.Context) (found bool, err error) {
+// recovered says whether an administrator has made a PersistentVolume that leads to what is to be removed on a node: to the source, after the
+// switch, or to the target, when the move is undone: ours may lead there for a while. Where ours is as it should be, none is looked for.
+func (v claimedVolume) recovered(ctx context.Context, on string) (found bool, err error) {
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
-	if err != nil || there && place.NodeOfVolume(now) == v.move.Status.TargetNode {
+	at := place.NodeOfVolume(now)
+	if err != nil || there && at != on && (at == v.move.Status.SourceNode || at == v.move.Status.TargetNode) {
 		return false, err
 	}
+	undoes := on == v.move.Status.TargetNode
 	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
-		found = found || place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == v.move.Status.SourceNode
+		ours := undoes && one.Annotations[movedBy] == string(v.move.UID)
+		found = found || !ours && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == on
 	})
 	return found, err
 }
