@@ -12,6 +12,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -455,25 +457,8 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if done, said, err := m.volume.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
-	undo := roleUndo
-	if !wanted {
-		undo = roleGiveUp
-	}
-	var waits []string
-	for _, step := range []role{undo, roleAbort} {
-		said, err := m.undoStep(ctx, step)
-		if err != nil {
-			return outcome{}, err
-		}
-		if said != "" {
-			waits = append(waits, said)
-		}
-		if said != "" && wanted {
-			break
-		}
-	}
-	if len(waits) > 0 {
-		return wait("Undoing", "%s", list(waits)), nil
+	if waits, err := m.undoSteps(ctx, wanted); err != nil || len(waits) > 0 {
+		return wait("Undoing", "%s", list(waits)), err
 	}
 	_, why, err := m.volume.stillBound(ctx)
 	if err != nil {
@@ -483,13 +468,39 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	return next("Undone", "%s", m.undone(source, target, why)), nil
 }
 
-// undoStep does one of the two steps of undo, or says what it waits for.
+// undoSteps does the steps of undo, one after the other where the volume is wanted, or says what they wait for.
+func (m reconciliation) undoSteps(ctx context.Context, wanted bool) (waits []string, err error) {
+	steps := []role{roleUndo, roleAbortUndone}
+	if !wanted {
+		steps = []role{roleGiveUp, roleAbort}
+	}
+	for _, step := range steps {
+		said, err := m.undoStep(ctx, step)
+		if err != nil {
+			return nil, err
+		}
+		if said != "" {
+			waits = append(waits, said)
+		}
+		if said != "" && wanted {
+			break
+		}
+	}
+	return waits, nil
+}
+
+// undoStep does one of the steps of undo, or says what it waits for.
 func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, err error) {
 	// A mover that still ran would fence the source, or make the copy, again.
 	if left, err := m.objects.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
 		return "wait for the movers to end: " + list(left), err
 	}
-	done, said, err := m.movers.step(ctx, step)
+	done, said := false, ""
+	if step == roleAbortUndone {
+		done, said, err = m.abortUndone(ctx)
+	} else {
+		done, said, err = m.movers.step(ctx, step)
+	}
 	if err != nil || !done {
 		return fmt.Sprintf("%s on node %s: %s", step.words(), m.movers.nodeOf(step), said), err
 	}
@@ -497,6 +508,27 @@ func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, 
 		m.move.Status.FencedTime = nil
 	}
 	return "", nil
+}
+
+// abortUndone removes the copy. If that may be whole, the target does so when the source tells it that it has the volume: that may have been set up
+// anew since it has shown so, and the target may hear late of the removal.
+func (m reconciliation) abortUndone(ctx context.Context) (done bool, waits string, err error) {
+	if ready, err := m.objects.connect(ctx, roleAbortUndone, roleTell); err != nil || !ready {
+		return false, "renew the certificates of the movers", err
+	}
+	done, waits, err = m.movers.step(ctx, roleAbortUndone)
+	if done || err != nil {
+		return done, waits, err
+	}
+	target := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(roleAbortUndone))}
+	if there, err := m.api.find(ctx, client.ObjectKeyFromObject(target), target); err != nil || !there || target.Status.PodIP == "" {
+		return false, waits, err
+	}
+	tells := append(roleTell.identity(), "--address="+net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)))
+	if done, said, err := m.movers.step(ctx, roleTell, tells...); !done || err != nil {
+		return false, fmt.Sprintf("if node %s has the volume: %s", m.move.Status.SourceNode, said), err
+	}
+	return false, waits, nil
 }
 
 // undone says where the volume is after undo, and what to do on a node that may come back.

@@ -65,7 +65,7 @@ type world struct {
 	kill     int  // before, or after, which write the operator is killed; 0 for none
 	after    bool // the write is made, and the operator does not learn that
 	writes   int
-	pause    int    // before which write the operator is held up while between is called, and has lost its lease after it; 0 for none
+	pause    int    // before which write the operator is held up while meanwhile is called, and has lost its lease after it; 0 for none
 	between  func() // what happens then
 	fail     string // which read fails; empty for none
 	reads    []string
@@ -504,7 +504,7 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		return
 	}
 	mine := own != nil && own.move == flags["move"]
-	problem := ""
+	problem, listens := "", false
 	switch role(pod.Labels[roleLabel]) {
 	case roleOut:
 		problem = w.copyOut(pod, flags, all)
@@ -527,22 +527,29 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		default:
 			delete(w.records, pod.Spec.NodeName)
 		}
-	case roleAbort:
+	case roleAbort, roleAbortUndone:
 		_, even := flags["even-confirmed"]
-		if own != nil && own.moved == flags["move"] && !even {
+		confirmed := own != nil && own.moved == flags["move"]
+		listens = role(pod.Labels[roleLabel]) == roleAbortUndone && (confirmed || mine && own.fence != "")
+		switch {
+		case listens:
+		case confirmed && !even:
 			problem = "it was confirmed"
-		} else if mine || own != nil && own.moved == flags["move"] {
+		case mine || confirmed:
 			delete(w.records, pod.Spec.NodeName)
 		}
-	case roleUndo, roleGiveUp:
+	case roleUndo, roleTell, roleGiveUp:
 		switch {
 		case mine:
 			w.records[pod.Spec.NodeName] = &record{}
-		case own == nil && role(pod.Labels[roleLabel]) == roleUndo:
+		case own == nil && role(pod.Labels[roleLabel]) != roleGiveUp:
 			problem = "this node has nothing to undo"
 		}
+		if problem == "" && role(pod.Labels[roleLabel]) == roleTell {
+			problem = w.tell(flags["address"], all)
+		}
 	}
-	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn && r != roleVouch {
+	if r := role(pod.Labels[roleLabel]); problem == "" && !listens && r != roleOut && r != roleIn && r != roleVouch {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
 	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
@@ -564,6 +571,18 @@ func (w *world) vouches(address, move string, all []corev1.Pod) bool {
 		has := w.records[p.Spec.NodeName]
 		return p.Labels[roleLabel] == string(roleVouch) && strings.HasPrefix(address, p.Status.PodIP+":") && has != nil && has.moved == move
 	})
+}
+
+// tell has the mover that listens at an address remove its copy.
+func (w *world) tell(address string, all []corev1.Pod) (problem string) {
+	i := slices.IndexFunc(all, func(p corev1.Pod) bool {
+		return p.Labels[roleLabel] == string(roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(address, p.Status.PodIP+":") && p.Spec.NodeName != w.hangs
+	})
+	if i < 0 {
+		return "nothing listens"
+	}
+	delete(w.records, all[i].Spec.NodeName)
+	return ""
 }
 
 func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }
