@@ -65,7 +65,7 @@ type world struct {
 	kill     int  // before, or after, which write the operator is killed; 0 for none
 	after    bool // the write is made, and the operator does not learn that
 	writes   int
-	pause    int    // before which write the operator is held up while meanwhile is called, and has lost its lease after it; 0 for none
+	pause    int    // before which write the operator is held up while between is called, and has lost its lease after it; 0 for none
 	between  func() // what happens then
 	fail     string // which read fails; empty for none
 	reads    []string
