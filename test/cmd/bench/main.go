@@ -79,7 +79,7 @@ func parse(args []string) (order, error) {
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "the `directory` to work in, which should be on a disk")
 	flags.IntVar(&o.files, "files", 100_000, "how many files are in the volume that is deleted with all it has")
 	flags.IntVar(&o.volumes, "volumes", 10_000, "how many volumes are in the largest pool")
-	moved := flags.Int64("move-mib", 256, "how large the file is that is moved, in `MiB`")
+	moved := flags.Int64("move-mib", 1024, "how large the file is that is moved, in `MiB`")
 	flags.IntVar(&o.moverFiles, "mover-files", 100_000, "how many files are in the volume that is moved for the memory of movers")
 	_ = flags.Parse(args) // it exits
 	o.moved = *moved << 20

@@ -36,8 +36,6 @@ const (
 	readBytes = 256 << 20
 	// sharing is the filesystem of the scene that shares blocks, whatever the pools are on.
 	sharing = "shares"
-	// leastDiffering is so much that 1 % of it takes longer to send than its first answer.
-	leastDiffering = 1 << 30
 	// perFile is more than a small file takes on a filesystem, with its inode and its name.
 	perFile = 8 << 10
 	// mostMoverBytes is what a mover may have, however many files it copies.
@@ -48,7 +46,9 @@ const (
 // programs of a move do to the node.
 func moveRows(s *scene) []row {
 	t := s.tunnel()
-	rows := append(append(t.fileRows(), t.filesRows()...), t.differenceRow())
+	s.makeFilesystem(sharing, "xfs", max(filesystemBytes, 6*s.moved))
+	large := t.largeFile()
+	rows := append(append([]row{t.fileRow(large)}, t.filesRows()...), t.differenceRow(large))
 	p := t.passage("fs")
 	return append(append(rows, p.standstillRow(min(t.s.moved, readBytes), ""), t.passage(sharing).standstillRow(t.s.moved, ", XFS")), p.moverRows()...)
 }
@@ -145,21 +145,26 @@ func (t *tunnel) pass(from, to string, p transfer.Pass) func(here, there *tls.Co
 	}
 }
 
-// fileRows compare a large file with io.Copy.
-func (t *tunnel) fileRows() []row {
-	const name = "disk.img"
-	from, to := t.path("file"), t.path("file.copy")
+// largeFile makes the file that is copied, on a filesystem that shares blocks, and returns it.
+func (t *tunnel) largeFile() *os.File {
+	from := filepath.Join(t.s.path(sharing), "volume")
 	check(os.Mkdir(from, 0o755))
-	file := got(os.Create(filepath.Join(from, name)))
+	file := got(os.Create(filepath.Join(from, diskFile)))
+	t.s.ends = append(t.s.ends, file.Close)
 	got(io.CopyN(file, rand.Reader, t.s.moved)) // what is zero would not be sent
-	check(file.Close())
 	syncfs(from)
+	return file
+}
+
+// fileRow compares a large file with io.Copy.
+func (t *tunnel) fileRow(file *os.File) row {
+	from, to := filepath.Dir(file.Name()), filepath.Join(t.s.path(sharing), "received")
 	mib := float64(t.s.moved) / (1 << 20)
-	return []row{{
-		name: fmt.Sprintf("moving a file of %s MiB", thousands(int(t.s.moved>>20))), unit: "MiB/s", budget: budget{atLeast: 0.8},
+	return row{
+		name: fmt.Sprintf("moving a file of %s MiB, XFS", thousands(int(t.s.moved>>20))), unit: "MiB/s", budget: budget{atLeast: 0.8},
 		ours: t.copying(mib, to, t.transfer(from, to)),
 		limit: t.copying(mib, to, func(here, there *tls.Conn) {
-			in, out := got(os.Open(filepath.Join(from, name))), got(os.Create(filepath.Join(to, name)))
+			in, out := got(os.Open(file.Name())), got(os.Create(filepath.Join(to, diskFile)))
 			defer func() { check(in.Close(), out.Close()) }()
 			t.both(here, there, func() {
 				got(io.Copy(here, in))
@@ -169,20 +174,14 @@ func (t *tunnel) fileRows() []row {
 				syncfs(to)
 			})
 		}),
-	}}
+	}
 }
 
 // differenceRow compares finding and sending 1 % of a file that was changed since a base with sending as much.
-func (t *tunnel) differenceRow() row {
+func (t *tunnel) differenceRow(file *os.File) row {
 	const part, apart = 1 << 20, 100 << 20
-	t.s.makeFilesystem(sharing, "xfs")
 	at := func(name string) string { return filepath.Join(t.s.path(sharing), name) }
-	from, to, base, other := at("volume"), at("copy"), at("base"), at("other")
-	size := max(t.s.moved, leastDiffering)
-	check(os.Mkdir(from, 0o755))
-	file := got(os.Create(filepath.Join(from, diskFile)))
-	t.s.ends = append(t.s.ends, file.Close)
-	got(io.CopyN(file, rand.Reader, size))
+	from, to, base, other, size := filepath.Dir(file.Name()), at("copy"), at("base"), at("other"), t.s.moved
 	t.share(from, to)
 	syncfs(from)
 
@@ -206,7 +205,7 @@ func (t *tunnel) differenceRow() row {
 		check(on.Close(), os.RemoveAll(base))
 	})
 	limit := timed(func() {
-		check(os.RemoveAll(other), os.Mkdir(other, 0o755))
+		check(os.Mkdir(other, 0o755))
 		syncfs(other)
 		here, there = t.connect()
 	}, func() {
@@ -221,7 +220,10 @@ func (t *tunnel) differenceRow() row {
 			got(io.Copy(out, there))
 			syncfs(other)
 		})
-	}, hangUp)
+	}, func() {
+		hangUp()
+		check(os.RemoveAll(other)) // it is large
+	})
 	name := fmt.Sprintf("finding and sending 1 %% of %s MiB", thousands(int(size>>20)))
 	return row{name: name, unit: micros, budget: budget{atMost: 2}, samples: 5, ours: ours, limit: limit}
 }
@@ -380,9 +382,6 @@ func (p *passage) undo(id string, more ...string) {
 	check(p.start(id, moveIn, "abort", more...).wait(), p.start(id, moveOut, "undo", "--target-aborted").wait())
 	p.s.settled(p.from.pool())()
 	p.s.settled(p.to.pool())()
-	if out, err := exec.CommandContext(p.s.ctx, "fstrim", p.s.path(sharing)).CombinedOutput(); err != nil { // or its file grows with each copy
-		check(fmt.Errorf("%w: %s", err, out))
-	}
 }
 
 // move moves the volume until it is handed over, makes calls for others meanwhile, and undoes the move.

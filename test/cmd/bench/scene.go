@@ -30,7 +30,7 @@ import (
 const (
 	nodeName = "bench-node"
 	poolName = "local"
-	// filesystemBytes is the size of a filesystem that is made, sparse; of one that much is moved on, more.
+	// filesystemBytes is the least size of a filesystem that is made, sparse.
 	filesystemBytes = 16 << 30
 	// volumeBytes is the size of a volume that is not meant to be filled, and of which many have to fit.
 	volumeBytes = 64 << 10
@@ -55,15 +55,15 @@ type actor struct {
 func (s *scene) setUp() {
 	s.at = got(os.MkdirTemp(s.dir, "bench-"))
 	if s.kind != "" {
-		s.makeFilesystem("fs", s.kind)
+		s.makeFilesystem("fs", s.kind, max(filesystemBytes, 4*int64(s.moverFiles)*perFile))
 	}
 }
 
 func (s *scene) path(name string) string { return filepath.Join(s.at, name) }
 
-func (s *scene) makeFilesystem(name, kind string) {
+func (s *scene) makeFilesystem(name, kind string, bytes int64) {
 	check(os.Mkdir(s.path(name), 0o750))
-	check(loopfs.Mount(s.ctx, s.path(name), kind, max(filesystemBytes, 5*s.moved+4*int64(s.moverFiles)*perFile)))
+	check(loopfs.Mount(s.ctx, s.path(name), kind, bytes))
 	if kind == "btrfs" {
 		check(loopfs.SwitchQuotasOn(s.ctx, s.path(name)))
 	}

@@ -29,7 +29,7 @@ const (
 // depends on its kind, so each has a filesystem of its own, whatever that of other groups is.
 func snapshotRows(s *scene) (all []row) {
 	for kind, treeRows := range map[string]func(*actor, *maker) []row{"xfs": fileRows, "btrfs": subvolumeRows} {
-		s.makeFilesystem(kind, kind)
+		s.makeFilesystem(kind, kind, filesystemBytes)
 		a := s.enter(kind)
 		m := s.maker(a.beside("bare"))
 		for _, r := range append(treeRows(a, m), diskRow(a, m), stallRow(a)) {
