@@ -210,7 +210,8 @@ func (d *Device) Is(mount *mountinfo.Mount, root dir.ID) (bool, error) {
 		return false, err
 	}
 	if root.Dev == device.Number().Dev() {
-		return true, nil
+		// Another directory of the filesystem is mounted there by hand.
+		return mount.Root == "/", nil
 	}
 	if mount.Type != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrBusy) {
 		return false, nil

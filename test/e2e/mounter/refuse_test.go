@@ -193,6 +193,24 @@ func TestTargetInUseIsRefused(t *testing.T) {
 	}
 }
 
+// An administrator has mounted a directory of the claim's filesystem at the path of the pool. That is not its root directory, which has the pool
+// after the next boot.
+func TestDirectoryOfTheDeviceIsNoPool(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	tool(t, "mkfs.xfs", "-q", d.Path)
+	whole := t.TempDir()
+	sub := filepath.Join(whole, "sub")
+	must.Succeed(t, unix.Mount(d.Path, whole, "xfs", 0, ""), os.Mkdir(sub, 0o755), os.Mkdir(h.Target, 0o755), unix.Mount(sub, h.Target, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(whole, unix.MNT_DETACH)) })
+	for command, want := range map[string]string{"mount": "is mounted there", "probe": "is mounted there", "unmount": "pool is in use"} {
+		if status, said := h.try(command, "--device", d.Path, "--patience", "0"); status != 1 || !contains(said, want) {
+			t.Errorf("%s: status %d, %s; want 1 and %q", command, status, said, want)
+		}
+		h.wantMounted("xfs")
+	}
+}
+
 // A mount that only the container sees would be no pool.
 func TestPrivatePropagationIsRefused(t *testing.T) {
 	h := newHost(t)
