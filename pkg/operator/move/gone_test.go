@@ -277,6 +277,66 @@ func TestTargetRecoveredByHand(t *testing.T) {
 	}
 }
 
+// An administrator who has the volume be used on the target by another claim may delete the one before, and its PersistentVolume, which leads to
+// nothing: what another PersistentVolume leads to is not removed with them.
+func TestTargetRecoveredForAnotherClaim(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	at := 0
+	w.run("m", func(look int) {
+		switch {
+		case at == 0 && w.move("m").Status.Phase == v1alpha1.Switching:
+			at = look
+			delete(w.records, nodeA)
+			deleteMove(w)
+		case at > 0 && look == at+long:
+			*w.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
+			anew := volumeOf("pv-2")
+			anew.UID, anew.Spec.NodeAffinity = "by hand", onNode(nodeB)
+			anew.Spec.ClaimRef = &corev1.ObjectReference{Namespace: space, Name: "data-2", UID: "claim data-2"}
+			w.replicas = false
+			must.Succeed(t, w.api.Create(t.Context(), anew))
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		}
+	})
+	if at == 0 || w.looked < at+long || !w.records[nodeB].publishes() {
+		t.Errorf("the nodes have %+v", w.records)
+	}
+	w.wantNothingLeft()
+}
+
+// An administrator makes the PersistentVolume for the target of the one that was put back, with all its annotations.
+func TestTargetRecoveredByWhatWasPutBack(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	at := 0
+	w.run("m", func(look int) {
+		m := w.move("m")
+		switch {
+		case at == 0 && m.Status.Phase == v1alpha1.Switching && !w.has(volumeOf("pv")) && w.has(node(nodeB)):
+			w.goes(nodeB)
+		case at == 0 && m.Status.Phase == v1alpha1.Undoing:
+			at = look
+			delete(w.records, nodeA)
+			w.comes(nodeB)
+		case at > 0 && look == at+long:
+			w.replicas = false
+			volume := volumeOf("pv")
+			w.has(volume)
+			anew := volume.DeepCopy()
+			volume.Finalizers = nil
+			w.update(volume)
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), volume))
+			*w.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
+			anew.UID, anew.ResourceVersion, anew.Spec.NodeAffinity = "by hand", "", onNode(nodeB)
+			must.Succeed(t, w.api.Create(t.Context(), anew))
+		}
+	})
+	volume := volumeOf("pv")
+	if at == 0 || w.looked < at+long || !w.records[nodeB].publishes() || !w.has(volume) || volume.UID != "by hand" {
+		t.Errorf("the nodes have %+v, and the PersistentVolume is %+v", w.records, volume)
+	}
+	w.wantNothingLeft()
+}
+
 // Where an administrator has the volume be used on the source again, since the target has lost it, the move ends, and touches nothing.
 func TestRecoveredByHand(t *testing.T) {
 	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {

@@ -348,7 +348,11 @@ func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
 
 // remove removes the old copy, and what the move has made.
 func (m reconciliation) remove(ctx context.Context) (outcome, error) {
-	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode); err != nil || recovered {
+	wanted, err := m.volume.wanted(ctx)
+	if err != nil {
+		return outcome{}, err
+	}
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode, wanted); err != nil || recovered {
 		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
@@ -359,7 +363,7 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	vouched, result, err := m.assure(ctx, source, target)
+	vouched, result, err := m.assure(ctx, source, target, wanted)
 	if err != nil || result != (outcome{}) {
 		return result, err
 	}
@@ -390,16 +394,13 @@ func (m reconciliation) leave(on, other string) outcome {
 // assure says why the old copy is not removed yet, or by what arguments it is. As long as the claim is there, the target has to answer that it
 // has the volume: a node that was set up anew may have its name. The source asks it when it removes its own: it may hear of that late. Of one
 // that is gone nothing is removed, and the target answers here.
-func (m reconciliation) assure(ctx context.Context, source, target nodeState) (vouched []string, waits outcome, err error) {
+func (m reconciliation) assure(ctx context.Context, source, target nodeState, wanted bool) (vouched []string, waits outcome, err error) {
 	removal := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(roleRemove))}
 	if _, err := m.api.find(ctx, client.ObjectKeyFromObject(removal), removal); err != nil {
 		return nil, outcome{}, err
 	}
-	if wanted, err := m.volume.wanted(ctx); err != nil || !wanted {
-		return nil, outcome{}, err
-	}
 	switch {
-	case removal.Status.Phase == corev1.PodSucceeded:
+	case !wanted, removal.Status.Phase == corev1.PodSucceeded:
 		return nil, outcome{}, nil
 	case !target.ready:
 		// What it has answered before says nothing.
@@ -444,11 +445,14 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if recovered, err := m.volume.recovered(ctx, m.move.Status.TargetNode); err != nil || recovered {
+	wanted, err := m.volume.wanted(ctx)
+	if err != nil {
+		return outcome{}, err
+	}
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.TargetNode, wanted); err != nil || recovered {
 		return m.leave(m.move.Status.TargetNode, m.move.Status.SourceNode), err
 	}
-	wanted, err := m.volume.wanted(ctx)
-	if err != nil || wanted && !source.ready {
+	if wanted && !source.ready {
 		return wait("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete "+owner, source.away(m.move.Status.SourceNode)), err
 	}
 	if left, err := m.objects.removePods(ctx, roleConfirm); err != nil || len(left) > 0 {

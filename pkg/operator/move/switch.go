@@ -192,17 +192,19 @@ func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 }
 
 // recovered says whether an administrator has made a PersistentVolume that leads to what is to be removed on a node: to the source, after the
-// switch, or to the target, when the move is undone: ours may lead there for a while. Where ours is as it should be, none is looked for.
-func (v claimedVolume) recovered(ctx context.Context, on string) (found bool, err error) {
+// switch, or to the target, when the move is undone: ours may lead there for a while. Where ours is as it should be, and the volume is wanted, so
+// that the other node shows what it has before anything is removed, none is looked for.
+func (v claimedVolume) recovered(ctx context.Context, on string, wanted bool) (found bool, err error) {
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
 	at := place.NodeOfVolume(now)
-	if err != nil || there && at != on && (at == v.move.Status.SourceNode || at == v.move.Status.TargetNode) {
+	if err != nil || wanted && there && at != on && (at == v.move.Status.SourceNode || at == v.move.Status.TargetNode) {
 		return false, err
 	}
 	undoes := on == v.move.Status.TargetNode
 	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
-		ours := undoes && one.Annotations[movedBy] == string(v.move.UID)
+		// Ours leads there until it is put back, which is noted on it: what has the note, too, was made of it.
+		ours := undoes && one.Annotations[movedBy] == string(v.move.UID) && !v.isUndone(one)
 		found = found || !ours && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == on
 	})
 	return found, err
@@ -308,8 +310,11 @@ func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string,
 			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
-	if node == v.move.Status.SourceNode {
+	switch {
+	case node == v.move.Status.SourceNode:
 		v.noteUndone(saved)
+	case v.isUndone(saved):
+		return false, "the move is undone", nil
 	}
 	if size, err := resource.ParseQuantity(string(secret.Data[sizeFile])); err == nil && node == v.move.Status.SourceNode {
 		saved.Spec.Capacity[corev1.ResourceStorage] = size
