@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -156,7 +157,7 @@ func eachData(src int, at, end int64, pause func() error, do func(from, to int64
 			if err := pause(); err != nil {
 				return err
 			}
-			next := min(to, from+chunk)
+			next := from + min(to-from, chunk)
 			if err := do(from, next); err != nil {
 				return err
 			}
@@ -174,7 +175,11 @@ func NextData(fd int, at, size int64) (from, to int64, err error) {
 		to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 	}
 	if errors.Is(err, unix.ENXIO) {
-		return size, size, nil
+		from, to, err = size, size, nil
+	}
+	// In the last page that any file can have the kernel finds no data before it is on the disk.
+	if last := int64(math.MaxInt64 / sharedUnit * sharedUnit); err == nil && at < size && from >= last {
+		from, to = max(at, last), size
 	}
 	return min(from, size), min(to, size), err
 }

@@ -20,7 +20,7 @@ func appendUnwritten(found []span, file int, in span) []span {
 	if err != nil || pages.Dirty+pages.Writeback == 0 {
 		return found
 	}
-	units := (in.to - in.from + sharedUnit - 1) / sharedUnit
+	units := (in.to-in.from-1)/sharedUnit + 1
 	if units > 1 {
 		middle := in.from + units/2*sharedUnit
 		return appendUnwritten(appendUnwritten(found, file, span{in.from, middle}), file, span{middle, in.to})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -45,7 +46,7 @@ func Files(step func() error, from, to *os.File, found func(Range) error) error 
 		}
 		end := min(inA.end, inB.end, common)
 		if !inA.same(inB) {
-			end = min(end, at+chunk) // so that step is called
+			end = at + min(end-at, chunk) // so that step is called
 			if err := f.compare(from, to, at, end); err != nil {
 				return err
 			}
@@ -194,7 +195,7 @@ func (m *mapping) read(from int64) error {
 	for _, e := range got.Extents[:got.Mapped] {
 		m.add(segment{end: int64(e.Logical), zeros: true}) // a hole
 		m.add(segment{
-			end:    int64(e.Logical + e.Length),
+			end:    int64(min(e.Logical+e.Length, math.MaxInt64)), // the last block of the longest file ends behind that
 			shift:  int64(e.Physical) - int64(e.Logical),
 			placed: e.Flags&(extentOdd|extentUnwritten) == 0,
 			zeros:  e.Flags&extentUnwritten != 0 && e.Flags&extentOdd == 0,

@@ -180,7 +180,9 @@ func (c *comparison) differing(fd int, name string, size int64) error {
 	var compared int64
 	return eachDifference(c.ctx, base, fd, func(r diff.Range) error {
 		from := max(compared, r.Offset/blockBytes*blockBytes)
-		compared = min(blocks(r.Offset+r.Bytes)*blockBytes, size)
+		if end := min(r.Offset+r.Bytes, size); end > compared {
+			compared = endOf(blockBytes, end-1, size)
+		}
 		return c.contents(fd, from, compared)
 	})
 }
@@ -233,7 +235,7 @@ func (c *comparison) digests(r *reader, at, size int64) (int64, error) {
 		if b.data != 0 {
 			c.meter.done.Compared += int64(len(b.content))
 		}
-		if at = min(at+blockBytes, size); at == size {
+		if at = endOf(blockBytes, at, size); at == size {
 			break
 		}
 	}

@@ -263,7 +263,7 @@ func (c *compared) hole(p parser) error {
 		return fmt.Errorf("%w: a hole behind the end", ErrProtocol)
 	}
 	content := newReader(c.file.fd, at, at+length, c.file.block)
-	for end := at + length; at < end && c.file.isOpen(); at += blockBytes {
+	for end := at + length; at < end && c.file.isOpen(); at = endOf(blockBytes, at, end) {
 		var err error
 		if at, err = content.holeUntil(at); err != nil || at >= end {
 			return wrap("read", c.file.path, err)

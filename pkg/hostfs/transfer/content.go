@@ -58,6 +58,9 @@ func (r *reader) holeUntil(at int64) (int64, error) {
 	return max(at, r.from/blockBytes*blockBytes), nil
 }
 
+// endOf is where the unit ends in which an offset is, or what is looked at if that ends before. Files end where numbers do.
+func endOf(unit, at, end int64) int64 { return at + min(end-at, unit-at%unit) }
+
 // blocks is how many a part of a file has that begins with one.
 func blocks(length int64) int64 { return length/blockBytes + min(length%blockBytes, 1) }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -80,12 +81,12 @@ func (f *files) ask(t *target) error {
 	if until > from {
 		return f.want(kindWantHole, t, until)
 	}
-	until = min(from+sectionBlocks*blockBytes, size)
+	until = from + min(sectionBlocks*blockBytes, size-from)
 	f.wire.begin(kindWant)
 	f.wire.put64(int64(t.id))
 	f.wire.put64(from)
 	f.wire.put64(until - from)
-	for at := from; at < until; at += blockBytes {
+	for at := from; at < until; at = endOf(blockBytes, at, until) {
 		b, err := content.block(at)
 		if err == nil {
 			err = f.makeSparse(t, at, b)
@@ -129,7 +130,10 @@ func (f *files) drop(t *target) {
 func (f *files) punch(t *target, at, length int64) error {
 	end := at + length
 	if end >= t.want.Size {
-		end = (t.want.Size/granule + 1) * granule
+		if math.MaxInt64-t.want.Size < granule && !f.allocated { // there is no end of that block
+			return errors.Join(unix.Ftruncate(t.fd, at), unix.Ftruncate(t.fd, t.want.Size))
+		}
+		end = t.want.Size + min(granule-t.want.Size%granule, math.MaxInt64-t.want.Size)
 	}
 	if at >= end {
 		return nil
@@ -142,11 +146,11 @@ func (f *files) punch(t *target, at, length int64) error {
 	if !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
-	for end = min(end, t.want.Size); at < end; at += dataBytes {
+	for end = min(end, t.want.Size); at < end; at = endOf(dataBytes, at, end) {
 		if err := f.ctx.Err(); err != nil {
 			return err
 		}
-		if err := writeAt(t.fd, zeros[:min(end-at, dataBytes)], at); err != nil {
+		if err := writeAt(t.fd, zeros[:endOf(dataBytes, at, end)-at], at); err != nil {
 			return err
 		}
 	}

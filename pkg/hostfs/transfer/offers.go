@@ -195,7 +195,7 @@ func (f *offers) sendSection(a answer, o *offer) error {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}
 		if ours.sum != theirs {
-			err = f.out.sendRange(o.fd, at, min(at+blockBytes, end), true)
+			err = f.out.sendRange(o.fd, at, endOf(blockBytes, at, end), true)
 		}
 		if err == nil {
 			err = f.ctx.Err()

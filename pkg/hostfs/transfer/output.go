@@ -145,7 +145,7 @@ func (o *output) sendRange(fd int, at, end int64, punch bool) error {
 			break
 		}
 		for at = from; at < to; {
-			next := min(to, (at/dataBytes+1)*dataBytes)
+			next := endOf(dataBytes, at, to)
 			if err := o.sendData(fd, at, int(next-at), punch, &hole); err != nil {
 				return err
 			}
@@ -210,7 +210,7 @@ func (o *output) sendData(fd int, at int64, length int, punch bool, hole *int64)
 func (o *output) sendChanged(fd int, at, end, size int64) error {
 	for at < end {
 		first := at / granule * granule
-		next := min(first+granule, size)
+		next := endOf(granule, at, size)
 		if at == first && next <= end {
 			if next = end; end < size {
 				next = end / granule * granule
