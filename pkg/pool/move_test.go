@@ -3,6 +3,7 @@ package pool_test
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -502,6 +503,28 @@ func TestShapeOfTarget(t *testing.T) {
 				must.Succeed(t, h.unpublish("pvc-1", "a"))
 			}
 			h.delete("pvc-1")
+			h.settled()
+		}
+	})
+}
+
+// A source that says what no volume has gets no copy, and leaves nothing: what cannot be read could not be aborted either.
+func TestShapeThatNoVolumeHas(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *harness) {
+		_, in := (&move{t: t}).of("move-1")
+		for _, shape := range []volume.Shape{
+			{Mode: volume.ModeBlock, Bytes: mib},
+			{Mode: volume.ModeBlock, Bytes: mib, BlockBytes: 3},
+			{Mode: volume.ModeMount, Bytes: mib, BlockBytes: 512},
+			{Mode: volume.ModeMount, Bytes: mib, BytesPerInode: -1},
+			{Mode: volume.ModeMount, Bytes: mib, BytesPerInode: 1 << 40},
+			{Mode: volume.ModeMount, Bytes: -1},
+			{Mode: volume.ModeMount, Bytes: math.MaxInt64},
+		} {
+			if _, err := h.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape}); err == nil {
+				t.Errorf("a copy of %+v was made", shape)
+			}
+			must.Succeed(t, h.Moves().AbortTarget(t.Context(), in, false))
 			h.settled()
 		}
 	})

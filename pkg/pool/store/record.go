@@ -168,10 +168,13 @@ type Records struct{ store *Store }
 // Records are those of the pool.
 func (s *Store) Records() Records { return Records{s} }
 
-// Write writes a record durably, or leaves the one that is there.
+// Write writes a record durably, or leaves the one that is there. One that could not be read is volume.ErrInvalid.
 func (r Records) Write(rec *Record) error {
 	data, err := rec.encode()
 	if err != nil {
+		return err
+	}
+	if err := isReadable(rec.ID, data); err != nil {
 		return err
 	}
 	in, err := r.store.recordsDir()
@@ -188,6 +191,21 @@ func (r Records) Sync() error {
 		return err
 	}
 	return in.Sync()
+}
+
+// isReadable returns an error for what decodeRecord would refuse: what it says may be of another node.
+func isReadable(name string, data []byte) error {
+	id, err := volume.ParseEntry(name)
+	if err == nil {
+		_, err = decodeRecord(id, data)
+	}
+	if err == nil && len(data) > maxRecord {
+		err = dir.ErrTooLarge
+	}
+	if err != nil {
+		return fmt.Errorf("%w: no such record can be: %v", volume.ErrInvalid, err) //nolint:errorlint // nothing is damaged
+	}
+	return nil
 }
 
 // encode is the file as the driver writes it.
