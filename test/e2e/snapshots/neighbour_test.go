@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -43,6 +44,7 @@ var neighbours = map[string]func(t *testing.T, pool string) (stop func()){
 		t.Helper()
 		return writeAsNeighbour(t, pool, 0)
 	},
+	"names": nameAsNeighbour,
 }
 
 // noise is how much longer a standstill may be, of few milliseconds, because of what else the machine does: two ticks of 10 ms, for which the
@@ -150,6 +152,43 @@ func writeAsNeighbour(t *testing.T, pool string, flags int) (stop func()) {
 		close(end)
 		writer.Wait()
 		must.Succeed(t, f.Close(), os.Remove(f.Name()), unix.Munmap(data))
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// nameAsNeighbour makes directories and removes them, which fills the log of the filesystem.
+func nameAsNeighbour(t *testing.T, pool string) (stop func()) {
+	t.Helper()
+	const most = 20_000
+	in := filepath.Join(pool, "neighbour")
+	must.Succeed(t, os.Mkdir(in, 0o700))
+	end := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			at := filepath.Join(in, strconv.Itoa(n%most))
+			if n >= most {
+				if err := os.Remove(at); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			if err := os.Mkdir(at, 0o700); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		close(end)
+		writer.Wait()
+		must.Succeed(t, os.RemoveAll(in))
 	})
 	t.Cleanup(stop)
 	return stop
