@@ -63,7 +63,7 @@ type Known struct {
 
 // A Wiping is a device that is being cleaned.
 type Wiping struct {
-	// Volume is empty for a device that is new.
+	// Volume is empty for a device without one.
 	Volume, Path string
 	Progress     Progress
 }
@@ -103,8 +103,7 @@ type Options struct {
 	View blockdev.View
 	// AtOnce is how many devices are written to at once; 0 means 4.
 	AtOnce int
-	// Settle is how long a device without a volume has to be unused and unchanged before it is offered or cleaned, from the start of this
-	// agent on: it may be one that another program has just attached.
+	// Settle is how long a device without a volume has to be unused and unchanged before it is offered, from the start of this agent on: it may be one that another program has just attached.
 	Settle time.Duration
 	// Now is time.Now if it is nil.
 	Now func() time.Time
@@ -230,8 +229,8 @@ func (a *Agent) Pass(r Request) Report {
 	return p.report
 }
 
-// Offering asks the API once more whether a device may become a volume, looks at that again, and notes that it is about to. Offered has to follow,
-// whatever comes of it.
+// Offering asks the API once more whether a device may become a volume, looks at that again, and notes that it may have become one. Offered has
+// to follow, whatever comes of it.
 func (a *Agent) Offering(ctx context.Context, o Offer) error {
 	j := a.jobs[o.number]
 	if j == nil || j.held == nil {
@@ -241,6 +240,9 @@ func (a *Agent) Offering(ctx context.Context, o Offer) error {
 	if err != nil {
 		return err
 	}
+	if record, err = record.of(j.held.Facts); err != nil {
+		return err
+	}
 	if err := a.confirm(ctx, j, j.held.Facts, record); err != nil {
 		return err
 	}
@@ -248,13 +250,19 @@ func (a *Agent) Offering(ctx context.Context, o Offer) error {
 	if err := errors.Join(j.held.check(), j.asClean()); err != nil {
 		return err
 	}
-	record.State, record.Volume = Offered, o.Name
-	record.VolumeUID, record.ClaimUID, record.Claim = "", "", ""
-	return a.Records.Put(record)
+	next, err := recordNow(o.Path, j.held.Facts)
+	if err != nil {
+		return err
+	}
+	next.State, next.Volume = Offered, o.Name
+	if record.Bytes == next.Bytes {
+		next.Wipe = record.Wipe
+	}
+	return a.Records.Put(next)
 }
 
-// Offered lets go of a device after its volume was made, or was not. If it certainly was not, the device stays clean.
-func (a *Agent) Offered(o Offer, failed error, certainly bool) error {
+// Offered lets go of a device after its volume was made, whose UID it notes, or was not.
+func (a *Agent) Offered(o Offer, uid string, failed error) error {
 	j := a.jobs[o.number]
 	if j == nil || j.held == nil {
 		return nil
@@ -262,37 +270,21 @@ func (a *Agent) Offered(o Offer, failed error, certainly bool) error {
 	if failed == nil {
 		a.had(o.number)
 		a.drop(o.number)
-		return nil
-	}
-	record, err := a.Records.Get(o.Path)
-	if err == nil && certainly && record.State == Offered && record.Volume == o.Name {
-		record.State, record.Volume = Clean, ""
-		err = a.Records.Put(record)
+		record, err := a.Records.Get(o.Path)
+		if err == nil && record.State == Offered && record.Volume == o.Name {
+			record.VolumeUID = uid
+			err = a.Records.Put(record)
+		}
+		return err
 	}
 	// It is offered again when refused devices are checked again.
 	j.err = failed
 	if _, known := errors.AsType[Problem](failed); !known && !errors.Is(failed, ErrChanged) {
 		j.err = Problem{Path: o.Path, Reason: NotOffered, Detail: failed.Error()}
 	}
-	err = errors.Join(err, j.held.Close())
+	err := j.held.Close()
 	j.held = nil
 	return err
-}
-
-// Deleted notes that a released volume went before its device was cleaned: its data may go all the same. Nothing is noted of
-// a volume that the record is not of.
-func (a *Agent) Deleted(v Volume) error {
-	record, err := a.Records.Get(v.Path)
-	if err != nil || !v.Released || record.State != Bound || record.unknown() || !record.isOf(v) || record.ClaimUID != v.ClaimUID {
-		return err
-	}
-	record.State, record.Done, record.Seen = Cleaning, 0, ""
-	if number, err := blockdev.At(v.Path); err == nil {
-		if facts, err := inspect(number); err == nil {
-			record.Seen = seen(facts)
-		}
-	}
-	return a.Records.Put(record)
 }
 
 func (p *pass) problem(volume, path string, reason Reason, format string, args ...any) {
@@ -350,8 +342,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 }
 
 // halfClean has a volume be deleted that is available, as when its claim was taken from it by hand, while its device was
-// not clean: the next claim would get what is left of the data. The device is cleaned without it. One that a claim has got
-// already is that claim's.
+// not clean: the next claim would get what is left of the data. One that a claim has got already is that claim's.
 func (p *pass) halfClean(v Volume) (bool, error) {
 	record, err := p.Records.Get(v.Path)
 	if err != nil || record.State != Cleaning || !record.isOf(v) {
@@ -362,7 +353,7 @@ func (p *pass) halfClean(v Volume) (bool, error) {
 		p.problem(v.Name, v.Path, HalfClean, "%s, and the claim %s has got it: what is left of the earlier data can be read by it", text, v.Claim)
 		return false, nil
 	}
-	p.problem(v.Name, v.Path, HalfClean, "%s: it is deleted, and made again when the device is clean", text)
+	p.problem(v.Name, v.Path, HalfClean, "%s: it is deleted, so that no claim gets what is left of the data", text)
 	p.report.HalfClean = append(p.report.HalfClean, v.Name)
 	return true, nil
 }
@@ -424,15 +415,15 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if v.Used && !v.Bound {
 		return nil
 	}
-	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Offered,
-		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
+	next := recordOf(v.Path, facts)
+	next.State, next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = Offered, v.Name, v.UID, v.ClaimUID, v.Claim
 	switch {
 	case v.Used:
 		next.State = Bound
 	case record.State == Bound: // the claim was taken from the volume, and its data is still there
 		next.State, next.ClaimUID, next.Claim = Bound, record.ClaimUID, record.Claim
-	case record.Volume == v.Name && record.is(facts):
-		next.Empty = record.Empty
+	case record.Volume == v.Name && record.is(facts) && record.Bytes == facts.SizeBytes:
+		next.Wipe = record.Wipe
 	}
 	if next.Instance, err = instance(v, facts, record); err != nil {
 		return err
@@ -523,7 +514,15 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 
 // candidate follows a device without a volume once it has been unused and unchanged for long enough.
 func (p *pass) candidate(f Found, facts blockdev.Facts) {
-	if j := p.jobs[f.Number]; j != nil && !j.finished() {
+	j := p.jobs[f.Number]
+	if j != nil && j.volume.Name != "" { // which was deleted
+		j.cancel()
+		if j.finished() {
+			p.drop(f.Number)
+			j = nil
+		}
+	}
+	if j != nil && !j.finished() {
 		p.underway(j, j.status()) // if it ends now, the next pass sees how
 		return
 	}
@@ -534,7 +533,7 @@ func (p *pass) candidate(f Found, facts blockdev.Facts) {
 
 // unclaimed is the job of a device without a volume.
 func (p *pass) unclaimed(f Found, facts blockdev.Facts) *job {
-	j := &job{path: f.Path, disk: reservable(facts.Alike), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions}
+	j := &job{path: f.Path, disk: reservable(facts.Alike), wipe: p.Offer.Wipe, partitions: p.Offer.Partitions}
 	if p.Settle > 0 {
 		j.as, j.foreign = appearance(facts), !p.sightings[f.Number].had
 	}

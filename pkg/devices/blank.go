@@ -28,41 +28,20 @@ func sampled(size int64) (parts []span) {
 	return append(parts, span{(size - blankEnd) / blockdev.Unit * blockdev.Unit, size})
 }
 
-// emptyParts are those of the sampled parts of a device without a volume that are empty if it was not written to, and by which
-// way of cleaning they are: all of one that was empty when it was first offered, and of one that a claim has used those that
-// were overwritten since, as far as that came.
-func (r Record) emptyParts(f blockdev.Facts) (parts []span, by Wipe, err error) {
-	same, err := r.isSurely(f)
-	interrupted := r.State == Cleaning
-	if err != nil || !same || r.Wipe == "" || r.Empty == WipeZero || interrupted && r.Empty == "" && (r.ClaimUID == "" || r.Done == 0 && !r.unwritten(f)) {
-		return sampled(f.SizeBytes), WipeZero, err
+// parts are those by which it is judged whether anything is on a device of which this is the record, and that no claim has used since it was
+// cleaned: where it was overwritten.
+func (r Record) parts(size int64) (parts []span) {
+	if r.Wipe == "" || r.Bytes != size {
+		return sampled(size)
 	}
-	spans, by := r.cleaned(), r.Empty
-	if !interrupted {
-		by = r.Wipe
-	} else if by != "" {
-		spans = append(spans, by.spans(r.Bytes)...)
-	}
-	for _, part := range sampled(r.Bytes) {
-		for _, s := range spans {
+	for _, part := range sampled(size) {
+		for _, s := range r.Wipe.spans(size) {
 			if from, to := max(part.from, s.from), min(part.to, s.to); from < to {
 				parts = append(parts, span{from, to})
 			}
 		}
 	}
-	return parts, by, nil
-}
-
-// cleaned are the spans that were overwritten.
-func (r Record) cleaned() []span {
-	spans, done := r.Wipe.spans(r.Bytes), r.Done
-	for n := range spans {
-		if r.State == Cleaning {
-			spans[n].to = min(spans[n].to, spans[n].from+done)
-			done -= spans[n].to - spans[n].from
-		}
-	}
-	return spans
+	return parts
 }
 
 // blank reports whether a device reads as zeroes where anything on it would be found: libblkid does not know what has no

@@ -1,9 +1,9 @@
 // Package devices decides which block devices of a node are offered as volumes, and cleans them between two users. It
 // knows no Kubernetes: what the API has of the volumes is given to it, and it returns what to do there.
 //
-// Nothing that may still be wanted is ever written to. A device is opened exclusively, is checked while it is held,
-// and is cleaned through that very descriptor. That it was ours is known by its volume and by a record on the node's
-// disk, and not by how it looks.
+// Only the device of a volume that a claim had, and that was released, is written to. That is known by the volume and by a
+// record on the node's disk, and not by how the device looks: any other one is open for reading only. A device is opened
+// exclusively, is checked while it is held, and is cleaned through that very descriptor.
 package devices
 
 import (
@@ -42,17 +42,6 @@ const (
 	WipeZero Wipe = "zero"
 )
 
-// ExistingData says what to do with a device that was never ours and has something on it.
-type ExistingData string
-
-// What to do with data that others wrote.
-const (
-	// Keep does not touch the device.
-	Keep ExistingData = "keep"
-	// Erase cleans the device as if it had been ours.
-	Erase ExistingData = "wipe"
-)
-
 // The keys of a configuration.
 const (
 	KeyStorageClass = "storageClassName"
@@ -60,12 +49,11 @@ const (
 	KeyFSType       = "fsType"
 	KeyDeviceDir    = "deviceDir"
 	KeyFilter       = "deviceNameFilter"
-	KeyExistingData = "existingData"
 	KeyWipe         = "wipe"
 	KeyPartitions   = "partitions"
 )
 
-var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, KeyFilter, KeyExistingData, KeyWipe, KeyPartitions}
+var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, KeyFilter, KeyWipe, KeyPartitions}
 
 // A Config says which devices of a node are offered, and how.
 type Config struct {
@@ -74,7 +62,6 @@ type Config struct {
 	FSType       string // only of Filesystem volumes
 	DeviceDir    string
 	Filter       *regexp.Regexp
-	ExistingData ExistingData
 	Wipe         Wipe
 	Partitions   Partitions
 }
@@ -85,7 +72,6 @@ func ParseConfig(data map[string]string) (Config, error) {
 	c := Config{
 		StorageClass: cmp.Or(data[KeyStorageClass], DefaultStorageClass),
 		VolumeMode:   p.oneOf(KeyVolumeMode, "", Filesystem, Block),
-		ExistingData: ExistingData(p.oneOf(KeyExistingData, string(Keep), string(Keep), string(Erase))),
 		Wipe:         Wipe(p.oneOf(KeyWipe, string(WipeSignatures), string(WipeSignatures), string(WipeDiscard), string(WipeZero))),
 		Partitions:   Partitions(p.oneOf(KeyPartitions, string(RefusePartitions), string(RefusePartitions), string(OfferPartitions))),
 		DeviceDir:    p.directory(KeyDeviceDir),
@@ -162,9 +148,12 @@ func (p *parser) expression(key string) *regexp.Regexp {
 	return expression
 }
 
-// unknown reports keys that are ours but for a typing error: others are ignored, as they always were.
+// unknown reports keys that are ours but for a typing error, or were: others are ignored, as they always were.
 func (p *parser) unknown() {
 	for key := range p.data {
+		if strings.EqualFold(key, "existingData") {
+			p.problem("%s is not known any more: no device that was not a PersistentVolume is overwritten; remove the key, and erase the device by hand (blkdiscard --zeroout DEVICE)", key)
+		}
 		for _, ours := range keys {
 			if key != ours && strings.EqualFold(key, ours) {
 				p.problem("%s is not known; the key is %s", key, ours)

@@ -16,15 +16,15 @@ func TestConfiguration(t *testing.T) {
 	data := map[string]string{"volumeMode": "Filesystem", "fsType": "xfs", "deviceDir": dir, "deviceNameFilter": "^sd[b-z]$"}
 	c, err := devices.ParseConfig(data)
 	must.Succeed(t, err)
-	if c.StorageClass != "local-storage" || c.FSType != "xfs" || c.ExistingData != devices.Keep || c.Partitions != devices.RefusePartitions || c.Wipe != devices.WipeSignatures ||
+	if c.StorageClass != "local-storage" || c.FSType != "xfs" || c.Partitions != devices.RefusePartitions || c.Wipe != devices.WipeSignatures ||
 		!c.Filter.MatchString("sdb") || c.Filter.MatchString("sda") {
 		t.Errorf("parsed %+v", c)
 	}
 	other := maps.Clone(data)
-	maps.Copy(other, map[string]string{"storageClassName": "fast", "volumeMode": "Block", "fsType": "", "partitions": "offer", "wipe": "zero", "existingData": "wipe", "else": "x"})
+	maps.Copy(other, map[string]string{"storageClassName": "fast", "volumeMode": "Block", "fsType": "", "partitions": "offer", "wipe": "zero", "else": "x"})
 	c, err = devices.ParseConfig(other)
 	must.Succeed(t, err)
-	if c.StorageClass != "fast" || c.FSType != "" || c.Partitions != devices.OfferPartitions || c.ExistingData != devices.Erase || c.Wipe != devices.WipeZero {
+	if c.StorageClass != "fast" || c.FSType != "" || c.Partitions != devices.OfferPartitions || c.Wipe != devices.WipeZero {
 		t.Errorf("parsed %+v", c)
 	}
 }
@@ -37,8 +37,8 @@ func TestConfigurationReportsAllProblems(t *testing.T) {
 		want []string
 	}{
 		{nil, []string{"volumeMode is missing", "deviceDir is missing", "deviceNameFilter is missing"}},
-		{map[string]string{"volumeMode": "Filesystem", "deviceDir": "dev", "deviceNameFilter": "(", "wipe": "shred", "existingData": "yes", "devicedir": "x"},
-			[]string{"fsType is missing", "absolute", `"("`, `wipe is "shred"`, `existingData is "yes"`, "the key is deviceDir"}},
+		{map[string]string{"volumeMode": "Filesystem", "deviceDir": "dev", "deviceNameFilter": "(", "wipe": "shred", "existingData": "keep", "devicedir": "x"},
+			[]string{"fsType is missing", "absolute", `"("`, `wipe is "shred"`, "existingData is not known any more", "blkdiscard --zeroout", "the key is deviceDir"}},
 		{map[string]string{"volumeMode": "Filesystem", "fsType": "ntfs", "deviceDir": file, "deviceNameFilter": "."},
 			[]string{`fsType is "ntfs"`, "not a directory"}},
 		{map[string]string{"volumeMode": "Block", "fsType": "ext4", "deviceDir": filepath.Dir(file), "deviceNameFilter": ".", "partitions": "all"},

@@ -48,9 +48,6 @@ func Liken(as string) (restore func()) {
 	return func() { inspect = before }
 }
 
-// Seen is what a record has of a device.
-var Seen = seen
-
 // SameDisk is for the forms that identities have.
 var SameDisk = sameDisk
 

@@ -30,9 +30,8 @@ type job struct {
 	// disk is what it is reserved by.
 	disk string
 	// volume is the released one whose device it is; its name is empty for a device without a volume.
-	volume   Volume
-	wipe     Wipe
-	existing ExistingData
+	volume Volume
+	wipe   Wipe
 	// partitions is how one without a record is taken.
 	partitions Partitions
 	// as is what a device without a volume was when the job was started, and foreign that another program may be about to use it.
@@ -42,9 +41,6 @@ type job struct {
 	onlyLook bool
 	// before is why the device was refused the last time that it was checked.
 	before error
-	// unsigned says that the device was found without signatures, and empty by which way of cleaning it was found to be clean.
-	unsigned bool
-	empty    Wipe
 
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -56,12 +52,10 @@ type job struct {
 
 // A result is what comes of a job.
 type result struct {
-	// written is what had been written to the device when the job that has cleaned it, or a part, let go of it.
-	written string
-	err     error
-	held    *Held           // of a device that can be offered
-	clean   string          // what had been written to that when it was found to be clean
-	names   map[string]bool // that volumes of all nodes have
+	err   error
+	held  *Held           // of a device that can be offered
+	clean string          // what had been written to that when it was found to be clean
+	names map[string]bool // that volumes of all nodes have
 }
 
 // ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.
@@ -93,7 +87,7 @@ func (j *job) finished() bool {
 
 func (j *job) stale(wanted *job) bool {
 	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
-		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing || j.partitions != wanted.partitions ||
+		!j.wipe.covers(wanted.wipe) || j.partitions != wanted.partitions ||
 		errors.Is(j.err, context.Canceled)
 }
 
@@ -135,91 +129,98 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 			return nil, err
 		}
 	}
-	held, err := Hold(Look{Path: j.path, Number: j.number, Ours: released || record.State == Cleaning, Record: record, Partitions: j.partitions, View: a.View})
+	held, err := Hold(Look{Path: j.path, Number: j.number, Ours: released, Record: record, Partitions: j.partitions, View: a.View})
 	if err != nil {
-		return nil, errors.Join(err, a.withdraw(record, err))
+		return nil, err
 	}
 	defer func() {
 		if err != nil || released {
 			err = errors.Join(err, held.Close())
 		}
 	}()
+	if !released {
+		if err := a.mayOffer(ctx, j, held, record); err != nil {
+			return nil, err
+		}
+		return held, nil
+	}
+	may, err := a.permit(ctx, j, held, record)
+	if err != nil || may == nil {
+		return nil, err
+	}
+	if err := a.clean(ctx, j, may); err != nil {
+		return nil, err
+	}
+	return nil, held.check() // it took its time
+}
+
+// mayOffer refuses a device without a volume that must not become one. Nothing is written to it.
+func (a *Agent) mayOffer(ctx context.Context, j *job, held *Held, record Record) error {
 	if j.onlyLook {
-		return nil, j.refuse(New, "it was in use a moment ago: %s", a.waits())
+		return j.refuse(New, "it was in use a moment ago: %s", a.waits())
 	}
 	j.clean = held.Facts.Written()
 	if err := errors.Join(j.same(held.Facts), a.knownElsewhere(j, held)); err != nil {
-		return nil, err
+		return err
 	}
-	may, err := a.permit(ctx, j, held, record)
+	known, err := record.of(held.Facts)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if may != nil {
-		if err := a.clean(ctx, j, may); err != nil {
-			return nil, err
-		}
-		j.clean = j.written
-		if err := held.check(); err != nil { // it took its time
-			return nil, err
-		}
+	if err := j.empty(ctx, held, record, known); err != nil {
+		return err
 	}
-	if released {
-		return nil, nil
-	}
-	return held, nil
+	return a.confirm(ctx, j, held.Facts, known)
 }
 
-// An erasable device is one that may be written to: it is held without any user, nothing on it is still wanted, and the API
+// An erasable device is one that may be written to: that of a volume that a claim had and that is released, held without any user. The API
 // has just said so too. Only permit makes one, and nothing else can be cleaned.
 type erasable struct {
 	*Held
-	// record is what is known of the device, and zero if that is about another one.
+	// record is written before the device is. It has the claim, and what an earlier agent has done of the same.
 	record Record
 }
 
-// permit returns the device if it has to be cleaned, and nil if it is clean.
+// permit returns the device of a released volume if it has to be cleaned, and nil if it is clean.
 func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (*erasable, error) {
-	needed, err := j.needs(ctx, held, record)
+	if err := errors.Join(a.knownElsewhere(j, held), j.isOfVolume(held.Facts, record)); err != nil {
+		return nil, err
+	}
+	if record.State == Clean && record.ClaimUID == j.volume.ClaimUID && record.Bytes == held.Facts.SizeBytes && record.Wipe.covers(j.wipe) {
+		return nil, nil
+	}
+	before, err := record.of(held.Facts)
 	if err != nil {
 		return nil, err
 	}
-	if record, err = record.of(held.Facts); err != nil {
+	if err := a.confirm(ctx, j, held.Facts, before); err != nil {
 		return nil, err
 	}
-	if needed || j.volume.Name == "" {
-		if err := a.confirm(ctx, j, held.Facts, record); err != nil {
-			return nil, err
-		}
+	// The API may have taken its time.
+	if err := held.check(); err != nil {
+		return nil, err
 	}
-	if !needed {
-		return nil, nil
+	next, err := recordNow(j.path, held.Facts)
+	if err != nil {
+		return nil, err
 	}
-	return &erasable{held, record}, nil
-}
-
-// withdraw has a device that is in use be kept from now on: what its user leaves on it is not the data of the claim that
-// was deleted.
-func (a *Agent) withdraw(record Record, refused error) error {
-	if !inUse(refused) || !record.givenUp() {
-		return nil
+	next.State, next.Wipe = Cleaning, j.wipe
+	next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = j.volume.Name, j.volume.UID, j.volume.ClaimUID, j.volume.Claim
+	if before.State == Cleaning && before.ClaimUID == next.ClaimUID && before.Bytes == next.Bytes && before.Wipe != "" && before.Wipe.covers(j.wipe) {
+		next.Wipe, next.Done = before.Wipe, before.Done // as was promised
 	}
-	record.State = Bound
-	return a.Records.Put(record)
+	return &erasable{held, next}, nil
 }
 
 // knownElsewhere refuses a device that had the data of a claim under another path, unless it is that of its volume.
 func (a *Agent) knownElsewhere(j *job, held *Held) error {
-	if j.volume.Name == "" && j.existing == Erase {
-		return nil
-	}
 	records, err := a.Records.BoundElsewhere(j.path, held.Facts.Alike)
 	if err != nil {
 		return err
 	}
 	for _, record := range records {
 		if j.volume.Name == "" {
-			return j.refuse(WasBound, "it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)
+			return j.wasBound(record, "it has")
 		}
 		if !record.agrees(j.volume) {
 			return record.contradiction(j.volume)
@@ -228,33 +229,42 @@ func (a *Agent) knownElsewhere(j *job, held *Held) error {
 	return nil
 }
 
-// needs decides whether the device has to be cleaned, or must not be.
-func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error) {
-	if j.volume.Name != "" {
-		return j.releasedNeeds(held, record)
-	}
-	known, err := record.of(held.Facts)
-	if err != nil {
-		return false, err
-	}
-	if record.State == Bound && known.State == "" && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
-		return false, j.refuse(WasBound, "it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
-			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)
-	}
-	record = known
-	if len(held.Facts.Partitions) > 0 && !record.permitsErasing(held.Facts) && !record.Erased {
-		return false, j.refuse(HasPartitions, "it has %s", partitionsOf(held.Facts))
-	}
-	return j.unclaimedNeeds(ctx, held, record)
+// wasBound refuses a device without a volume for the data of a claim.
+func (j *job) wasBound(record Record, has string) error {
+	return j.refuse(WasBound, "%s data of the claim %s: it was the device %s of the PersistentVolume %s, which was deleted before it was clean; %s, and remove its record %s",
+		has, record.Claim, record.Path, record.Volume, j.byHand(), file(record.Path))
 }
 
-// releasedNeeds decides whether the device of a released volume has to be cleaned.
-func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
-	if err := j.isOfVolume(held.Facts, record); err != nil {
-		return false, err
+// byHand is how an administrator gives what is on a device.
+func (j *job) byHand() string {
+	return fmt.Sprintf("to offer it without that, erase it (blkdiscard --zeroout %s)", j.path)
+}
+
+// empty refuses a device without a volume that may have anything on it. The record is what there is of its path, and known is that if it is
+// surely about this device.
+func (j *job) empty(ctx context.Context, held *Held, record, known Record) error {
+	facts := held.Facts
+	may := record.State == Bound && (record.Bytes == facts.SizeBytes || record.Identity == facts.Identity) || record.State == Cleaning && record.is(facts)
+	switch {
+	case known.State == Bound, known.State == Cleaning:
+		return j.wasBound(record, "it has")
+	case may:
+		return j.wasBound(record, "it may have")
+	case record.is(facts) && record.Wipe != "" && !record.Wipe.covers(j.wipe):
+		return j.refuse(HasData, "what earlier claims left on it was cleaned with %s %s, and not %s; %s, and remove its record %s", KeyWipe, record.Wipe, j.wipe, j.byHand(), file(j.path))
 	}
-	done := !record.unknown() && record.ClaimUID == j.volume.ClaimUID && record.State == Clean && record.Bytes == held.Facts.SizeBytes
-	return !done || !record.Wipe.covers(j.wipe), nil
+	signatures, err := Signatures(ctx, held)
+	if err != nil {
+		return err
+	}
+	if len(signatures) > 0 {
+		return j.refuse(HasSignature, "it has %s; %s", describe(signatures), j.byHand())
+	}
+	empty, err := blank(ctx, held, known.parts(facts.SizeBytes))
+	if err == nil && !empty {
+		err = j.refuse(HasData, "it does not read as zeroes, so that it may have data of a kind that is not known; %s", j.byHand())
+	}
+	return err
 }
 
 // isOfVolume refuses what is not known to be the device of the released volume: by the volume, and by the record, which must not contradict it.
@@ -293,7 +303,7 @@ func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
 // surely says whether a device is known to be that of a volume: by its identity, or for one without any since the node was booted. A
 // volume without a record may be of a backup, whose claim is made anew, and has its data.
 func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
-	if record.Volume != v.Name {
+	if !record.isSurelyOf(v) {
 		return false, nil
 	}
 	if facts.Identity != "" {
@@ -307,48 +317,13 @@ func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
 // at its path. An administrator says that it is the one, or gives the volume up.
 func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 	letGo := "delete the PersistentVolume, and erase the device by hand if its data may go"
-	if record.Volume != v.Name {
+	if !record.isSurelyOf(v) {
 		return Problem{v.Name, v.Path, NotIdentified, "the node has no record that a claim had it, as when it was restored from a backup: " + letGo}
 	}
 	if facts.Identity != "" {
 		letGo = fmt.Sprintf("if it is, \"kubectl annotate --overwrite pv %s '%s=%s'\" says so; otherwise %s", v.Name, IdentityAnnotation, facts.Identity, letGo)
 	}
 	return Problem{v.Name, v.Path, NotIdentified, "no recorded identity shows that it is the device that the PersistentVolume was made of: " + letGo}
-}
-
-// unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
-func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
-	if record.permitsErasing(held.Facts) {
-		return true, nil
-	}
-	signatures, err := Signatures(ctx, held)
-	if err != nil {
-		return false, err
-	}
-	switch {
-	case j.existing == Erase && (len(signatures) > 0 || record.State == Bound):
-		return true, nil
-	case record.State == Bound:
-		return false, j.refuse(WasBound, "it has the data of the claim %s; its PersistentVolume %s was deleted without being released", record.Claim, record.Volume)
-	case len(signatures) > 0:
-		return false, j.refuse(HasSignature, "it has %s", describe(signatures))
-	}
-	j.unsigned = true
-	parts, by, err := record.emptyParts(held.Facts)
-	if err != nil {
-		return false, err
-	}
-	empty, err := blank(ctx, held, parts)
-	switch {
-	case err != nil:
-		return false, j.refuse(reasonOf(err), "%v", err)
-	case !empty && j.existing != Erase:
-		return false, j.refuse(HasData, "it does not read as zeroes, so that it may have data of a kind that is not known")
-	}
-	if empty {
-		j.empty = by
-	}
-	return !empty || record.State != Clean || record.Bytes != held.Facts.SizeBytes || !record.Wipe.covers(j.wipe), nil
 }
 
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
@@ -454,37 +429,21 @@ func (a *Agent) missing(v Volume) (bool, error) {
 // clean cleans a device, from where an earlier agent stopped: the record says so before anything is written, as far as it came from time
 // to time, and in the end that the device is clean.
 func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
-	if held.record.State == Cleaning && held.record.Wipe.covers(j.wipe) {
-		j.wipe = held.record.Wipe // as was promised
-	}
-	next, err := j.recordToClean(held)
-	if err != nil {
+	if err := a.Records.Put(held.record); err != nil {
 		return err
 	}
-	if err := a.Records.Put(next); err != nil {
-		return err
-	}
-	defer j.noteWritten(held)
-	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
-	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
+	wipe, done := held.record.Wipe, held.record.Done
+	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", wipe)
+	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", done)
 	started := time.Now()
-	c := cleaning{agent: a, job: j, held: held, record: next, log: log, noted: started, asked: started, checked: started, counted: next.Done}
-	w := wiper{device: held, wipe: j.wipe, turn: c.turn, erased: c.noteErased, checkpoint: c.noteProgress}
-	if err := w.run(ctx, next.Done); err != nil {
-		return err
-	}
-	if err := a.forgetElsewhere(j.path, held.Facts.Identity); err != nil {
+	c := cleaning{agent: a, job: j, held: held, record: held.record, log: log, noted: started, asked: started, checked: started, counted: done}
+	w := wiper{device: held, wipe: wipe, turn: c.turn, checkpoint: c.noteProgress}
+	if err := w.run(ctx, done); err != nil {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
-	c.record.State, c.record.Done, c.record.Erased = Clean, 0, false
+	c.record.State, c.record.Done = Clean, 0
 	return a.Records.Put(c.record)
-}
-
-// noteWritten counts what is in the page cache too. What cannot be written counts as another program's when it is, one day.
-func (j *job) noteWritten(held *erasable) {
-	_ = held.Sync()
-	j.written = held.Facts.Written()
 }
 
 // A cleaning is one that is under way.
@@ -529,12 +488,6 @@ func (c *cleaning) stillMay(ctx context.Context) error {
 	return nil
 }
 
-// noteErased notes that what a claim left has no signature any more.
-func (c *cleaning) noteErased() error {
-	c.record.Erased, c.record.Seen = true, seen(c.held.Facts)
-	return c.agent.Records.Put(c.record)
-}
-
 // noteProgress notes now and then how far it is, after what was written is on the device.
 func (c *cleaning) noteProgress(p Progress) error {
 	c.job.move(p)
@@ -550,35 +503,6 @@ func (c *cleaning) noteProgress(p Progress) error {
 	c.log.Info("Cleaning a device", "progress", p.String())
 	c.agent.Changed()
 	return c.agent.Records.Put(c.record)
-}
-
-// recordToClean is the record of a device that is about to be cleaned. It has what an earlier agent has done of the same, and whose data may
-// go, also the next time, if this is interrupted.
-func (j *job) recordToClean(held *erasable) (next Record, err error) {
-	before, facts := held.record, held.Facts
-	next = Record{Path: j.path, Bytes: facts.SizeBytes, Identity: facts.Identity, Alike: alikeOf(facts), Start: facts.Start, State: Cleaning,
-		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty, Seen: seen(facts)}
-	if j.volume.Name == "" && before.State == Cleaning {
-		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = before.Volume, before.VolumeUID, before.ClaimUID, before.Claim
-	}
-	if before.State == Cleaning && before.Wipe == j.wipe && before.Bytes == next.Bytes && (j.volume.Name == "" || before.ClaimUID == j.volume.ClaimUID) {
-		next.Done, next.Erased = before.Done, before.Erased || j.unsigned
-	}
-	if next.Identity == "" {
-		next.Instance, err = facts.Instance()
-	}
-	return next, err
-}
-
-// forgetElsewhere notes that the data is gone which a device had under other paths. What becomes of it then is not noted
-// there, so that it is not said to be clean.
-func (a *Agent) forgetElsewhere(path, identity string) error {
-	records, err := a.Records.BoundElsewhere(path, identity)
-	for _, record := range records {
-		record.State, record.ClaimUID, record.Claim = Offered, "", ""
-		err = errors.Join(err, a.Records.Put(record))
-	}
-	return err
 }
 
 // detail is a problem without the rest of its report.

@@ -63,8 +63,8 @@ func (p *pass) settles(f blockdev.Facts) time.Time {
 	return time.Time{}
 }
 
-// unsettled reports a device that is not taken yet, and when it may be. What its job has written is not what others have. Who had it in use
-// may be back in a moment, as a program that is restarted: it is looked at until it is free, and is new from then on.
+// unsettled reports a device that is not taken yet, and when it may be. Who had it in use may be back in a moment, as a program that is
+// restarted: it is looked at until it is free, and is new from then on.
 func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	j := p.jobs[found.Number]
 	if j != nil && j.err == nil {
@@ -72,13 +72,8 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 	}
 	s, known := p.sightings[found.Number]
 	used := known && j != nil && mayBeInUse(j.err)
-	if known && j != nil && j.written != "" {
-		s.written, j.written = j.written, ""
-	}
 	if used { // also one that was a volume's: it may have been given to something else
 		s.since, s.had = p.Now(), false
-	}
-	if known {
 		p.sightings[found.Number] = s
 	}
 	at := p.settles(facts)
@@ -108,23 +103,14 @@ func (a *Agent) waits() string {
 	return fmt.Sprintf("it is offered after it was unused and unchanged for %s", a.Settle)
 }
 
-// inUse says that a device was refused because something had it.
-func inUse(err error) bool {
-	switch reasonOf(err) {
-	case Mounted, IsSwap, InUse, HasHolders, HasLoop:
-		return true
-	}
-	return false
-}
-
 // mayBeInUse says that a device was refused because something has it, or may have it without being seen: by another path to its disk, on another
 // node, or where a volume is about to be mounted.
 func mayBeInUse(err error) bool {
 	switch reasonOf(err) {
-	case Hidden, Twice, Attaching:
+	case Mounted, IsSwap, InUse, HasHolders, HasLoop, Hidden, Twice, Attaching:
 		return true
 	}
-	return inUse(err)
+	return false
 }
 
 // asClean refuses a device that was written to since it was found to be clean.

@@ -70,7 +70,6 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
 				w := devicestest.New(t)
-				w.Config.ExistingData = devices.Erase
 				d := w.Disk("disk", 8*mib)
 				if hasVolume {
 					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
@@ -99,7 +98,6 @@ func TestDeviceIsNotWipedWhereUsersCannotBeSeen(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		t.Run(fmt.Sprintf("released %t", released), func(t *testing.T) {
 			w := devicestest.New(t)
-			w.Config.ExistingData = devices.Erase
 			d := w.Disk("disk", 8*mib)
 			d.Untouched()
 			if released {
@@ -194,23 +192,21 @@ func TestPartitionIsRefused(t *testing.T) {
 		"nothing else is used":                      {table("type=" + dataType), devices.OfferPartitions, nil, ""},
 		"nothing else is used, with a table of DOS": {"label: dos\nstart=8MiB, size=8MiB, type=83\nstart=16MiB, size=8MiB, type=83\n", devices.OfferPartitions, nil, ""},
 	} {
-		for _, may := range []devices.ExistingData{devices.Keep, devices.Erase} {
-			t.Run(name+" "+string(may), func(t *testing.T) {
-				w := devicestest.New(t)
-				w.Config.ExistingData, w.Config.Partitions = may, c.partitions
-				_, parts := partitioned(t, w, c.script, 2)
-				d := w.Link("disk-part2", parts[1])
-				if c.use != nil {
-					c.use(t, parts[0])
-				}
-				if c.want == "" {
-					w.Offered()
-					return
-				}
-				d.Untouched()
-				w.Refused(c.want)
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Partitions = c.partitions
+			_, parts := partitioned(t, w, c.script, 2)
+			d := w.Link("disk-part2", parts[1])
+			if c.use != nil {
+				c.use(t, parts[0])
+			}
+			d.Untouched()
+			if c.want == "" {
+				w.Offered()
+				return
+			}
+			w.Refused(c.want)
+		})
 	}
 }
 
@@ -229,22 +225,6 @@ func TestPartitionWithRecordIsCleaned(t *testing.T) {
 	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Errorf("found %+v, want it cleaned", r)
 	}
-}
-
-// What another program has written by way of the disk is not counted as written to the partition.
-func TestPartitionWrittenToByWayOfItsDiskIsKept(t *testing.T) {
-	w := devicestest.New(t)
-	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
-	d := w.Link("disk-part2", parts[1])
-	v := d.Volume("pv")
-	v.Identity = disk.Identity() + "#2"
-	w.PVs = []devices.Volume{devicestest.Bound(v)}
-	w.Pass()
-	w.PVs = nil
-	must.Succeed(t, w.Agent.Deleted(w.Released(v)))
-	disk.WriteAt(devicestest.Pattern(), 16*mib)
-	d.Untouched()
-	w.Refused(devices.HasData)
 }
 
 // The partitions of a disk were sorted (sfdisk --reorder), or made anew: another one has the number, and the size.
@@ -284,24 +264,19 @@ func TestPartitionThatBeginsElsewhereIsKept(t *testing.T) {
 
 // The node was installed anew, and knows of no record. Its raw device has another path now.
 func TestDeviceOfVolumeThatMissesItsOwnIsKept(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(v *devices.Volume)
-		may    devices.ExistingData
-	}{
-		"known by its identity":     {func(*devices.Volume) {}, devices.Keep},
-		"known by its size":         {func(v *devices.Volume) { v.Identity = "" }, devices.Keep},
-		"although data may go":      {func(v *devices.Volume) { v.Identity = "" }, devices.Erase},
-		"although it has grown":     {func(v *devices.Volume) { v.Bytes /= 2 }, devices.Erase},
-		"the path leads to another": {func(v *devices.Volume) { v.Path = filepath.Join(filepath.Dir(v.Path), "other") }, devices.Erase},
+	for name, change := range map[string]func(v *devices.Volume){
+		"known by its identity":     func(*devices.Volume) {},
+		"known by its size":         func(v *devices.Volume) { v.Identity = "" },
+		"although it has grown":     func(v *devices.Volume) { v.Bytes /= 2 },
+		"the path leads to another": func(v *devices.Volume) { v.Path = filepath.Join(filepath.Dir(v.Path), "other") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
-			w.Config.ExistingData = c.may
 			d := w.Blank("disk-a", 32*mib)
 			w.Blank("other", 16*mib)
 			v := devicestest.Bound(d.Volume("pv"))
 			v.Path = filepath.Join(w.Dir, "disk-b")
-			c.change(&v)
+			change(&v)
 			w.PVs = []devices.Volume{v}
 			d.Untouched()
 			r := w.Pass()
@@ -325,8 +300,7 @@ func TestDiskOfVolumeOfAnotherNodeIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
 			t.Cleanup(devices.Identify(func(string) string { return "wwid=naa.600a" }))
-			w.Config.ExistingData = devices.Erase
-			d := w.Disk("disk", 8*mib)
+			d := w.Blank("disk", 8*mib)
 			v := d.Volume("pv")
 			v.Identity = "wwid=naa.600a"
 			if c.released {
@@ -405,27 +379,24 @@ func TestSameDisk(t *testing.T) {
 	}
 }
 
-// What is clean stays so while the API server refuses its volume, also after a restart.
-func TestRefusedOfferIsNotCleanedAgain(t *testing.T) {
+// Its device is not written to, also after a restart.
+func TestRefusedOfferIsMadeAgain(t *testing.T) {
 	w := devicestest.New(t)
 	w.Config.Wipe = devices.WipeZero
-	w.Blank("disk", 32*mib)
+	w.Blank("disk", 32*mib).Untouched()
 	for range 3 {
 		r := w.Pass()
 		if len(r.Offers) != 1 {
 			t.Fatalf("found %+v, want an offer", r)
 		}
 		must.Succeed(t, w.Agent.Offering(t.Context(), r.Offers[0]))
-		must.Succeed(t, w.Agent.Offered(r.Offers[0], errors.New("a webhook refuses"), true))
+		must.Succeed(t, w.Agent.Offered(r.Offers[0], "", errors.New("a webhook refuses")))
 		if r := w.Agent.Pass(w.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.NotOffered || len(r.Offers) > 0 {
 			t.Errorf("then found %+v, want it refused until it is checked again", r)
 		}
 	}
 	w.Restart()
 	w.Offered()
-	if w.Wiped() != 32*mib {
-		t.Errorf("%d bytes were overwritten, want it once", w.Wiped())
-	}
 }
 
 // Right before a volume is made the API has to know of no other one.
@@ -496,9 +467,7 @@ func TestHalfCleanVolumeIsNeverAvailable(t *testing.T) {
 	}
 	w.Restart()
 	w.PVs = nil
-	w.Config.Wipe = devices.WipeSignatures // what was promised counts
-	w.Offered()
-	d.WantZero(0, 8*mib)
+	w.Refused(devices.WasBound)
 }
 
 // One that a claim has got all the same is that claim's, and the agent says what that means.
@@ -561,8 +530,9 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 		d := w.Blank("disk", 8*mib)
 		must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity(), State: devices.Clean, Wipe: devices.WipeZero}))
 		must.Succeed(t, d.Resize(16*mib))
-		if o := w.Offered(); o.Bytes != 16*mib || w.Wiped() != 16*mib {
-			t.Errorf("offered %+v after %d bytes, want all of it cleaned", o, w.Wiped())
+		d.Untouched()
+		if o := w.Offered(); o.Bytes != 16*mib {
+			t.Errorf("offered %+v, want all of it", o)
 		}
 	})
 }
@@ -644,22 +614,23 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 
 // What was done to a disk without an identity, or known of it, says nothing of one that is at its path after a boot.
 func TestDiskWithoutIdentityIsNotCleanedWhereAnotherOneWas(t *testing.T) {
-	cleaning := devices.Record{Bytes: 32 * mib, State: devices.Cleaning, Wipe: devices.WipeZero, Done: 16 * mib, Erased: true, Instance: "another boot/1/7:0"}
+	cleaning := devices.Record{Bytes: 32 * mib, State: devices.Cleaning, Wipe: devices.WipeZero, Done: 16 * mib, Instance: "another boot/1/7:0",
+		Volume: "pv", ClaimUID: "uid-1"}
 	start := func(t *testing.T) (*devicestest.World, *devicestest.Disk) {
 		w := devicestest.New(t)
 		t.Cleanup(devices.UseSmallSteps())
 		t.Cleanup(devices.Identify(func(string) string { return "" }))
-		w.Config.ExistingData, w.Config.Wipe = devices.Erase, devices.WipeZero
+		w.Config.Wipe = devices.WipeZero
 		d := w.Disk("disk", 32*mib)
 		record := cleaning
 		record.Path = d.Path
 		must.Succeed(t, w.Records.Put(record))
 		return w, d
 	}
-	t.Run("from the beginning", func(t *testing.T) {
+	t.Run("whole", func(t *testing.T) {
 		w, d := start(t)
-		w.Offered()
-		d.WantZero(0, 32*mib)
+		d.Untouched()
+		w.Refused(devices.WasBound)
 	})
 	t.Run("not with partitions", func(t *testing.T) {
 		w, d := start(t)
@@ -753,15 +724,16 @@ func TestDiskIsNotTakenForThatOfVolumeWithoutRecord(t *testing.T) {
 
 func TestDevicesAreCleanedInTurns(t *testing.T) {
 	w := devicestest.New(t)
-	w.Blank("disk-a", 8*mib)
-	w.Blank("disk-b", 8*mib)
+	for _, name := range []string{"disk-a", "disk-b"} {
+		w.PVs = append(w.PVs, w.Released(w.Disk(name, 8*mib).Volume(name)))
+	}
 	release := w.Agent.UseTurns()
 	w.Agent.Pass(w.Request())
 	if r := w.Agent.Pass(w.Request()); len(r.Wiping) != 2 || w.Wiped() > 0 {
 		t.Errorf("found %+v after %d bytes, want both to wait", r, w.Wiped())
 	}
 	release()
-	if r := w.Pass(); len(r.Offers) != 2 {
-		t.Errorf("found %+v, want both offered", r)
+	if r := w.Pass(); len(r.Cleaned) != 2 {
+		t.Errorf("found %+v, want both cleaned", r)
 	}
 }

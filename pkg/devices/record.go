@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -27,7 +26,7 @@ const (
 	Offered State = "offered"
 	// Bound: it has the data of a claim.
 	Bound State = "bound"
-	// Cleaning: its data may go, and some of it may have gone.
+	// Cleaning: a claim had it, and was deleted: some of its data may have gone.
 	Cleaning State = "cleaning"
 	// Clean: there is no data on it.
 	Clean State = "clean"
@@ -51,18 +50,11 @@ type Record struct {
 	VolumeUID string `json:"volumeUID,omitempty"`
 	ClaimUID  string `json:"claimUID,omitempty"`
 	Claim     string `json:"claim,omitempty"`
-	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
+	// Wipe is how it is or was cleaned, and empty if it never was. Done is how much of that is durable, in bytes.
 	Wipe Wipe  `json:"wipe,omitempty"`
 	Done int64 `json:"done,omitempty"`
-	// Empty is the way of cleaning by which the device was as clean when the last cleaning began, and empty if a claim has used it
-	// since or that is not known: WipeZero for one that was empty.
-	Empty Wipe `json:"empty,omitempty"`
 	// Instance distinguishes a disk without identity from any other, until the node is booted again.
 	Instance string `json:"instance,omitempty"`
-	// Erased says that all signatures have been erased: one that is found now was written by another program.
-	Erased bool `json:"erased,omitempty"`
-	// Seen is what was last seen of a device whose data may go: what was written since is another program's.
-	Seen string `json:"seen,omitempty"`
 }
 
 // recordVersion changes when an older program would misread a record.
@@ -132,19 +124,32 @@ func (r *Records) Get(path string) (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("record of %s: %w", path, err)
 	}
+	if record.State == Cleaning && record.ClaimUID == "" { // by an earlier build, which cleaned what was never a volume's
+		return Record{}, nil
+	}
 	return record, nil
+}
+
+// recordOf says which device a record is of, but for the instance.
+func recordOf(path string, f blockdev.Facts) Record {
+	r := Record{Version: recordVersion, Path: path, Bytes: f.SizeBytes, Identity: f.Identity, Start: f.Start}
+	if f.Identity == "" {
+		r.Alike = f.Alike
+	}
+	return r
+}
+
+// recordNow is that with the instance.
+func recordNow(path string, f blockdev.Facts) (r Record, err error) {
+	r = recordOf(path, f)
+	if r.Identity == "" {
+		r.Instance, err = f.Instance()
+	}
+	return r, err
 }
 
 // alike is what the device is known by, alone or with others.
 func (r Record) alike() string { return cmp.Or(r.Identity, r.Alike) }
-
-// alikeOf is what a record notes of a device that has no identity.
-func alikeOf(f blockdev.Facts) string {
-	if f.Identity != "" {
-		return ""
-	}
-	return f.Alike
-}
 
 // BoundElsewhere are the records of other paths that say that a device which is known so, alone or with others, has the data of a claim: it
 // may have another path after a reboot.
@@ -153,7 +158,8 @@ func (r *Records) BoundElsewhere(path, alike string) (found []Record, err error)
 		return nil, nil
 	}
 	err = r.each(func(record Record) {
-		if record.State == Bound && record.alike() == alike && record.Path != path {
+		left := record.State == Cleaning && record.ClaimUID != ""
+		if (record.State == Bound || left) && record.alike() == alike && record.Path != path {
 			found = append(found, record)
 		}
 	})
@@ -247,6 +253,9 @@ func (r Record) isOf(v Volume) bool {
 	return r.unknown() || r.Volume == v.Name && !differ(r.VolumeUID, v.UID)
 }
 
+// isSurelyOf says that it is of a volume, and of no other that was made under its name.
+func (r Record) isSurelyOf(v Volume) bool { return r.Volume == v.Name && r.VolumeUID == v.UID }
+
 // agrees reports whether what the record and the API say of a released volume can both be true.
 func (r Record) agrees(v Volume) bool {
 	return r.unknown() || r.isOf(v) && !differ(r.ClaimUID, v.ClaimUID)
@@ -267,28 +276,4 @@ func user(volume, uid, claim, claimUID string) string {
 		text += fmt.Sprintf(" of the claim %s with the UID %q", claim, claimUID)
 	}
 	return text
-}
-
-// givenUp says that the claim was deleted which had the device, and that this is known for sure and not erased yet.
-func (r Record) givenUp() bool {
-	return r.State == Cleaning && !r.Erased && r.Identity != "" && !r.unknown() && r.ClaimUID != ""
-}
-
-// permitsErasing says that the device may be erased whatever it carries: it was given up, and nothing was written to it since, as far as the
-// kernel knows.
-func (r Record) permitsErasing(f blockdev.Facts) bool {
-	return r.givenUp() && r.unwritten(f)
-}
-
-func (r Record) unwritten(f blockdev.Facts) bool { return r.Seen != "" && r.Seen == seen(f) }
-
-// seen changes when a device is written to, also by way of its disk, removed or found in another boot. It is empty if the kernel does not tell.
-func seen(f blockdev.Facts) string {
-	instance, err := f.Instance()
-	written := f.Written()
-	if err != nil || written == "" {
-		return ""
-	}
-	disk := blockdev.Facts{Number: f.Disk, Disk: f.Disk}
-	return strings.Join([]string{instance, written, disk.Written()}, "; ")
 }

@@ -21,8 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// A device in use is neither offered nor cleaned, whether it has a volume that was released, or none, and
-// also where data of others may be wiped.
+// A device in use is neither offered nor cleaned, whether it has a volume that was released, or none.
 func TestDeviceInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		use  func(t *testing.T, w *devicestest.World, d *devicestest.Disk)
@@ -65,7 +64,6 @@ func TestDeviceInUseIsRefused(t *testing.T) {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
 				w := devicestest.New(t)
-				w.Config.ExistingData = devices.Erase
 				d := w.Disk("disk", 32*mib)
 				if hasVolume {
 					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
@@ -177,12 +175,14 @@ func TestDeviceWithSignatureIsKept(t *testing.T) {
 			w.Restart()
 			w.Refused(devices.HasSignature)
 		})
-		t.Run(name+" that may be wiped", func(t *testing.T) {
+		t.Run(name+" that a claim has left", func(t *testing.T) {
 			w := devicestest.New(t)
-			w.Config.ExistingData = devices.Erase
 			d := w.Disk("disk", c.bytes)
 			c.make(t, d.Node)
-			w.Offered()
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Errorf("found %+v, want it cleaned", r)
+			}
 			d.WantNoSignature()
 		})
 	}
@@ -460,7 +460,7 @@ func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 		for _, released := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: ", released", false: ""}[released], func(t *testing.T) {
 				w := devicestest.New(t)
-				w.Config.ExistingData, w.Config.Partitions = devices.Erase, devices.OfferPartitions
+				w.Config.Partitions = devices.OfferPartitions
 				d, whole := build(t, w)
 				if released {
 					v := d.Volume("pv")

@@ -45,15 +45,10 @@ func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts, recor
 // disown has a disk that another node has, and may write to, be judged by what is on it from then on, not by what this node has done to it. No other
 // node writes to that of a volume of this one.
 func (a *Agent) disown(j *job, record Record) error {
-	switch {
-	case record.State == "" || record.State == Bound || j.volume.Name != "":
+	if record.State == "" || j.volume.Name != "" {
 		return nil
-	case record.givenUp():
-		record.State = Bound
-	default:
-		record.State, record.ClaimUID, record.Claim = Offered, "", ""
-		record.Wipe, record.Done, record.Empty, record.Erased = "", 0, "", false
 	}
+	record.State, record.ClaimUID, record.Claim, record.Wipe = Offered, "", "", ""
 	return a.Records.Put(record)
 }
 

@@ -75,8 +75,7 @@ type wiper struct {
 	wipe   Wipe
 	// turn waits until a step may be done, and returns what ends it.
 	turn func(context.Context) (done func(), err error)
-	// erased notes that there is no signature any more, and checkpoint that everything before is durable.
-	erased     func() error
+	// checkpoint notes that everything before is durable.
 	checkpoint func(Progress) error
 	overwrite  func(offset, bytes int64) error
 }
@@ -107,10 +106,7 @@ func (w *wiper) erase(ctx context.Context) error {
 	if err := w.device.Sync(); err != nil {
 		return err
 	}
-	if err := w.none(ctx); err != nil {
-		return err
-	}
-	return w.erased()
+	return w.none(ctx)
 }
 
 // none makes sure that no signature is left.

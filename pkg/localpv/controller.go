@@ -244,7 +244,7 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 		failed = append(failed, c.delete(ctx, byName[name], "is clean and is offered again"))
 	}
 	for _, name := range r.HalfClean {
-		failed = append(failed, c.delete(ctx, byName[name], "is not clean, and no claim may have it: it is cleaned first"))
+		failed = append(failed, c.delete(ctx, byName[name], "is not clean, and no claim may have it"))
 	}
 	for _, known := range r.Known {
 		failed = append(failed, c.update(ctx, byName[known.Name], known))
@@ -305,20 +305,15 @@ func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume, de
 // offer makes a volume of a device that is held until then.
 func (c *controller) offer(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, o devices.Offer) error {
 	if err := c.agent.Offering(ctx, o); err != nil {
-		return errors.Join(err, c.agent.Offered(o, err, true))
+		return errors.Join(err, c.agent.Offered(o, "", err))
 	}
 	c.metrics.writes.WithLabelValues("create").Inc()
-	err := c.Create(ctx, newVolume(node, config, o))
+	pv := newVolume(node, config, o)
+	err := c.Create(ctx, pv)
 	if err == nil {
 		c.log.Info("Made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
 	}
-	return errors.Join(err, c.agent.Offered(o, err, refused(err)))
-}
-
-// refused says that the API server has answered that nothing was made. Without an answer it may have been.
-func refused(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
+	return errors.Join(err, c.agent.Offered(o, string(pv.UID), err))
 }
 
 func (c *controller) annotate(ctx context.Context, pv *corev1.PersistentVolume, p devices.Progress) error {

@@ -15,7 +15,7 @@ import (
 )
 
 var config = devices.Config{StorageClass: "local-storage", VolumeMode: devices.Filesystem, FSType: "xfs", DeviceDir: "/dev/disk/by-path",
-	Filter: regexp.MustCompile("^pci"), Wipe: devices.WipeSignatures, ExistingData: devices.Keep}
+	Filter: regexp.MustCompile("^pci"), Wipe: devices.WipeSignatures}
 
 func volume() *corev1.PersistentVolume {
 	node := nodeMetadata("n1")

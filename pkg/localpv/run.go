@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -112,27 +111,9 @@ func (c *controller) watch(manager ctrl.Manager, changes <-chan event.GenericEve
 	})
 	meaningful := builder.WithPredicates(predicate.Or(predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}))
 	return ctrl.NewControllerManagedBy(manager).Named("devices").
-		Watches(&corev1.PersistentVolume{}, c.noteDeleted(pass)).
+		Watches(&corev1.PersistentVolume{}, pass).
 		WatchesMetadata(nodeMetadata(c.Node), pass, meaningful).
 		Watches(&corev1.ConfigMap{}, pass).
 		WatchesRawSource(source.Channel(changes, pass)).
 		Complete(c)
-}
-
-// noteDeleted records that a released volume was deleted before its device was clean.
-func (c *controller) noteDeleted(pass handler.EventHandler) handler.EventHandler {
-	return handler.Funcs{
-		CreateFunc: pass.Create,
-		UpdateFunc: pass.Update,
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			if pv, ok := e.Object.(*corev1.PersistentVolume); ok && !e.DeleteStateUnknown {
-				if v, local := volumeOf(pv); local {
-					if err := c.agent.Deleted(v); err != nil {
-						c.log.Error(err, "Failed to note that a volume was deleted", "volume", v.Name)
-					}
-				}
-			}
-			pass.Delete(ctx, e, q)
-		},
-	}
 }

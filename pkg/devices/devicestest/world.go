@@ -69,7 +69,7 @@ func New(t *testing.T) *World {
 	testenv.NeedPrograms(t, "wipefs")
 	w := &World{T: t, Hostname: "node", Reserved: new(sync.Map), files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
 	w.Config = devices.Config{VolumeMode: devices.Block, DeviceDir: w.Dir, Filter: regexp.MustCompile(`^disk`),
-		ExistingData: devices.Keep, Wipe: devices.WipeSignatures}
+		Wipe: devices.WipeSignatures}
 	w.Open(t.TempDir())
 	w.Start()
 	t.Cleanup(func() { w.Agent.Close() })
@@ -220,8 +220,9 @@ func (w *World) Offered() devices.Offer {
 	}
 	o := r.Offers[0]
 	must.Succeed(w, w.Agent.Offering(w.Context(), o))
-	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity, Unidentified: o.Identity == ""})
-	must.Succeed(w, w.Agent.Offered(o, nil, false))
+	v := devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity, Unidentified: o.Identity == ""}
+	w.PVs = append(w.PVs, v)
+	must.Succeed(w, w.Agent.Offered(o, v.UID, nil))
 	return o
 }
 
@@ -368,25 +369,49 @@ func (d *Disk) Sum() uint64 {
 	return h.Sum64()
 }
 
-// Untouched fails the test if the disk is not as it is now, in any byte, when that ends.
+// Untouched fails the test if the disk is not as it is now, in any byte, when that ends, or the kernel has counted a write.
 func (d *Disk) Untouched() {
 	d.Helper()
-	before := d.Sum()
+	before, written := d.Sum(), d.Written()
 	d.Cleanup(func() {
-		if d.Sum() != before {
-			d.Errorf("%s was written to", d.Path)
+		if now := d.Written(); d.Sum() != before || now != written {
+			d.Errorf("%s was written to: %q, and before %q", d.Path, now, written)
 		}
 	})
+}
+
+// Written are the sectors that the kernel has counted, after all was written that is in the page cache. It counts a flush as a request.
+func (d *Disk) Written() string {
+	d.Helper()
+	device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
+	must.Succeed(d, err)
+	must.Succeed(d, errors.Join(device.Sync(), device.Close()))
+	counts := strings.Fields(d.facts().Written())
+	for n := range len(counts) / 2 {
+		counts[n] = counts[2*n+1]
+	}
+	return strings.Join(counts[:len(counts)/2], " ")
+}
+
+// Number identifies the disk.
+func (d *Disk) Number() blockdev.Number {
+	d.Helper()
+	number, err := blockdev.At(d.Node)
+	must.Succeed(d, err)
+	return number
+}
+
+func (d *Disk) facts() blockdev.Facts {
+	d.Helper()
+	facts, err := blockdev.Inspect(d.Number())
+	must.Succeed(d, err)
+	return facts
 }
 
 // Volume is a volume of the disk.
 func (d *Disk) Volume(name string) devices.Volume {
 	d.Helper()
-	number, err := blockdev.At(d.Node)
-	must.Succeed(d, err)
-	facts, err := blockdev.Inspect(number)
-	must.Succeed(d, err)
-	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: facts.Identity}
+	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: d.facts().Identity}
 }
 
 // Identity is what a disk with a file is known by.

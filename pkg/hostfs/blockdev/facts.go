@@ -309,8 +309,11 @@ func likeness(dir string) string {
 	return whole + part
 }
 
+var placeOfQEMU = regexp.MustCompile(`^QM\d{5}$`)
+
 // isIdentity says whether no other device is known by the same. The name by T10 may be of the vendor alone, if it does not have the serial number
-// of the unit (SPC-4, 7.8.6.4 and 7.8.15). A partition that kpartx has made is known by its number, and where it begins is not said.
+// of the unit (SPC-4, 7.8.6.4 and 7.8.15). QEMU numbers the disks of a machine that are given none by their places (hw/ide/core.c, ide_init_drive),
+// so that another one has the number when they are exchanged. A partition that kpartx has made is known by its number, and where it begins is not said.
 func isIdentity(dir, likeness string) bool {
 	if kpartx.MatchString(attribute(dir, "dm/uuid")) {
 		return false
@@ -328,7 +331,7 @@ func isIdentity(dir, likeness string) bool {
 	}
 	return slices.ContainsFunc(paths, func(path string) bool {
 		serial := serialOf(path)
-		return serial != "" && strings.Contains(name, serial)
+		return serial != "" && strings.Contains(name, serial) && !placeOfQEMU.MatchString(serial)
 	})
 }
 

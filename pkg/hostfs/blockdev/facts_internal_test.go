@@ -12,6 +12,7 @@ import (
 // have it are left alone together.
 func TestWhatOthersHaveTooIsNoIdentity(t *testing.T) {
 	const qemu = "t10.ATA     QEMU HARDDISK                           QM00001             "
+	const ata = "t10.ATA     DISK OF A MAKER                         4711-A              "
 	page80 := func(serial string) string { return "\x00\x80\x00" + string(rune(len(serial))) + serial }
 	for name, c := range map[string]struct {
 		files map[string]string
@@ -21,14 +22,15 @@ func TestWhatOthersHaveTooIsNoIdentity(t *testing.T) {
 	}{
 		"a world wide name":                    {map[string]string{"device/wwid": "naa.600a"}, "", "wwid=naa.600a", true},
 		"nothing":                              {nil, "", "", false},
-		"a name with the serial number":        {map[string]string{"device/wwid": qemu, "device/vpd_pg80": page80("QM00001             ")}, "", "wwid=t10.ATA     QEMU HARDDISK                           QM00001", true},
+		"a name with the serial number":        {map[string]string{"device/wwid": ata, "device/vpd_pg80": page80("4711-A              ")}, "", "wwid=t10.ATA     DISK OF A MAKER                         4711-A", true},
+		"a name with its place in QEMU":        {map[string]string{"device/wwid": qemu, "device/vpd_pg80": page80("QM00001             ")}, "", "wwid=t10.ATA     QEMU HARDDISK                           QM00001", false},
 		"a name of the vendor":                 {map[string]string{"device/wwid": "t10.VENDOR  DISK"}, "", "wwid=t10.VENDOR  DISK", false},
 		"a name without the serial number":     {map[string]string{"device/wwid": "t10.VENDOR  DISK", "device/vpd_pg80": page80("4711")}, "", "wwid=t10.VENDOR  DISK", false},
 		"a serial number of zeroes":            {map[string]string{"device/wwid": "t10.VENDOR  0000", "device/vpd_pg80": page80("0000")}, "", "wwid=t10.VENDOR  0000", false},
-		"a partition of a disk with a number":  {map[string]string{"device/wwid": qemu, "device/vpd_pg80": page80("QM00001"), "sda2/partition": "2"}, "sda2", "wwid=t10.ATA     QEMU HARDDISK                           QM00001#2", true},
+		"a partition of a disk with a number":  {map[string]string{"device/wwid": ata, "device/vpd_pg80": page80("4711-A"), "sda2/partition": "2"}, "sda2", "wwid=t10.ATA     DISK OF A MAKER                         4711-A#2", true},
 		"a partition of one of a vendor":       {map[string]string{"device/wwid": "t10.VENDOR  DISK", "sda2/partition": "2"}, "sda2", "wwid=t10.VENDOR  DISK#2", false},
 		"multipath":                            {map[string]string{"dm/uuid": "mpath-3600a"}, "", "uuid=mpath-3600a", true},
-		"multipath with the serial number":     {map[string]string{"dm/uuid": "mpath-1ATA_QEMU_HARDDISK_QM00001", "slaves/sda/device/vpd_pg80": page80("QM00001  ")}, "", "uuid=mpath-1ATA_QEMU_HARDDISK_QM00001", true},
+		"multipath with the serial number":     {map[string]string{"dm/uuid": "mpath-1ATA_DISK_4711-A", "slaves/sda/device/vpd_pg80": page80("4711-A  ")}, "", "uuid=mpath-1ATA_DISK_4711-A", true},
 		"multipath of disks with a name alike": {map[string]string{"dm/uuid": "mpath-1VENDOR_DISK", "slaves/sda/device/vpd_pg80": page80("4711")}, "", "uuid=mpath-1VENDOR_DISK", false},
 		"a partition of kpartx":                {map[string]string{"dm/uuid": "part2-mpath-3600a"}, "", "uuid=part2-mpath-3600a", false},
 	} {

@@ -16,15 +16,20 @@ import (
 // today has blocks beyond this).
 const Unit = 4096
 
-// A Held device is open for writing and held exclusively: until Close no filesystem on it or on a partition of it can be
+// A Held device is held exclusively: until Close no filesystem on it or on a partition of it can be
 // mounted, and neither swap, device mapper nor md can take it (open(2), O_EXCL).
 type Held struct {
 	file   *os.File
 	number Number
 }
 
-// Hold opens the device at a path exclusively.
-func Hold(path string) (*Held, error) {
+// Hold opens the device at a path exclusively, for reading and writing.
+func Hold(path string) (*Held, error) { return hold(path, unix.O_RDWR) }
+
+// HoldToRead opens it exclusively for reading: the kernel refuses every write through what is returned.
+func HoldToRead(path string) (*Held, error) { return hold(path, unix.O_RDONLY) }
+
+func hold(path string, mode int) (*Held, error) {
 	// What is no block device is not opened: opening a tape rewinds it.
 	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -39,7 +44,7 @@ func Hold(path string) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), mode|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, explain("open", path, err)
 	}

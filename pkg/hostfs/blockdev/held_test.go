@@ -25,6 +25,9 @@ func TestDeviceIsHeldOnce(t *testing.T) {
 	if _, err := blockdev.Hold(loop.Name()); !errors.Is(err, blockdev.ErrBusy) {
 		t.Errorf("opened twice: %v, want ErrBusy", err)
 	}
+	if _, err := blockdev.HoldToRead(loop.Name()); !errors.Is(err, blockdev.ErrBusy) {
+		t.Errorf("opened twice, to read: %v, want ErrBusy", err)
+	}
 	at, err := blockdev.At(loop.Name())
 	must.Succeed(t, err)
 	facts, err := blockdev.Inspect(at)

@@ -100,7 +100,7 @@ func stop(t *testing.T) {
 	}
 }
 
-// A disk that another device is made of is neither offered nor cleaned, also where data of others may be wiped.
+// A disk that another device is made of is neither offered nor cleaned.
 func TestDiskOfOtherDeviceIsRefused(t *testing.T) {
 	for name, hold := range holders {
 		for _, hasVolume := range []bool{true, false} {
@@ -109,7 +109,6 @@ func TestDiskOfOtherDeviceIsRefused(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, volume %t", name, hasVolume), func(t *testing.T) {
 				w := newWorld(t)
-				w.Config.ExistingData = devices.Erase
 				d := w.Disk("disk", 8*mib)
 				holder := hold(t, d)
 				if hasVolume {
@@ -131,15 +130,17 @@ func TestMemberOfArrayIsKept(t *testing.T) {
 		versions = versions[:1]
 	}
 	for _, metadata := range versions {
-		for _, may := range []devices.ExistingData{devices.Keep, devices.Erase} {
-			t.Run(metadata+" "+string(may), func(t *testing.T) {
+		for _, released := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, released %t", metadata, released), func(t *testing.T) {
 				w := newWorld(t)
-				w.Config.ExistingData = may
 				d := w.Disk("disk", 8*mib)
 				array(t, d, metadata)
 				stop(t)
-				if may == devices.Erase {
-					w.Offered()
+				if released {
+					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+					if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+						t.Errorf("found %+v, want it cleaned", r)
+					}
 					d.WantNoSignature()
 					return
 				}
@@ -291,10 +292,13 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 // A disk that can forget, and promises zeroes for that, gives the space back.
 func TestDiscard(t *testing.T) {
 	w := newWorld(t)
-	w.Config.Wipe, w.Config.ExistingData = devices.WipeDiscard, devices.Erase
+	w.Config.Wipe = devices.WipeDiscard
 	d := scsiDisk(t, w)
 	d.Fill()
-	w.Offered()
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		t.Errorf("found %+v, want it cleaned", r)
+	}
 	d.WantZero(0, d.Bytes())
 	// Which blocks the disk has, https://sg.danny.cz/sg/scsi_debug.html
 	left, err := os.ReadFile("/sys/bus/pseudo/drivers/scsi_debug/map")

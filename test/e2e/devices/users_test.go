@@ -57,7 +57,6 @@ func TestDiskServedByKernelIsRefused(t *testing.T) {
 	for _, hasVolume := range []bool{false, true} {
 		t.Run(fmt.Sprintf("volume %t", hasVolume), func(t *testing.T) {
 			w := newWorld(t)
-			w.Config.ExistingData = devices.Erase
 			d := w.Disk("disk", 8*mib)
 			if hasVolume {
 				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
@@ -100,7 +99,6 @@ func some(t *testing.T, pattern string, count int) []string {
 func TestDiskWithOpenCharacterDeviceIsRefused(t *testing.T) {
 	t.Run("bsg", func(t *testing.T) {
 		w := newWorld(t)
-		w.Config.ExistingData = devices.Erase
 		d := scsiDisk(t, w)
 		d.Fill()
 		d.Untouched()
@@ -110,7 +108,6 @@ func TestDiskWithOpenCharacterDeviceIsRefused(t *testing.T) {
 	for _, pattern := range []string{"/dev/ng*n1", "/dev/nvme[0-9]"} {
 		t.Run(pattern, func(t *testing.T) {
 			w := newWorld(t)
-			w.Config.ExistingData = devices.Erase
 			backing := w.Disk("other", 8*mib)
 			export(t, backing.Node)
 			write(t, "/dev/nvme-fabrics", "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn="+nqn)
@@ -131,7 +128,6 @@ func TestMultipathDeviceWithPathInUseIsRefused(t *testing.T) {
 	}{"of it": {2, devices.InUse}, "beside it": {1, devices.Twice}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.Config.ExistingData = devices.Erase
 			devicestest.Run(t, "modprobe", "-a", "sd_mod", "dm_multipath", "dm_round_robin")
 			// Another test may have left its own disk, and the kernel may still be looking at one.
 			const unload = `for n in $(seq 50); do test -d /sys/module/scsi_debug || exit 0; modprobe -r scsi_debug; done; exit 1`
