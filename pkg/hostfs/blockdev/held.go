@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -91,24 +90,7 @@ func (d *Held) ReadEnds() error {
 // Zeroes reports whether a part of the device reads as zeroes, what the page cache has of it left aside: another machine may
 // have written to the device.
 func (d *Held) Zeroes(ctx context.Context, offset, bytes int64) (bool, error) {
-	if err := unix.Fadvise(int(d.file.Fd()), offset, bytes, unix.FADV_DONTNEED); err != nil {
-		return false, d.failed("fadvise", err)
-	}
-	buffer := make([]byte, min(bytes, probed))
-	for end := offset + bytes; offset < end; {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		part := buffer[:min(int64(len(buffer)), end-offset)]
-		if _, err := d.file.ReadAt(part, offset); err != nil {
-			return false, explain("read", d.file.Name(), err)
-		}
-		if slices.ContainsFunc(part, func(b byte) bool { return b != 0 }) {
-			return false, nil
-		}
-		offset += int64(len(part))
-	}
-	return true, nil
+	return zeroes(ctx, d.file, Span{offset, offset + bytes})
 }
 
 // Writable reports what keeps the device from being written, if it can be known without opening it exclusively:

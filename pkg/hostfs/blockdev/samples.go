@@ -1,0 +1,75 @@
+package blockdev
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// sampledEnd is read at both ends of a device to find whether it is empty, in bytes.
+	sampledEnd = 16 << 20
+	// samples of sampleBytes are read between, at equal distances.
+	samples     = 256
+	sampleBytes = 64 << 10
+)
+
+// A Span is a part of a device, in bytes.
+type Span struct{ From, To int64 }
+
+// Samples are the parts of a device by which it is judged whether there is anything on it: libblkid does not know what has no
+// signature, as encrypted devices and many stores.
+func Samples(size int64) []Span {
+	if size <= 2*sampledEnd+samples*sampleBytes {
+		return []Span{{0, size}}
+	}
+	parts := []Span{{0, sampledEnd}}
+	distance := (size - 2*sampledEnd) / samples / Unit * Unit
+	for n := range int64(samples) {
+		at := sampledEnd + n*distance
+		parts = append(parts, Span{at, at + sampleBytes})
+	}
+	return append(parts, Span{(size - sampledEnd) / Unit * Unit, size})
+}
+
+// Blank reports whether the device reads as zeroes where anything on it would be found, what the page cache has of it left aside.
+func (d Device) Blank(ctx context.Context) (bool, error) {
+	f, err := d.open(unix.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	size, err := d.SizeBytes()
+	if err != nil {
+		return false, err
+	}
+	for _, part := range Samples(size) {
+		if zero, err := zeroes(ctx, f, part); err != nil || !zero {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func zeroes(ctx context.Context, f *os.File, part Span) (bool, error) {
+	if err := unix.Fadvise(int(f.Fd()), part.From, part.To-part.From, unix.FADV_DONTNEED); err != nil {
+		return false, explain("fadvise", f.Name(), err)
+	}
+	buffer := make([]byte, min(part.To-part.From, probed))
+	for part.From < part.To {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		read := buffer[:min(int64(len(buffer)), part.To-part.From)]
+		if _, err := f.ReadAt(read, part.From); err != nil {
+			return false, explain("read", f.Name(), err)
+		}
+		if slices.ContainsFunc(read, func(b byte) bool { return b != 0 }) {
+			return false, nil
+		}
+		part.From += int64(len(read))
+	}
+	return true, nil
+}
