@@ -84,7 +84,7 @@ func share(dst, src int) error {
 	return tryShare(dst, src, func() error { return unix.IoctlFileClone(dst, src) })
 }
 
-// shareRange is FICLONERANGE between two offsets, which are multiples of sharedUnit, or the end of the file.
+// shareRange is FICLONERANGE between two offsets, which are multiples of a block, or the end of the file.
 func shareRange(dst, src int, from, to int64) error {
 	if from == to { // the kernel would take that for all that follows
 		return nil
@@ -178,7 +178,8 @@ func NextData(fd int, at, size int64) (from, to int64, err error) {
 		from, to, err = size, size, nil
 	}
 	// In the last page that any file can have the kernel finds no data before it is on the disk.
-	if last := int64(math.MaxInt64 / sharedUnit * sharedUnit); err == nil && at < size && from >= last {
+	const page = 64 << 10 // or less
+	if last := int64(math.MaxInt64 / page * page); err == nil && at < size && from >= last {
 		from, to = max(at, last), size
 	}
 	return min(from, size), min(to, size), err
