@@ -193,7 +193,7 @@ func (r Records) Sync() error {
 	return in.Sync()
 }
 
-// isReadable returns an error for what decodeRecord would refuse: what it says may be of another node.
+// isReadable returns an error for what decodeRecord would refuse, since it may have come from another node. Nothing is damaged then.
 func isReadable(name string, data []byte) error {
 	id, err := volume.ParseEntry(name)
 	if err == nil {
@@ -203,7 +203,7 @@ func isReadable(name string, data []byte) error {
 		err = dir.ErrTooLarge
 	}
 	if err != nil {
-		return fmt.Errorf("%w: no such record can be: %v", volume.ErrInvalid, err) //nolint:errorlint // nothing is damaged
+		return fmt.Errorf("%w: no such record can be: %v", volume.ErrInvalid, err)
 	}
 	return nil
 }
