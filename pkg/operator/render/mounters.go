@@ -259,6 +259,7 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	maps.Copy(job.Labels, PoolLabels(l.Pool))
 	job.Annotations = map[string]string{mounterLabel: l.Mounter, nodeAnnotation: l.Node, pathAnnotation: l.Path}
 	maps.Copy(job.Spec.Template.Labels, r.config.labels())
+	maps.Copy(job.Spec.Template.Labels, PoolLabels(l.Pool))
 	r.mounterPod(&job.Spec.Template, l.Node)
 	pod := &job.Spec.Template.Spec
 	for i := range pod.Volumes {
