@@ -262,6 +262,7 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	maps.Copy(job.Spec.Template.Labels, PoolLabels(l.Pool))
 	r.mounterPod(&job.Spec.Template, l.Node)
 	pod := &job.Spec.Template.Spec
+	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	for i := range pod.Volumes {
 		if host := pod.Volumes[i].HostPath; host != nil && pod.Volumes[i].Name == "pool" {
 			host.Path = l.Path
@@ -280,7 +281,6 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 			c.Args = append(c.Args, "--volume="+volumePath)
 		}
 	}
-	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	return job, r.mounterContainer(&pod.Containers[0])
 }
 
