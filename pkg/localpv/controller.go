@@ -160,7 +160,10 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.watcher.watch(report.Directories)
 	}
 	err = c.apply(ctx, node, config, list.Items, &report)
-	next := c.retry.next(report.Problems, now, c.nextPoll)
+	if err != nil {
+		c.log.Error(err, "Failed to change the API")
+	}
+	next := c.retry.next(report.Problems, err != nil, now, c.nextPoll)
 	if at := report.Settles; !at.IsZero() && at.Before(next) {
 		next = at
 	}
@@ -169,7 +172,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if err == nil {
 		c.ready.Store(true)
 	}
-	return result, err
+	return result, nil
 }
 
 // takesEffect is the configuration if devices are to be offered by it, or nil.
