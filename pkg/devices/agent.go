@@ -29,6 +29,8 @@ type Volume struct {
 	ClaimUID, Claim string
 	// Wipe is how it is cleaned at least, and empty if any way will do.
 	Wipe Wipe
+	// Deleted says that it is being deleted, after its claim: who deletes a volume has its device, so that it is as one that a claim has.
+	Deleted bool
 	// Foreign is a volume of the node that another client has made, and Elsewhere one of another node, whose path says nothing
 	// here: Pass gets none of either.
 	Foreign, Elsewhere bool
@@ -345,7 +347,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 // not clean: the next claim would get what is left of the data. One that a claim has got already is that claim's.
 func (p *pass) halfClean(v Volume) (bool, error) {
 	record, err := p.Records.Get(v.Path)
-	if err != nil || record.State != Cleaning || !record.mayBeOf(v) {
+	if err != nil || record.State != Cleaning || v.Deleted || !record.mayBeOf(v) {
 		return false, err
 	}
 	text := "its device was being cleaned when its claim was taken from it"
