@@ -314,7 +314,7 @@ func likeness(dir string) string {
 var ownUUID = regexp.MustCompile(`^(LVM-\w{64}|CRYPT-(LUKS[12]|VERITY)-[0-9a-f]{32}-|mpath-)`)
 
 // noNumber is what a maker writes who gives a disk none.
-var noNumber = regexp.MustCompile(`^(naa\.|eui\.|uuid\.|0x)?[-_ 0]+$`)
+var noNumber = regexp.MustCompile(`^(naa\.|eui\.|uuid\.|0x)?[-_: 0]+$`)
 
 var placeOfQEMU = regexp.MustCompile(`^QM\d{5}$`)
 

@@ -74,11 +74,33 @@ func (d *Held) ReadEnds() error {
 	if err != nil {
 		return err
 	}
-	end := make([]byte, min(size, probed))
-	for _, offset := range []int64{0, size - int64(len(end))} {
-		if _, err := d.file.ReadAt(end, offset); err != nil {
+	end := min(size, probed)
+	for _, offset := range []int64{0, size - end} {
+		if err := d.read(context.Background(), offset, end, func([]byte) bool { return true }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// piece is read at once, in bytes: a node may look at a hundred devices at a time.
+const piece = 256 << 10
+
+// read reads a part of the device, as long as it is to go on.
+func (d *Held) read(ctx context.Context, offset, bytes int64, goOn func([]byte) bool) error {
+	buffer := make([]byte, min(bytes, piece))
+	for end := offset + bytes; offset < end; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := buffer[:min(int64(len(buffer)), end-offset)]
+		if _, err := d.file.ReadAt(part, offset); err != nil {
 			return explain("read", d.file.Name(), err)
 		}
+		if !goOn(part) {
+			return nil
+		}
+		offset += int64(len(part))
 	}
 	return nil
 }
@@ -89,21 +111,12 @@ func (d *Held) Zeroes(ctx context.Context, offset, bytes int64) (bool, error) {
 	if err := unix.Fadvise(int(d.file.Fd()), offset, bytes, unix.FADV_DONTNEED); err != nil {
 		return false, d.failed("fadvise", err)
 	}
-	buffer := make([]byte, min(bytes, probed))
-	for end := offset + bytes; offset < end; {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		part := buffer[:min(int64(len(buffer)), end-offset)]
-		if _, err := d.file.ReadAt(part, offset); err != nil {
-			return false, explain("read", d.file.Name(), err)
-		}
-		if slices.ContainsFunc(part, func(b byte) bool { return b != 0 }) {
-			return false, nil
-		}
-		offset += int64(len(part))
-	}
-	return true, nil
+	zero := true
+	err := d.read(ctx, offset, bytes, func(part []byte) bool {
+		zero = !slices.ContainsFunc(part, func(b byte) bool { return b != 0 })
+		return zero
+	})
+	return zero && err == nil, err
 }
 
 // Writable reports what keeps the device from being written, if it can be known without opening it exclusively:

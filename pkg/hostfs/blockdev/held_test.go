@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -39,6 +40,29 @@ func TestDeviceIsHeldOnce(t *testing.T) {
 	again, err := blockdev.Hold(loop.Name())
 	must.Succeed(t, err)
 	must.Succeed(t, again.Close())
+}
+
+// A node may have a hundred disks.
+func TestLookAtDeviceTakesLittleMemory(t *testing.T) {
+	testenv.NeedRoot(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	must.Succeed(t, os.WriteFile(image, nil, 0o600), os.Truncate(image, 32*mib))
+	loop, err := loopfs.Attach(image)
+	must.Succeed(t, err)
+	defer loop.Close()
+	device, err := blockdev.Hold(loop.Name())
+	must.Succeed(t, err)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	must.Succeed(t, device.ReadEnds())
+	if zero, err := device.Zeroes(t.Context(), 0, 32*mib); err != nil || !zero {
+		t.Errorf("it reads as zeroes: %t, %v", zero, err)
+	}
+	runtime.ReadMemStats(&after)
+	must.Succeed(t, device.Close())
+	if took := after.TotalAlloc - before.TotalAlloc; took > mib {
+		t.Errorf("it took %d bytes", took)
+	}
 }
 
 func TestOverwrite(t *testing.T) {
