@@ -100,7 +100,7 @@ func (j *job) stale(wanted *job) bool {
 type status struct {
 	progress Progress
 	moved    time.Time
-	waiting  bool // for other devices to be cleaned
+	waiting  bool // for other devices to be cleaned, or for the API
 }
 
 func (j *job) status() status {
@@ -339,6 +339,8 @@ func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
 // none of the device.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
+	j.wait(true) // for the API, and not for the device
+	defer j.wait(false)
 	if err := a.reserve(ctx, j, facts, record); err != nil {
 		return err
 	}

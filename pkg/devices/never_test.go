@@ -65,8 +65,12 @@ func TestDeviceThatNoClaimHadIsNeverWrittenTo(t *testing.T) {
 					d := w.Blank("disk", 64*mib)
 					written := d.Written()
 					before(w, d)
+					opened := opensForWriting(d)
 					if !hasData {
 						w.Offered()
+					}
+					if opened() {
+						t.Error("it was opened for writing")
 					}
 					if now := d.Written(); now != written {
 						t.Errorf("the kernel has counted %q, and before %q", now, written)
