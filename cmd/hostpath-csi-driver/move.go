@@ -34,13 +34,14 @@ const (
 
 // The steps of the two commands.
 const (
-	stepCopy    = "copy"
-	stepUndo    = "undo"
-	stepGiveUp  = "give-up"
-	stepRemove  = "remove"
-	stepConfirm = "confirm"
-	stepVouch   = "vouch"
-	stepAbort   = "abort"
+	stepCopy        = "copy"
+	stepUndo        = "undo"
+	stepGiveUp      = "give-up"
+	stepRemove      = "remove"
+	stepConfirm     = "confirm"
+	stepVouch       = "vouch"
+	stepAbort       = "abort"
+	stepAbortUndone = "abort-undone"
 )
 
 // A moving is the validated command line of a mover.
@@ -82,13 +83,13 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 	flags.DurationVar(&m.silence, "silence", mover.Silence, "end a connection on which the other node has answered nothing for so long, at least 1s")
 	if command == moveOutCommand {
 		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; give-up: the same of a volume that no claim wants and whose copy is aborted, and that may be gone; remove: remove it, after its copy was confirmed")
-		flags.StringVar(&m.address, "address", "", "address of move-in on the other node; with --step=remove that of one with --step=vouch, or empty to remove what nothing vouches for")
+		flags.StringVar(&m.address, "address", "", "address of move-in on the other node; with --step=remove that of one with --step=vouch, or empty to remove what nothing vouches for; with --step=undo that of one with --step=abort-undone, or empty")
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
 	} else {
-		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; vouch: tell the other node whether it is, when that removes its own; abort: remove the copy")
+		flags.StringVar(&m.step, "step", stepCopy, "copy: receive the volume until it is handed over; confirm: make the copy the volume; vouch: tell the other node whether it is, when that removes its own; abort: remove the copy; abort-undone: that, one that may be whole when move-out says with --step=undo that the other node has the volume")
 		flags.StringVar(&m.address, "address", ":8444", "address to listen on for move-out")
 		flags.StringVar(&m.pool, "pool", "", "pool of the copy; may be empty where there is one")
 		flags.StringVar(&m.fence, "fence", "", "what move-out has reported as fence when it handed the volume over; required to confirm and to vouch")
@@ -121,7 +122,7 @@ func (m *moving) check(command, verify string) error {
 	_, moveErr := volume.ParseMoveID(m.move)
 	_, peerErr := volume.ParseNodeID(m.peer)
 	problems := errors.Join(named("volume", volumeErr), named("move", moveErr), named("peer", peerErr))
-	others := map[string][]string{moveOutCommand: {stepUndo, stepGiveUp, stepRemove}, moveInCommand: {stepConfirm, stepVouch, stepAbort}}[command]
+	others := map[string][]string{moveOutCommand: {stepUndo, stepGiveUp, stepRemove}, moveInCommand: {stepConfirm, stepVouch, stepAbort, stepAbortUndone}}[command]
 	if m.step != stepCopy && !slices.Contains(others, m.step) {
 		problems = errors.Join(problems, fmt.Errorf("--step: %q is none of %s and %s", m.step, stepCopy, strings.Join(others, ", ")))
 	}
@@ -156,7 +157,13 @@ func (m *moving) check(command, verify string) error {
 
 // connects says whether the step needs the other node.
 func (m *moving) connects() bool {
-	return m.step == stepCopy || m.step == stepVouch || m.step == stepRemove && m.address != ""
+	switch m.step {
+	case stepCopy, stepVouch, stepAbortUndone:
+		return true
+	case stepRemove, stepUndo:
+		return m.address != ""
+	}
+	return false
 }
 
 // runMove does a step of a move, reports what it does as lines of JSON, and returns the exit status.
@@ -254,6 +261,8 @@ func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, r
 		return in.Confirm(ctx, m.fence)
 	case stepAbort:
 		return in.Abort(ctx, m.evenConfirmed)
+	case stepAbortUndone:
+		in.Aborts = true
 	case stepVouch:
 		in.Fence = m.fence
 	}
@@ -281,7 +290,11 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	last = mover.Event{Event: mover.Ended}
 	switch m.step {
 	case stepUndo:
-		return last, out.Undo(ctx, m.aborted)
+		undo := out.Undo
+		if m.connects() {
+			undo = out.UndoAndTell
+		}
+		return last, undo(ctx, m.aborted)
 	case stepGiveUp:
 		return last, out.GiveUp(ctx)
 	case stepRemove:

@@ -20,29 +20,38 @@ func TestUninstall(t *testing.T) {
 		objects  = "get " + files + " --ignore-not-found --output=json"
 		asked    = "exec --namespace=storage deployment/hostpath-provisioner-operator --container=hostpath-provisioner-operator -- /hostpath-provisioner-operator uninstall"
 		removed  = "delete --filename=- --ignore-not-found"
-		operator = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage","labels":{LABELS}},"spec":{}}`
+		operator = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage","uid":"2","labels":{LABELS}},"spec":{}}`
 		others   = `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"storage"}},` +
 			`{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"data","namespace":"default"}},` +
 			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumesnapshots.snapshot.storage.k8s.io"}},` +
-			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io"}}`
-		fed = `{"apiVersion":"v1","items":[` +
-			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io"}},` +
+			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io","uid":"1"}},` +
+			`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"node"}}`
+		policy     = `{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"node"}}`
+		policyOnly = `{"apiVersion":"v1","items":[` + policy + `],"kind":"List"}`
+		definition = `{"apiVersion":"v1","items":[` + policy + `,` +
+			`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"volumemoves.hostpathprovisioner.kubevirt.io"}}],"kind":"List"}`
+		deployment = `{"apiVersion":"v1","items":[` +
 			`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage"}}],"kind":"List"}`
 	)
+	all := []string{objects, asked, objects, removed, definition, removed, deployment}
 	list := func(items ...string) string {
 		return `{"apiVersion":"v1","kind":"List","items":[` + strings.Join(items, ",") + `]}`
 	}
 	for name, c := range map[string]struct {
 		// found is what kubectl finds of the files, labels are those of the operator's Deployment, and answer what the user types.
 		found, labels, answer string
-		refuses, yes          bool
-		want                  []string
-		problem               string
+		// anew is the uid of what has another one once the operator was asked.
+		anew         string
+		refuses, yes bool
+		want         []string
+		problem      string
 	}{
-		"the user says yes":            {answer: "yes\n", want: []string{objects, asked, removed, fed}},
-		"the user was not asked":       {yes: true, want: []string{objects, asked, removed, fed}},
+		"the user says yes":            {answer: "yes\n", want: all},
+		"the user was not asked":       {yes: true, want: all},
 		"the user says something":      {answer: "y\n", want: []string{objects}, problem: "nothing was removed"},
 		"no user is there":             {want: []string{objects}, problem: "nothing was removed"},
+		"it was made anew meanwhile":   {answer: "yes\n", anew: "1", want: []string{objects, asked, objects, removed, policyOnly, removed, deployment}},
+		"and so was the operator":      {answer: "yes\n", anew: "2", want: []string{objects, asked, objects}, problem: "was made anew"},
 		"the operator refuses":         {yes: true, refuses: true, want: []string{objects, asked}, problem: "is left as it is"},
 		"files of nothing":             {yes: true, found: " ", want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
 		"files of something else":      {yes: true, found: list(others), want: []string{objects}, problem: "no Deployment hostpath-provisioner-operator"},
@@ -56,8 +65,8 @@ func TestUninstall(t *testing.T) {
 printf '%s\n' "$*" >>` + dir + `/asked
 case $1 in
 get) cat ` + dir + `/found ;;
-exec) exit ${REFUSES:-0} ;;
-delete) cat >>` + dir + `/asked ;;
+exec) sed -i "s/\"uid\":\"$ANEW\"/\"uid\":\"anew\"/" ` + dir + `/found; exit ${REFUSES:-0} ;;
+delete) cat >>` + dir + `/asked && echo >>` + dir + `/asked ;;
 esac
 `
 			program := filepath.Join(dir, "kubectl")
@@ -69,6 +78,7 @@ esac
 			if c.refuses {
 				t.Setenv("REFUSES", "1")
 			}
+			t.Setenv("ANEW", c.anew)
 			r, err := parse([]string{"uninstall", "-f", "operator.yaml", "--kustomize", "classes"}, &strings.Builder{})
 			must.Succeed(t, err)
 			r.kubectl, r.yes = kubectl.Kubectl{Program: program, Namespace: "storage"}, c.yes
@@ -82,12 +92,12 @@ esac
 			if diff := cmp.Diff(c.want, strings.Split(strings.TrimSpace(string(asked)), "\n")); diff != "" {
 				t.Errorf("kubectl was asked (-want +got):\n%s", diff)
 			}
-			const shown = "\n  CustomResourceDefinition volumemoves.hostpathprovisioner.kubevirt.io\n  Deployment storage/hostpath-provisioner-operator\n"
+			const shown = "\n  CustomResourceDefinition volumemoves.hostpathprovisioner.kubevirt.io\n  ValidatingAdmissionPolicy node\n  Deployment storage/hostpath-provisioner-operator\n"
 			if is := strings.Contains(out.String(), shown); !c.yes && !is {
 				t.Errorf("the user sees %q", out.String())
 			}
 			const left = "Namespace storage, PersistentVolumeClaim default/data, CustomResourceDefinition volumesnapshots.snapshot.storage.k8s.io"
-			if is := strings.Contains(out.String(), left); len(c.want) == 4 && !is {
+			if is := strings.Contains(out.String(), left); len(c.want) > 4 && !is {
 				t.Errorf("what stays is not said: %q", out.String())
 			}
 		})

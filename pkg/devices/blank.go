@@ -6,26 +6,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-const (
-	// blankEnd is read at both ends of a device to find whether it is empty, in bytes.
-	blankEnd = 16 * mib
-	// samples of sampleBytes are read between, at equal distances.
-	samples     = 256
-	sampleBytes = 64 << 10
-)
-
 // sampled are the parts of a device by which it is judged whether there is anything on it.
 func sampled(size int64) (parts []span) {
-	if size <= 2*blankEnd+samples*sampleBytes {
-		return []span{{0, size}}
+	for _, part := range blockdev.Samples(size) {
+		parts = append(parts, span{part.From, part.To})
 	}
-	parts = []span{{0, blankEnd}}
-	distance := (size - 2*blankEnd) / samples / blockdev.Unit * blockdev.Unit
-	for n := range int64(samples) {
-		at := blankEnd + n*distance
-		parts = append(parts, span{at, at + sampleBytes})
-	}
-	return append(parts, span{(size - blankEnd) / blockdev.Unit * blockdev.Unit, size})
+	return parts
 }
 
 // parts are those by which it is judged whether anything is on a device of which this is the record, and that no claim has used since it was

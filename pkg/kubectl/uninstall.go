@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -21,6 +22,9 @@ const (
 	operatorName = "hostpath-provisioner-operator"
 	// olmOwner is the label of what the Operator Lifecycle Manager has made for a ClusterServiceVersion.
 	olmOwner = "olm.owner"
+
+	definitionKind = "CustomResourceDefinition"
+	admissionGroup = "admissionregistration.k8s.io"
 )
 
 // An Uninstallation removes the operator, with what it has deployed.
@@ -46,46 +50,34 @@ type Contents struct {
 
 // removable are the kinds of which no object has data, by their groups.
 var removable = map[string][]string{
-	"":                             {"Service", "ServiceAccount"},
-	"admissionregistration.k8s.io": {"MutatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration"},
-	"apps":                         {"Deployment"},
-	"monitoring.coreos.com":        {"PodMonitor", "PrometheusRule", "ServiceMonitor"},
-	"networking.k8s.io":            {"NetworkPolicy"},
-	"rbac.authorization.k8s.io":    {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
-	"snapshot.storage.k8s.io":      {"VolumeSnapshotClass"},
-	"storage.k8s.io":               {"StorageClass"},
+	"":                          {"Service", "ServiceAccount"},
+	admissionGroup:              {"MutatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration"},
+	"apps":                      {"Deployment"},
+	"monitoring.coreos.com":     {"PodMonitor", "PrometheusRule", "ServiceMonitor"},
+	"networking.k8s.io":         {"NetworkPolicy"},
+	"rbac.authorization.k8s.io": {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
+	"snapshot.storage.k8s.io":   {"VolumeSnapshotClass"},
+	"storage.k8s.io":            {"StorageClass"},
 }
 
 func (o Object) removable() bool {
-	group := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).Group
+	group := o.group()
 	// Objects of a definition go with it. The operator ends its own before.
-	own := group == movev1.GroupVersion.Group || o.Kind == "CustomResourceDefinition" && strings.HasSuffix(o.Name, "."+movev1.GroupVersion.Group)
+	own := group == movev1.GroupVersion.Group || o.Kind == definitionKind && strings.HasSuffix(o.Name, "."+movev1.GroupVersion.Group)
 	return own || slices.Contains(removable[group], o.Kind)
 }
 
 // Find returns an error if the operator is not among the objects of the files, or was not installed from files: then something else would make
 // it anew.
 func (u Uninstallation) Find(ctx context.Context) (c Contents, err error) {
-	out, err := u.Kubectl.run(ctx, slices.Concat([]string{"get"}, u.Files, []string{"--ignore-not-found", "--output=json"})...)
+	there, err := u.read(ctx)
 	if err != nil {
-		return c, fmt.Errorf("look for the objects of the files: %w", err)
-	}
-	var found struct {
-		Object
-		Items []Object `json:"items"`
-	}
-	if len(bytes.TrimSpace(out)) > 0 {
-		if err := json.Unmarshal(out, &found); err != nil {
-			return c, fmt.Errorf("read the objects of the files: %w", err)
-		}
-	}
-	if found.Name != "" { // it is the only one
-		found.Items = []Object{found.Object}
+		return c, err
 	}
 	var operator *Object
-	for i, o := range found.Items {
-		if o.Kind == "Deployment" && o.Name == operatorName {
-			operator = &found.Items[i]
+	for i, o := range there {
+		if o.isOperator() {
+			operator = &there[i]
 		}
 		if o.removable() {
 			c.Removed = append(c.Removed, o)
@@ -94,6 +86,27 @@ func (u Uninstallation) Find(ctx context.Context) (c Contents, err error) {
 		}
 	}
 	return c, u.check(operator)
+}
+
+// read returns the objects of the files that are in the cluster.
+func (u Uninstallation) read(ctx context.Context) ([]Object, error) {
+	out, err := u.Kubectl.run(ctx, slices.Concat([]string{"get"}, u.Files, []string{"--ignore-not-found", "--output=json"})...)
+	if err != nil {
+		return nil, fmt.Errorf("look for the objects of the files: %w", err)
+	}
+	var found struct {
+		Object
+		Items []Object `json:"items"`
+	}
+	if len(bytes.TrimSpace(out)) > 0 {
+		if err := json.Unmarshal(out, &found); err != nil {
+			return nil, fmt.Errorf("read the objects of the files: %w", err)
+		}
+	}
+	if found.Name != "" { // it is the only one
+		return []Object{found.Object}, nil
+	}
+	return found.Items, nil
 }
 
 // check refuses an operator that is not there, is another one, or was not installed from files.
@@ -112,21 +125,63 @@ func (u Uninstallation) check(operator *Object) error {
 	return nil
 }
 
-// Run has the operator remove what only that can, and then removes what was found. It shows what both say.
+// Run has the operator remove what only that can, and then removes what was found and is still the same. It shows what both say.
 func (u Uninstallation) Run(ctx context.Context, found Contents, out, errs io.Writer) error {
 	err := u.Kubectl.show(ctx, nil, out, errs, "exec", "--namespace="+u.Kubectl.Namespace, "deployment/"+operatorName, "--container="+operatorName, "--", "/"+operatorName, "uninstall")
 	if err != nil {
 		return fmt.Errorf("the operator is left as it is, and so are its files' objects: %w", err)
 	}
-	items := make([]map[string]any, len(found.Removed))
-	for i, o := range found.Removed {
+	there, err := u.read(ctx)
+	if err != nil {
+		return err
+	}
+	var admission, definitions, others []Object
+	for _, o := range found.Removed {
+		i := slices.IndexFunc(there, o.named)
+		switch {
+		case i < 0:
+		case there[i].UID != o.UID && o.isOperator():
+			return errors.New("the operator was made anew meanwhile, and is left as it is, and so are its files' objects: end what makes it, and try again")
+		case there[i].UID != o.UID:
+			fmt.Fprintf(errs, "Left, as it was made anew meanwhile: %s\n", o)
+		case o.group() == admissionGroup:
+			admission = append(admission, o)
+		case o.Kind == definitionKind:
+			definitions = append(definitions, o)
+		default:
+			others = append(others, o)
+		}
+	}
+	// Objects of a definition go with it, and one that was made meanwhile needs the operator for that. A policy without the definition of its
+	// parameter denies every request that it is for.
+	if err := u.remove(ctx, slices.Concat(admission, definitions), out, errs); err != nil {
+		return err
+	}
+	return u.remove(ctx, others, out, errs)
+}
+
+// named says whether another object has the kind and name of this one.
+func (o Object) named(other Object) bool {
+	return o.Name == other.Name && o.Namespace == other.Namespace && o.Kind == other.Kind && o.group() == other.group()
+}
+
+func (o Object) group() string { return schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).Group }
+
+func (o Object) isOperator() bool { return o.Kind == "Deployment" && o.Name == operatorName }
+
+// remove returns when the objects are gone. It names them, not the files: these may have changed, and have what stays.
+func (u Uninstallation) remove(ctx context.Context, objects []Object, out, errs io.Writer) error {
+	if len(objects) == 0 {
+		return nil
+	}
+	items := make([]map[string]any, len(objects))
+	for i, o := range objects {
 		name := map[string]string{"name": o.Name}
 		if o.Namespace != "" {
 			name["namespace"] = o.Namespace
 		}
 		items[i] = map[string]any{"apiVersion": o.APIVersion, "kind": o.Kind, "metadata": name}
 	}
-	// Not the files: they may have changed, and have what stays.
 	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,7 +40,7 @@ type Device struct {
 
 // Tree formats the device if it is blank, checks its filesystem and mounts it. A device that is
 // mounted elsewhere is mounted once more as it is.
-func (d *Device) Tree(state *dir.Dir) (*mounts.Tree, error) {
+func (d *Device) Tree(ctx context.Context, state *dir.Dir) (*mounts.Tree, error) {
 	device, err := blockdev.Find(d.Path)
 	if err != nil {
 		return nil, err
@@ -52,17 +53,13 @@ func (d *Device) Tree(state *dir.Dir) (*mounts.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	kind, blank, err := d.prepare(device, state)
+	kind, blank, err := d.prepare(ctx, device, state)
 	if err != nil {
 		return nil, err
 	}
 	tree, err := d.formatAndMount(source, kind, blank, quotaOptions[kind])
 	if err != nil && blank && quotaOptions[kind] != nil {
-		d.Log.Info("Formatting the device again, without the features for quotas", "device", device.String(), "reason", err.Error())
-		if err := device.Blank(); err != nil {
-			return nil, err
-		}
-		tree, err = d.formatAndMount(source, kind, blank, nil)
+		tree, err = d.formatPlain(device, source, kind, err)
 	}
 	if err != nil {
 		return nil, err
@@ -71,6 +68,19 @@ func (d *Device) Tree(state *dir.Dir) (*mounts.Tree, error) {
 		return nil, errors.Join(err, tree.Close())
 	}
 	return tree, nil
+}
+
+// formatPlain formats a blank device once more, without the features for quotas, if it has no more than the first time can have left.
+func (d *Device) formatPlain(device blockdev.Device, source, kind string, why error) (*mounts.Tree, error) {
+	found, err := probe(d.Exec, device.Path())
+	if err != nil || !found.nothing() && found.filesystem != kind {
+		return nil, errors.Join(why, err)
+	}
+	d.Log.Info("Formatting the device again, without the features for quotas", "device", device.String(), "reason", why.Error())
+	if err := device.Erase(); err != nil {
+		return nil, err
+	}
+	return d.formatAndMount(source, kind, true, nil)
 }
 
 // quotaOptions are those of mkfs for a filesystem that can have project quotas. XFS can without.
@@ -146,9 +156,12 @@ func (d *Device) source(device blockdev.Device) string {
 	return name
 }
 
+// erase is what to do about what is on a device.
+const erase = "If that can go, make a filesystem on it by hand with mkfs, or erase it with blkdiscard --zeroout"
+
 // prepare returns the type of the filesystem that the device has, or is to get because it is blank.
 // A device that is not blank, and has none, is an error, and so is one that cannot be read.
-func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, blank bool, err error) {
+func (d *Device) prepare(ctx context.Context, device blockdev.Device, state *dir.Dir) (kind string, blank bool, err error) {
 	zero, err := device.StartsBlank()
 	if err != nil {
 		return "", false, err
@@ -165,16 +178,25 @@ func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, b
 	case unfinished && found.unfinished(device):
 		// A mounter was killed while it formatted this device, which was blank before.
 		d.Log.Info("Formatting the device again: the last time was not finished", "device", device.String())
-		return d.Type, true, device.Blank()
+		return d.Type, true, device.Erase()
 	case slices.Contains(Filesystems, found.filesystem):
 		if found.filesystem != d.Type {
 			d.Log.Info("The device has a filesystem of another type, and keeps it", "device", device.String(), "type", found.filesystem)
 		}
 		return found.filesystem, false, nil
 	case !found.nothing():
-		return "", false, fmt.Errorf("%s: %w: it has %s. If that can go, erase it with wipefs --all", device, ErrForeign, found)
+		return "", false, fmt.Errorf("%s: %w: it has %s. %s", device, ErrForeign, found, erase)
 	case !zero:
-		return "", false, fmt.Errorf("%s: %w: its first 4096 bytes have data of an unknown kind. If that can go, erase it with blkdiscard --zeroout or dd", device, ErrForeign)
+		return "", false, fmt.Errorf("%s: %w: its first 4096 bytes have data of an unknown kind. %s", device, ErrForeign, erase)
+	case unfinished:
+		// A mounter found it blank, and mkfs was killed before it had written what has a name.
+	default:
+		if zero, err = device.Blank(ctx); err != nil {
+			return "", false, err
+		}
+		if !zero {
+			return "", false, fmt.Errorf("%s: %w: it does not read as zeroes everywhere, and what it has is of an unknown kind. %s", device, ErrForeign, erase)
+		}
 	}
 	d.Log.Info("Formatting the device", "device", device.String(), "type", d.Type)
 	return d.Type, true, note(state, device)
@@ -188,7 +210,8 @@ func (d *Device) Is(mount *mountinfo.Mount, root dir.ID) (bool, error) {
 		return false, err
 	}
 	if root.Dev == device.Number().Dev() {
-		return true, nil
+		// Another directory of the filesystem is mounted there by hand.
+		return mount.Root == "/", nil
 	}
 	if mount.Type != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrBusy) {
 		return false, nil

@@ -42,7 +42,7 @@ const runFile = ".pool-mounter.run"
 type Claim interface {
 	// Tree makes a mount of the claim that is attached nowhere yet. State is the directory in
 	// which the mount point is. Only one mounter at a time calls it.
-	Tree(state *dir.Dir) (*mounts.Tree, error)
+	Tree(ctx context.Context, state *dir.Dir) (*mounts.Tree, error)
 	// Is reports whether a mount is one of this claim, given the root directory of the mount.
 	Is(mount *mountinfo.Mount, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
@@ -169,7 +169,7 @@ func (m *Mounter) Mount(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.attach(place)
+	return m.attach(ctx, place)
 }
 
 // unmountDead takes down what was mounted for the pool and has failed since.
@@ -185,14 +185,14 @@ func (m *Mounter) unmountDead(place mounts.Place, top topmost, why error) error 
 	return place.Unmount()
 }
 
-func (m *Mounter) attach(place mounts.Place) error {
+func (m *Mounter) attach(ctx context.Context, place mounts.Place) error {
 	if err := checkShared(place); err != nil {
 		return err
 	}
 	if err := ensureEmpty(place); err != nil {
 		return err
 	}
-	tree, err := m.Claim.Tree(place.Parent)
+	tree, err := m.Claim.Tree(ctx, place.Parent)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,9 @@ const noteBytes = 4096
 
 func note(state *dir.Dir, device blockdev.Device) error {
 	instance, err := device.Instance()
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil // what a mkfs leaves that is killed has to be erased by hand
+	}
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"strings"
@@ -17,7 +18,7 @@ type Volume struct {
 }
 
 // Tree returns an error if nothing is mounted at the path: the directory would be the container's own.
-func (v Volume) Tree(*dir.Dir) (*mounts.Tree, error) {
+func (v Volume) Tree(context.Context, *dir.Dir) (*mounts.Tree, error) {
 	if _, err := v.mount(); err != nil {
 		return nil, err
 	}

@@ -27,7 +27,10 @@ type In struct {
 	Volume, Move, Peer, Pool string
 	// Fence is that as of which the copy was confirmed: then Serve only tells the source, as often as that asks, whether this node has the
 	// volume. Empty for a copy that is filled.
-	Fence  string
+	Fence string
+	// Aborts has Serve remove the copy. One that may be whole goes only when the source says that it has the volume: it may have been set up
+	// anew since the removal was asked for, and this node may hear of that late.
+	Aborts bool
 	Report func(Event)
 }
 
@@ -49,6 +52,11 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	defer func() { _ = listener.Close() }() // no connection is waited for any more
+	if i.Aborts {
+		if done, err := i.abortPart(ctx); done || err != nil {
+			return err
+		}
+	}
 	i.Report(Event{Event: Listening})
 	var last session
 	unproven := make(chan struct{}, mostUnproven)
@@ -171,7 +179,18 @@ func (i *In) serve(ctx context.Context, conn net.Conn, says *hello) (ended bool,
 	case sessionReceived:
 		i.Report(Event{Event: Received})
 	}
-	return says.Kind == sessionEnd, nil
+	return says.Kind == sessionEnd || says.Kind == sessionUndone, nil
+}
+
+// serves says whether sessions of a kind are served.
+func (i *In) serves(kind string) bool {
+	switch kind {
+	case sessionVouch:
+		return i.Fence != ""
+	case sessionUndone:
+		return i.Aborts
+	}
+	return i.Fence == "" && !i.Aborts
 }
 
 // answer does what a hello asks for. The directory is where passes go.
@@ -181,7 +200,7 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 		return nil, reply, fmt.Errorf("version %d is spoken here, not %d", sessions, says.Version)
 	case says.Volume != i.Volume || says.Move != i.Move:
 		return nil, reply, fmt.Errorf("move %s of volume %s is expected here, not %s of %s", i.Move, i.Volume, says.Move, says.Volume)
-	case (says.Kind == sessionVouch) != (i.Fence != ""):
+	case !i.serves(says.Kind):
 		return nil, reply, fmt.Errorf("a session of the kind %q is not served here", says.Kind)
 	}
 	switch says.Kind {
@@ -201,6 +220,10 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 		return nil, reply, i.whole(ctx, says)
 	case sessionVouch:
 		return nil, reply, i.Confirm(ctx, i.Fence)
+	case sessionUndone:
+		ctx, cancel := context.WithTimeout(ctx, answerWithin) // after that the source has to say it again
+		defer cancel()
+		return nil, reply, i.Abort(ctx, true)
 	}
 	return nil, reply, fmt.Errorf("a session of the kind %q is not known here", says.Kind)
 }
@@ -266,6 +289,19 @@ func (i *In) whole(ctx context.Context, says hello) error {
 func (i *In) Confirm(ctx context.Context, fence string) error {
 	_, err := i.Driver.Repeat(ctx, moves.ConfirmTarget, i.request(fence))
 	return err
+}
+
+// abortPart removes a copy that cannot be all of the volume, and says whether it has. One that the driver cannot describe may be.
+func (i *In) abortPart(ctx context.Context) (done bool, err error) {
+	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
+	switch {
+	case moves.IsNotFound(err):
+	case err != nil:
+		return false, ctx.Err()
+	case v.Moved == i.Move, v.Move == i.Move && v.Fence != "":
+		return false, nil
+	}
+	return true, i.Abort(ctx, false)
 }
 
 // Abort removes the copy, unless it was confirmed, or even then. What else has the name is not of this move, and stays.

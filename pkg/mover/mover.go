@@ -74,6 +74,7 @@ const (
 	sessionReceived = "received" // the copy is whole
 	sessionEnd      = "end"      // the source is handed over
 	sessionVouch    = "vouch"    // the copy is the volume
+	sessionUndone   = "undone"   // the source is the volume, and the copy goes
 )
 
 // A hello begins a session.

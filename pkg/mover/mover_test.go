@@ -590,6 +590,83 @@ func TestRemovalIsVouchedFor(t *testing.T) {
 	}
 }
 
+// A copy that may be whole is removed only if the source has the volume at that moment, and only the source of the move says so.
+func TestAbortIsVouchedFor(t *testing.T) {
+	for name, lost := range map[string]func(r *rig){
+		"the source has another disk": func(r *rig) { r.out.Driver = newSide(r.t, "node-1") },
+		"its directory is gone":       func(r *rig) { must.Succeed(t, os.RemoveAll(r.from.Path("pool", "pvc-1"))) },
+		"it is of another move":       func(r *rig) { r.out.Move = "move-2" },
+		"it has a copy of another": func(r *rig) {
+			r.out.Driver = newSide(r.t, "node-1")
+			_, err := r.out.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
+				Volume: "pvc-1", Move: "move-2", Peer: "node-3", Shape: moves.Shape{Mode: "mount", Bytes: mib},
+			})
+			must.Succeed(t, err)
+		},
+	} {
+		for _, confirmed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, confirmed %v", name, confirmed), func(t *testing.T) {
+				r := newRig(t)
+				ended := r.listen()
+				fence, err := r.out.Copy(t.Context())
+				must.Succeed(t, err, ended())
+				if confirmed {
+					must.Succeed(t, r.in.Confirm(t.Context(), fence))
+				}
+				r.in.Aborts = true
+				r.listen()
+				lost(r)
+				if err := r.out.UndoAndTell(t.Context(), true); err == nil {
+					t.Error("a copy is removed without its source")
+				}
+				if _, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
+					t.Errorf("the copy is removed: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// What the source vouches for is used there, and the copy is gone, also for a mover that is run again after it has removed it.
+func TestAbortOnceTold(t *testing.T) {
+	for _, confirmed := range []bool{false, true} {
+		r := newRig(t)
+		ended := r.listen()
+		fence, err := r.out.Copy(t.Context())
+		must.Succeed(t, err, ended())
+		if confirmed {
+			must.Succeed(t, r.in.Confirm(t.Context(), fence))
+		}
+		r.in.Aborts = true
+		for _, told := range []bool{true, false} {
+			ended = r.listen()
+			if told {
+				must.Succeed(t, r.out.UndoAndTell(t.Context(), true))
+			}
+			must.Succeed(t, ended())
+			if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+				t.Errorf("the copy is left: %+v (%v)", state, err)
+			}
+		}
+		must.Succeed(t, r.publish(r.from, "a"))
+		r.unpublish(r.from, "a")
+	}
+}
+
+// A copy that is not whole goes without its source.
+func TestAbortOfPart(t *testing.T) {
+	r := newRig(t)
+	_, err := r.in.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
+		Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: moves.Shape{Mode: "mount", Bytes: mib},
+	})
+	must.Succeed(t, err)
+	r.in.Aborts = true
+	must.Succeed(t, r.listen()())
+	if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("the copy is left: %+v (%v)", state, err)
+	}
+}
+
 // A mover that vouches fills no copy, and does not say that one is whole.
 func TestVouchingOnly(t *testing.T) {
 	r := newRig(t)

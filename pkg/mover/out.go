@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -177,17 +178,33 @@ func (o *Out) end(ctx context.Context, v moves.Volume) error {
 	return err
 }
 
-// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. One that another move has
-// is as it should be. Without an error, the volume is here.
+// Undo has the volume be published here again. Of one that was handed over the copy has to be aborted before. One that another move
+// has is as it should be. Without an error, the volume is here.
 func (o *Out) Undo(ctx context.Context, aborted bool) error {
 	v, err := o.call(ctx, moves.State, "")
-	if moves.IsNotFound(err) {
+	switch {
+	case moves.IsNotFound(err):
 		return fmt.Errorf("this node has nothing to undo, and a copy on node %s may be the only one: %w", o.Peer, err)
+	case err != nil:
+		return err
+	case v.Move == "" || v.Move == o.Move:
+		return o.unfence(ctx, aborted)
+	case v.Role == string(store.MoveTarget):
+		return fmt.Errorf("this node has only a copy that move %s makes, and one on node %s may be whole", v.Move, o.Peer)
 	}
-	if err != nil || v.Move != "" && v.Move != o.Move {
+	return nil
+}
+
+// UndoAndTell is Undo of which the target hears at this moment, which aborts its copy then.
+func (o *Out) UndoAndTell(ctx context.Context, aborted bool) error {
+	conn, err := o.dial(ctx) // may take long: what is said is to be how it is afterwards
+	if err != nil {
 		return err
 	}
-	return o.unfence(ctx, aborted)
+	if err := o.Undo(ctx, aborted); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	return o.speak(ctx, conn, sessionUndone, hello{}, nil)
 }
 
 // GiveUp is Undo for a volume that nothing wants any more, and that may be gone.
@@ -441,11 +458,16 @@ func (o *Out) dial(ctx context.Context) (net.Conn, error) {
 }
 
 // session connects to the target, has it agree, and does something over the connection.
-func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) (err error) {
+func (o *Out) session(ctx context.Context, kind string, says hello, do func(conn net.Conn, is answer) error) error {
 	conn, err := o.dial(ctx)
 	if err != nil {
 		return err
 	}
+	return o.speak(ctx, conn, kind, says, do)
+}
+
+// speak is a session over a connection, which it closes.
+func (o *Out) speak(ctx context.Context, conn net.Conn, kind string, says hello, do func(conn net.Conn, is answer) error) error {
 	defer func() { _ = conn.Close() }() // what matters was answered
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	says.Version, says.Kind, says.Volume, says.Move = sessions, kind, o.Volume, o.Move

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -331,8 +332,11 @@ func (c *cluster) findClaim(ctx context.Context, l *leftover) error {
 	if l.Claim == "" {
 		return nil
 	}
-	claim := &corev1.PersistentVolumeClaim{}
-	err := c.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: l.Claim}, claim)
+	claim, key := &corev1.PersistentVolumeClaim{}, client.ObjectKey{Namespace: c.namespace, Name: l.Claim}
+	err := c.Get(ctx, key, claim)
+	if apierrors.IsNotFound(err) { // the cache has those with the label of a pool, which a user may have taken off
+		err = c.api.Get(ctx, key, claim)
+	}
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}

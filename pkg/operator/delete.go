@@ -52,7 +52,9 @@ func (r *Reconciler) reportDeletion(ctx context.Context, object *hppv1.HostPathP
 		return err
 	}
 	ofDriver := slices.DeleteFunc(slices.Clone(volumes), func(v corev1.PersistentVolume) bool { return place.OfLegacyProvisioner(&v) })
-	return r.reporter().update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver)))
+	deleting := status.Deleting(object, r.Config.Version, waiting, len(ofDriver), len(volumes)-len(ofDriver))
+	measure(deleting)
+	return r.reporter().update(ctx, object, deleting)
 }
 
 // removeWorkloads waits for moves, unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it

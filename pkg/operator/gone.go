@@ -314,17 +314,19 @@ func cleanUpOfSnapshots(contents []unstructured.Unstructured, bound sets.Set[str
 	return cleanUp("volumesnapshot", snapshots, "volumesnapshotcontent", names)
 }
 
-// cleanUp are the commands that remove objects, and before them what is bound to them, by namespace. No controller is left
-// to remove their finalizers.
+// cleanUp are the commands that remove objects, and then what is bound to them, by namespace. No controller is left to remove their finalizers.
+// A command that is given once more ends at the objects, which are gone: what has the names of those bound to them by then may be others.
 func cleanUp(boundKind string, bound map[string][]string, kind string, names []string) []string {
 	if len(names) == 0 {
 		return nil
 	}
-	var steps []string
+	all := strings.Join(names, " ")
+	steps := []string{
+		fmt.Sprintf("kubectl delete %s --wait=false %s", kind, all),
+		fmt.Sprintf(`kubectl patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'`, kind, all),
+	}
 	for _, namespace := range slices.Sorted(maps.Keys(bound)) {
 		steps = append(steps, fmt.Sprintf("kubectl delete %s --ignore-not-found --wait=false -n %s %s", boundKind, namespace, strings.Join(bound[namespace], " ")))
 	}
-	all := strings.Join(names, " ")
-	return append(steps, fmt.Sprintf("kubectl delete %s --wait=false %s", kind, all),
-		fmt.Sprintf(`kubectl patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'`, kind, all))
+	return steps
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -123,9 +124,13 @@ func TestDeletionWaitsForNodeThatIsBrieflyNotReady(t *testing.T) {
 	node.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
 	s := newStage(t, stored("hpp", 1, true), node, mounter)
 	s.reconciler.Now = func() time.Time { return now.Add(lostAfter - time.Second) }
+	ready.Set(1)
 	s.reconcile("hpp")
 	if said := s.waitsFor(); !s.has(mounter) || !strings.Contains(said, "the node is not ready") {
 		t.Fatalf("the mounter is there: %v, the object waits for %q", s.has(mounter), said)
+	}
+	if is := metric(t); is != 0 {
+		t.Errorf("the metric of an object that is not available any more is %v", is)
 	}
 	s.reconciler.Now = func() time.Time { return now.Add(lostAfter) }
 	s.reconcile("hpp")
@@ -133,6 +138,14 @@ func TestDeletionWaitsForNodeThatIsBrieflyNotReady(t *testing.T) {
 	if s.has(mounter) || s.has(stored("hpp", 1, true)) {
 		t.Error("the deletion waits for a node that may never be back")
 	}
+}
+
+// metric is what the operator says of its object.
+func metric(t *testing.T) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	must.Succeed(t, registry.Register(ready))
+	return must.Value(registry.Gather())(t)[0].GetMetric()[0].GetGauge().GetValue()
 }
 
 // Neither a node that is gone nor one that is not ready keeps an object from being deleted.

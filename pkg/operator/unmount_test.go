@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -191,6 +192,28 @@ func TestPodThatStartsWhileADeletionBegins(t *testing.T) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	if said := s.waitsFor(); s.replicas(mounter) != 1 || !s.has(set) || s.has(job) || !strings.Contains(said, "used by pod space/user") {
 		t.Errorf("the mounter has %d replicas, the driver is there: %v, the clean-up: %v, the object waits for %q", s.replicas(mounter), s.has(set), s.has(job), said)
+	}
+}
+
+// A claim whose label a user has taken off is not in the cache of the manager. Without it the mounter would end first, and the disk go with what
+// pods wrote last.
+func TestClaimWithoutItsLabelHasAPodUntilItIsUnmounted(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	claim := claimFor(mounter, corev1.ReadWriteOnce)
+	claim.Labels = nil
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, mounterPod(mounter, "here", true))
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			if _, is := object.(*corev1.PersistentVolumeClaim); is {
+				return apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), key.Name)
+			}
+			return api.Get(ctx, key, object, options...)
+		},
+	})
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if began := s.has(cleanUpOf(mounter)); !began || s.replicas(mounter) != 1 {
+		t.Errorf("the clean-up has begun: %v, the mounter has %d pods", began, s.replicas(mounter))
 	}
 }
 

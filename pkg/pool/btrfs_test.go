@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -346,6 +348,49 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 		if made.Promised < 64*mib {
 			t.Errorf("the snapshot is promised %d bytes, and holds %d", made.Promised, 64*mib)
 		}
+	})
+}
+
+// While btrfs counts all that is there anew, what a volume holds is not known: its snapshot would be promised next to nothing.
+func TestSnapshotWhileBtrfsCountsAnew(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	const extents = 40_000
+	root := testenv.CountingBtrfs(t, 2<<30)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 512*mib)
+		data, err := os.Create(h.Path("pool", "pvc-1", "data"))
+		must.Succeed(t, err)
+		for n := range int64(extents) { // apart, so that there is much to count
+			_, err := data.WriteAt(make([]byte, 4096), n*8192)
+			must.Succeed(t, err)
+		}
+		must.Succeed(t, data.Close())
+		syncfs(t, root)
+		counting := func() bool {
+			out, err := exec.CommandContext(t.Context(), "btrfs", "quota", "rescan", "-s", root).CombinedOutput()
+			must.Succeed(t, err)
+			return strings.Contains(string(out), "rescan operation running")
+		}
+		for try := range 10 {
+			must.Succeed(t, exec.CommandContext(t.Context(), "btrfs", "quota", "rescan", root).Run())
+			made, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, fmt.Sprint("s-", try)), Source: id(t, "pvc-1")})
+			if err == nil && made.Promised < extents*4096 {
+				t.Fatalf("the snapshot is promised %d bytes, and holds %d", made.Promised, extents*4096)
+			}
+			if err != nil {
+				wantError(t, err, volume.ErrPrecondition)
+			}
+			was := counting()
+			must.Succeed(t, exec.CommandContext(t.Context(), "btrfs", "quota", "rescan", "-W", root).Run())
+			h.later(time.Minute)
+			if was && err != nil {
+				_, err := h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-later"), Source: id(t, "pvc-1")})
+				must.Succeed(t, err)
+				return
+			}
+		}
+		t.Error("no snapshot was made while btrfs counted")
 	})
 }
 

@@ -70,6 +70,10 @@ func unlessOutOfUse(n *serve.Node, id volume.ID, err error) error {
 	return err
 }
 
+// Missing returns ErrPrecondition while a pool that this node has served, and that may have volumes, is not configured or not mounted. What has
+// no name of a volume, and is remembered nowhere, may be there.
+func (s *Set) Missing(id volume.ID) error { return s.node.AnyOutOfUse(id) }
+
 func (v *found) delete(ctx context.Context) error { return v.deleteOnly(ctx, "") }
 
 func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {

@@ -22,7 +22,7 @@ func (s *source) freeze(ctx context.Context) (still context.Context, thaw func()
 		return nil, nil, err
 	}
 	if len(pods) == 0 {
-		return ctx, func() error { return nil }, nil
+		return ctx, func() error { return s.noOthers(nil) }, nil
 	}
 	limit := s.way.frozenAtMost()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
@@ -37,8 +37,23 @@ func (s *source) freeze(ctx context.Context) (still context.Context, thaw func()
 		if errors.Is(context.Cause(limited), errTooLong) {
 			return fmt.Errorf("%w: %s", errTooLong, limit)
 		}
-		return err
+		return errors.Join(err, s.noOthers(pods))
 	}, nil
+}
+
+// noOthers returns ErrPrecondition if another pod has got the source meanwhile. It did not stand still, and what it has written through a
+// mapping may not show.
+func (s *source) noOthers(stopped []freezer.Pod) error {
+	pods, err := s.pods()
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if !slices.Contains(stopped, pod) {
+			return fmt.Errorf("%w: pod %s got it while the others were being frozen", volume.ErrPrecondition, pod)
+		}
+	}
+	return nil
 }
 
 // frozenAtMost is for how long pods may be frozen.

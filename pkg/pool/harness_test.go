@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -43,6 +44,7 @@ type harness struct {
 	table pool.Mounts
 	// devices are used instead of Loops, unless they are nil.
 	devices pool.Devices
+	freezer serve.Freezer
 	real    func(*dir.Dir) (quota.Facility, error) // nil: as Node has it
 	each    bool                                   // each volume is surveyed for itself
 	files   bool                                   // inspect looks at all files
@@ -107,6 +109,7 @@ func (h *harness) options(name string) pool.Options {
 	if h.devices != nil {
 		options.Devices = h.devices
 	}
+	options.Freezer = h.freezer
 	if h.real != nil {
 		options.DetectQuota = h.real
 	}

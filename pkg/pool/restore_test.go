@@ -1,14 +1,17 @@
 package pool_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -254,5 +257,85 @@ func onRoot(t *testing.T, root string, test func(t *testing.T, b *harness)) {
 		h := newHarness(t, root)
 		h.start(local)
 		test(t, h)
+	})
+}
+
+// A freezer has something happen while it stops pods.
+type freezerMeanwhile func()
+
+func (do freezerMeanwhile) Freeze(ctx context.Context, _ []freezer.Pod) (still context.Context, thaw func() error, err error) {
+	do()
+	return ctx, func() error { return nil }, nil
+}
+
+// A pod that gets the volume while others are being stopped is not stopped itself, and what it writes through a mapping does not show: the
+// copy is not said to be of one moment.
+func TestPodComesWhileOthersAreStopped(t *testing.T) {
+	root := testenv.LoopFS(t, "xfs", 512*mib)
+	target := func(pod int) string { return fmt.Sprintf("0a1b2c3d-0000-4000-8000-%012d/volumes/mount", pod) }
+	for name, comes := range map[string]bool{"none comes": false, "one comes": true} {
+		t.Run(name, func(t *testing.T) {
+			at := filepath.Join(root, fmt.Sprint(comes))
+			must.Succeed(t, os.Mkdir(at, 0o755))
+			h := newHarness(t, at)
+			for pod := range 2 {
+				must.Succeed(t, os.MkdirAll(filepath.Dir(h.Path("pods", target(pod))), 0o755))
+			}
+			var stop func()
+			asked := false
+			h.freezer = freezerMeanwhile(func() {
+				asked = true
+				if stop(); comes {
+					must.Succeed(t, h.publish("pvc-1", target(1)))
+				}
+			})
+			h.begin("node-1", local)
+			must.Succeed(t, h.Wait(t.Context()))
+			h.create("pvc-1", mib)
+			must.Succeed(t, h.publish("pvc-1", target(0)))
+			stop = rewritten(t, h.Path("pool", "pvc-1"))
+			var made pool.Snapshot
+			var err error
+			for n := 0; n < 1000 && !asked; n++ { // a copy may be made between two writes
+				made, err = h.Snapshots().Create(t.Context(), pool.SnapshotRequest{
+					ID: snapshotID(t, fmt.Sprint("s-", n)), Source: id(t, "pvc-1"), Way: pool.CopyWay{WhenWritten: volume.Freeze},
+				})
+			}
+			if stop(); !asked {
+				t.Fatal("no pods were to be stopped")
+			}
+			switch {
+			case comes:
+				wantError(t, err, volume.ErrPrecondition)
+			case err != nil || made.Origin.Consistency != volume.PointInTime:
+				t.Errorf("it is %s, %v", made.Origin.Consistency, err)
+			}
+		})
+	}
+}
+
+// rewritten has two files of a directory be written all the time until stop is called.
+func rewritten(t *testing.T, at string) (stop func()) {
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			for _, name := range []string{"a", "b"} {
+				if err := os.WriteFile(filepath.Join(at, name), nil, 0o600); err != nil {
+					ended <- err
+					return
+				}
+			}
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		t.Helper()
+		close(end)
+		must.Succeed(t, <-ended)
 	})
 }

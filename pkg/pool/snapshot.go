@@ -230,7 +230,7 @@ func (s *source) mostHeld(space dir.Space) (int64, error) {
 	if s.entry.Block() || !s.in.Enforcer.Enforces(c) {
 		return promised, nil
 	}
-	usage, err := s.in.Enforcer.Usage(s.dir, c)
+	usage, err := s.in.Enforcer.Settled(s.dir, c)
 	if err != nil {
 		return 0, err
 	}
@@ -296,7 +296,7 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 	case !enforcer.Enforces(c):
 		return rec.Bytes, nil
 	}
-	usage, err := enforcer.Usage(d, c)
+	usage, err := enforcer.Settled(d, c)
 	return usage.Bytes + ledger.OfInodes(enforcer.Kind(), usage.Inodes, enforcer.Sizes.InodeBytes()), err
 }
 

@@ -85,7 +85,7 @@ func (s *source) measure() error {
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
-	usage, err := enforcer.Usage(s.dir, c)
+	usage, err := enforcer.Settled(s.dir, c)
 	if err != nil {
 		return err
 	}

@@ -139,17 +139,22 @@ func (p *Provisioner) checkGone(name string) error {
 	return fmt.Errorf("%w: %s/%s is no directory: put the directory in its place, or remove that", errNotOwn, p.config.Path, name)
 }
 
-// shortenName gives a directory the name of a volume, if it does not have it already.
+// shortenName gives a directory the name of a volume, if it does not have it already. One that has neither name is gone, unless its disk is.
 func (p *Provisioner) shortenName(directory string, id volume.ID) error {
 	h := store.Handover{
 		From: store.VolumePath{Directory: p.config.Path, Name: directory},
 		To:   store.VolumePath{Directory: p.config.Path, Name: id.String()},
 	}
 	where, err := h.Find()
-	if err != nil || !where.From.Directory {
+	switch {
+	case err != nil:
 		return err
+	case where.From.Directory:
+		return h.Move()
+	case where.To.Directory:
+		return nil
 	}
-	return h.Move()
+	return p.pool.Missing(id)
 }
 
 var errNotOwn = errors.New("not a volume of this provisioner")

@@ -75,6 +75,7 @@ type Pool interface {
 	Create(ctx context.Context, r pool.Request) (pool.Volume, error)
 	Confirm(ctx context.Context, id volume.ID, client string) error
 	Delete(ctx context.Context, id volume.ID) error
+	Missing(id volume.ID) error
 	Lock(id volume.ID) (unlock func(), err error)
 	List(ctx context.Context, after volume.ID, most int) (page []pool.Volume, next volume.ID)
 }

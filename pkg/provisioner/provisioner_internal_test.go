@@ -29,6 +29,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -50,6 +51,12 @@ type rig struct {
 
 func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 	t.Helper()
+	return newRigThatRemembers(t, t.TempDir(), config, objects...)
+}
+
+// newRigThatRemembers is one whose node keeps notes of its pools in a directory.
+func newRigThatRemembers(t *testing.T, state string, config Config, objects ...runtime.Object) *rig {
+	t.Helper()
 	if config.Path == "" {
 		config.Path = t.TempDir()
 	}
@@ -58,7 +65,9 @@ func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 	must.Succeed(t, err)
 	configs[0].Except = CSIDirectory
 	n := pooltest.New(t, t.TempDir())
-	set := n.Start(configs, n.Options(config.Node))
+	options := n.Options(config.Node)
+	options.Served = served.ByHand(state)
+	set := n.Start(configs, options)
 	must.Succeed(t, set.Wait(t.Context()))
 	objects = append(objects, nodeNamed("node-a", "host-a"))
 	r := &rig{T: t, client: fake.NewClientset(objects...)}
@@ -439,6 +448,34 @@ func TestDeleteRemovesItsOwn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The disk is not mounted after a boot. No note has the name of the directory, and it would count as removed.
+func TestDeleteOfLongNameOnADiskThatIsNotMountedIsRefused(t *testing.T) {
+	top, state := t.TempDir(), t.TempDir()
+	config, disk := Config{Mode: PerNode, Path: filepath.Join(top, "pool")}, filepath.Join(top, "disk")
+	must.Succeed(t, os.Mkdir(config.Path, 0o755))
+	pv := own(t, config.Path)
+	long := strings.Repeat("x", 214) + "-" + name
+	must.Succeed(t, os.Rename(pv.Spec.HostPath.Path, filepath.Join(config.Path, long)))
+	pv.Spec.HostPath.Path = filepath.Join(config.Path, long)
+	const other = "pvc-99999999-2222-3333-4444-555555555555"
+	must.Succeed(t, os.Mkdir(filepath.Join(config.Path, other), 0o755))
+	run := func(do func(r *rig)) {
+		t.Run("", func(t *testing.T) { do(newRigThatRemembers(t, state, config)) })
+	}
+	run(func(*rig) {})
+	must.Succeed(t, os.Rename(config.Path, disk), os.Mkdir(config.Path, 0o755))
+	run(func(r *rig) { must.ErrorIs(t, r.Delete(t.Context(), pv), volume.ErrPrecondition) })
+	must.Succeed(t, os.RemoveAll(config.Path), os.Rename(disk, config.Path))
+	run(func(r *rig) {
+		for range 2 { // the second finds that it is gone
+			must.Succeed(t, r.Delete(t.Context(), pv))
+		}
+		if left := r.directories(); !slices.Equal(left, []string{other}) {
+			t.Errorf("left: %v", left)
+		}
+	})
 }
 
 func TestDeleteLeavesWhatIsNotItsOwn(t *testing.T) {

@@ -86,7 +86,7 @@ func (d Device) event(key string) (string, error) {
 			return value, nil
 		}
 	}
-	return "", fmt.Errorf("find %s of %s: the kernel has none", key, d)
+	return "", fmt.Errorf("find %s of %s: the kernel has none: %w", key, d, errors.ErrUnsupported)
 }
 
 // plain reports whether device mapper's udev rules use a name as it is.
@@ -120,7 +120,8 @@ func (d Device) Node(at string) error {
 }
 
 // Instance distinguishes this device from any other that had or will have its number: the kernel
-// numbers disks in the order of their appearance (diskseq, Linux 5.15), anew after each boot.
+// numbers disks in the order of their appearance (diskseq), anew after each boot. It returns errors.ErrUnsupported where the kernel does not,
+// before Linux 5.15.
 func (d Device) Instance() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -200,8 +201,8 @@ func (d Device) StartsBlank() (bool, error) {
 	return blank, nil
 }
 
-// Blank overwrites the first MiB with zeros, durably. It returns ErrBusy for a device in use.
-func (d Device) Blank() (err error) {
+// Erase overwrites the first MiB with zeros, durably. It returns ErrBusy for a device in use.
+func (d Device) Erase() (err error) {
 	f, err := d.open(unix.O_RDWR | unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s: block device is %w%s", d, ErrBusy, d.holders())

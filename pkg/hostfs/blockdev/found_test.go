@@ -86,7 +86,7 @@ func TestCheckUnused(t *testing.T) {
 	if err := device.CheckUnused(); !errors.Is(err, blockdev.ErrBusy) {
 		t.Errorf("held: %v, want ErrBusy", err)
 	}
-	if err := device.Blank(); !errors.Is(err, blockdev.ErrBusy) {
+	if err := device.Erase(); !errors.Is(err, blockdev.ErrBusy) {
 		t.Errorf("blanked while it is held: %v, want ErrBusy", err)
 	}
 	must.Succeed(t, unix.Close(user))
@@ -101,9 +101,9 @@ func TestStartsBlank(t *testing.T) {
 	if blank, err := device.StartsBlank(); err != nil || blank {
 		t.Errorf("data: blank %t, %v", blank, err)
 	}
-	must.Succeed(t, device.Blank())
+	must.Succeed(t, device.Erase())
 	if blank, err := device.StartsBlank(); err != nil || !blank {
-		t.Errorf("after Blank: blank %t, %v", blank, err)
+		t.Errorf("after Erase: blank %t, %v", blank, err)
 	}
 	for offset, want := range map[int64]byte{mib - 1: 0, mib: 'x'} {
 		if b, err := device.ByteAt(offset); err != nil || b != want {
@@ -113,6 +113,25 @@ func TestStartsBlank(t *testing.T) {
 	_, tiny := attach(t, 512, 0)
 	if _, err := tiny.StartsBlank(); err == nil {
 		t.Error("a device of 512 bytes is no error")
+	}
+}
+
+// What is on a device may begin anywhere.
+func TestBlank(t *testing.T) {
+	path, device := attach(t, 56*mib, 0)
+	if blank, err := device.Blank(t.Context()); err != nil || !blank {
+		t.Errorf("zeroes: blank %t, %v", blank, err)
+	}
+	for _, at := range []int64{0, 16*mib - 1, 56*mib - 1, 40 * mib, blockdev.Samples(56 * mib)[100].From} {
+		disk := must.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
+		for _, content := range []string{"x", "\x00"} {
+			must.Value(disk.WriteAt([]byte(content), at))(t)
+			must.Succeed(t, disk.Sync())
+			if blank, err := device.Blank(t.Context()); err != nil || blank != (content == "\x00") {
+				t.Errorf("byte %d is %q: blank %t, %v", at, content, blank, err)
+			}
+		}
+		must.Succeed(t, disk.Close())
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -76,31 +75,9 @@ func (d *Held) ReadEnds() error {
 	}
 	end := min(size, probed)
 	for _, offset := range []int64{0, size - end} {
-		if err := d.read(context.Background(), offset, end, func([]byte) bool { return true }); err != nil {
+		if err := read(context.Background(), d.file, Span{offset, offset + end}, func([]byte) bool { return true }); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// piece is read at once, in bytes: a node may look at a hundred devices at a time.
-const piece = 256 << 10
-
-// read reads a part of the device, as long as it is to go on.
-func (d *Held) read(ctx context.Context, offset, bytes int64, goOn func([]byte) bool) error {
-	buffer := make([]byte, min(bytes, piece))
-	for end := offset + bytes; offset < end; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		part := buffer[:min(int64(len(buffer)), end-offset)]
-		if _, err := d.file.ReadAt(part, offset); err != nil {
-			return explain("read", d.file.Name(), err)
-		}
-		if !goOn(part) {
-			return nil
-		}
-		offset += int64(len(part))
 	}
 	return nil
 }
@@ -108,15 +85,7 @@ func (d *Held) read(ctx context.Context, offset, bytes int64, goOn func([]byte) 
 // Zeroes reports whether a part of the device reads as zeroes, what the page cache has of it left aside: another machine may
 // have written to the device.
 func (d *Held) Zeroes(ctx context.Context, offset, bytes int64) (bool, error) {
-	if err := unix.Fadvise(int(d.file.Fd()), offset, bytes, unix.FADV_DONTNEED); err != nil {
-		return false, d.failed("fadvise", err)
-	}
-	zero := true
-	err := d.read(ctx, offset, bytes, func(part []byte) bool {
-		zero = !slices.ContainsFunc(part, func(b byte) bool { return b != 0 })
-		return zero
-	})
-	return zero && err == nil, err
+	return zeroes(ctx, d.file, Span{offset, offset + bytes})
 }
 
 // Writable reports what keeps the device from being written, if it can be known without opening it exclusively:
@@ -132,13 +101,13 @@ func (d *Held) Writable() error {
 	return nil
 }
 
-// A Writer overwrites a device that is held. Nothing else in this program opens a device for writing that may be another program's.
+// A Writer overwrites a device that is held.
 type Writer struct {
 	file *os.File
 	held *Held
 }
 
-// ForWriting opens the device for writing too, by what is held, whatever its path leads to now. Writer has to be closed first.
+// ForWriting opens the device for writing too, by what is held, whatever its path leads to now. The Writer has to be closed first.
 func (d *Held) ForWriting() (*Writer, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -124,7 +124,9 @@ func (p *stillPass) captureFile(c *captured, from source, most int) error {
 	all := span{0, c.st.Size}
 	inMemory := []span{all}
 	if p.entries.method == Share && c.st.Size > readInstead {
-		inMemory = unwritten(src, c.st.Size)
+		if inMemory, err = unwritten(src, c.st.Size, most-c.bytes); err != nil {
+			return err
+		}
 	}
 	for _, one := range inMemory {
 		if err := c.read(src, one, most, p.entries.next); err != nil {
@@ -175,6 +177,9 @@ func (p *stillPass) shareBase(c *captured, src int, from source, inMemory []span
 	}
 	at := int64(0)
 	for _, one := range inMemory {
+		if err == nil {
+			err = p.entries.next()
+		}
 		if err == nil {
 			err = shareRange(dst, src, at, one.from)
 		}

@@ -29,6 +29,7 @@ type clocks struct {
 	wasSet  bool     // since it was opened
 	local   bool     // the filesystem has that of this machine
 	still   bool     // those who write stand still
+	seconds bool     // the filesystem keeps whole seconds, as ext4 does in inodes of 128 bytes
 }
 
 // now asks the clock of the filesystem: it makes a file, but not while that may have to wait for what others write.
@@ -38,6 +39,9 @@ func (c *clocks) now() (moment, error) {
 	if c.local && c.still { // it gives no ctime that is earlier (current_time of Linux); those of the past may be later, within a tick
 		var now unix.Timespec
 		err := os.NewSyscallError("clock_gettime", unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &now))
+		if c.seconds {
+			now.Nsec = 0
+		}
 		return moment{set: true, changed: now, before: before, after: time.Now()}, err
 	}
 	f, err := c.in.MakeFile(name)
@@ -89,7 +93,8 @@ func (m moment) follows(st *unix.Stat_t) bool {
 }
 
 // UnderWay is for how long a store through a mapping or an asynchronous direct write may be under way, whose ctime is set when it
-// begins, and which waits for no lock. For others see AwaitCalls.
+// begins, and which waits for no lock. For others see AwaitCalls. Sharing
+// blocks waits for direct writes; where they are read, one that takes longer is missing.
 const UnderWay = time.Second
 
 func (m moment) earlier(by time.Duration) moment {

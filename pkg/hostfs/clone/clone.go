@@ -83,7 +83,7 @@ func share(dst, src int) error {
 	return tryShare(dst, src, func() error { return unix.IoctlFileClone(dst, src) })
 }
 
-// shareRange is FICLONERANGE between two offsets, which are multiples of sharedUnit, or the end of the file.
+// shareRange is FICLONERANGE between two offsets, which are multiples of a block, or the end of the file.
 func shareRange(dst, src int, from, to int64) error {
 	if from == to { // the kernel would take that for all that follows
 		return nil

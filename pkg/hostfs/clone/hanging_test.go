@@ -45,7 +45,6 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 				}
 				change()
 				during := sync.OnceFunc(change)
-				var neighbour sync.WaitGroup
 				result := tree(t, src, dst, clone.Options{
 					Method: f.method, Rounds: 1,
 					Pause: func(context.Context) error { during(); return nil },
@@ -56,32 +55,83 @@ func TestStandstillEndsWhileDiskHangs(t *testing.T) {
 						if f.kind == "btrfs" { // where sharing waits for writes that have begun: see docs/snapshots.md, Limits
 							syncFiles(t, filepath.Join(src, "large"), filepath.Join(src, "1/changing-5/privileged"), filepath.Join(src, "new/linked-0"))
 						}
-						asked := d.HangWrites()
-						neighbour.Go(func() {
-							if err := write(root); err != nil {
-								t.Error(err)
-							}
-						})
-						<-asked
-						late := time.AfterFunc(20*time.Second, func() {
-							t.Errorf("pods wait for the disk:\n%s", waiting(t))
-							d.Heal()
-						})
+						hung := hang(t, d, write)
 						return ctx, func() error {
-							late.Stop()
-							d.Heal()
+							hung()
 							d.KeepUnwritten(t, 512*mib)
 							return nil
 						}, nil
 					},
 				})
-				neighbour.Wait()
 				if !result.PointInTime {
 					t.Errorf("it is %+v", result)
 				}
 				clonetest.Same(t, src, dst)
 			})
 		}
+	}
+}
+
+// hang has the disk end no write until the returned function is called, which has to be within 20 seconds. A neighbour has begun one.
+func hang(t *testing.T, d *disk.Filesystem, write func(root string) error) (heal func()) {
+	t.Helper()
+	asked := d.HangWrites()
+	var neighbour sync.WaitGroup
+	neighbour.Go(func() {
+		if err := write(d.At); err != nil {
+			t.Error(err)
+		}
+	})
+	<-asked
+	late := time.AfterFunc(20*time.Second, func() {
+		t.Errorf("pods wait for the disk:\n%s", waiting(t))
+		d.Heal()
+	})
+	return func() {
+		late.Stop()
+		d.Heal()
+		neighbour.Wait()
+	}
+}
+
+// Changes that are far from each other in a large file count by what is written, and not by what lies between: a copy waits for no disk. On
+// btrfs it may: see docs/snapshots.md, Limits.
+func TestStandstillAfterScatteredWrites(t *testing.T) {
+	for _, f := range sharing[:1] {
+		t.Run(f.kind, func(t *testing.T) {
+			const apart, writes = 64 << 10, 640
+			d := disk.Mount(t, f.kind, 512*mib)
+			src, dst := filepath.Join(d.At, "src"), filepath.Join(d.At, "dst")
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			large := filepath.Join(src, "large")
+			must.Succeed(t, os.WriteFile(large, noise(apart*writes), 0o600))
+			forget(t, large)
+			write(t, filepath.Join(src, "other"), "content")
+			scatter := func() {
+				f, err := os.OpenFile(large, os.O_WRONLY, 0)
+				must.Succeed(t, err)
+				for n := range int64(writes) {
+					_, err := f.WriteAt(fmt.Appendf(nil, "%010d", n), n*apart+20_000)
+					must.Succeed(t, err)
+				}
+				must.Succeed(t, f.Close())
+				write(t, filepath.Join(src, "other"), "changed")
+			}
+			during := sync.OnceFunc(scatter)
+			result := tree(t, src, dst, clone.Options{
+				Method: f.method, Rounds: 1,
+				Pause: func(context.Context) error { during(); return nil },
+				Hold: func(ctx context.Context) (context.Context, func() error, error) {
+					scatter()
+					heal := hang(t, d, neighbours["data"])
+					return ctx, func() error { heal(); return nil }, nil
+				},
+			})
+			if !result.PointInTime {
+				t.Errorf("it is %+v", result)
+			}
+			clonetest.Same(t, src, dst)
+		})
 	}
 }
 
@@ -109,6 +159,15 @@ func syncFiles(t *testing.T, paths ...string) {
 		f, err := os.Open(path)
 		must.Succeed(t, err, f.Sync(), f.Close())
 	}
+}
+
+// forget has the kernel keep nothing of a file in memory: pages that are written then are single ones, and not part of large folios that count as
+// written as a whole.
+func forget(t *testing.T, path string) {
+	t.Helper()
+	syncFiles(t, path)
+	f, err := os.Open(path)
+	must.Succeed(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
 // neighbours wait for the disk themselves.

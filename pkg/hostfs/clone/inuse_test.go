@@ -300,3 +300,31 @@ func allocated(t *testing.T, in string) (bytes int64) {
 	}
 	return bytes
 }
+
+// What another program writes while pods stand still is found out also where ctimes are whole seconds, as on ext4 with inodes of 128 bytes.
+func TestWriteWhileAllStandStillWithTimesOfSeconds(t *testing.T) {
+	root := testenv.MadeFS(t, "ext4", 512*mib, "-I", "128")
+	src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+	must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+	for n := range 4 {
+		write(t, filepath.Join(src, fmt.Sprint(n)), "")
+	}
+	change := func() {
+		for n := range 4 {
+			write(t, filepath.Join(src, fmt.Sprint(n)), "changed")
+		}
+	}
+	next := sync.OnceFunc(change)
+	result := tree(t, src, dst, clone.Options{
+		Method: clone.Copy, Rounds: 1,
+		Pause: func(context.Context) error { next(); return nil },
+		Hold: func(ctx context.Context) (context.Context, func() error, error) {
+			change()
+			next = sync.OnceFunc(change)
+			return ctx, func() error { return nil }, nil
+		},
+	})
+	if result.PointInTime || result.Changed == 0 {
+		t.Errorf("it is %+v, although all files were written meanwhile", result)
+	}
+}

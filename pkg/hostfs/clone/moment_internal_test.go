@@ -1,9 +1,11 @@
 package clone
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,6 +65,26 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			}
 		})
 	}
+}
+
+// While all stand still entries are compared twice: to find what has changed, and that nothing does.
+func TestNothingIsHeldThatCannotBeComparedTwiceInTime(t *testing.T) {
+	testenv.NeedRoot(t)
+	src, dst, links := t.TempDir(), t.TempDir(), t.TempDir()
+	c := newCopier(open(t, src), open(t, links), Options{Method: Copy, HoldAtMost: 8 * time.Second})
+	c.compared = 5 * time.Second
+	var err error
+	c.dst, err = dir.NewDescent(open(t, dst), false)
+	must.Succeed(t, err)
+	start, err := c.begin(t.Context(), true)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, c.clocks.machine.Close()) }()
+	c.options.Hold = func(context.Context) (context.Context, func() error, error) {
+		t.Error("they are stopped")
+		return nil, nil, context.Canceled
+	}
+	_, err = c.standstill(t.Context(), start, Result{})
+	must.ErrorIs(t, err, ErrTooMany)
 }
 
 func open(t *testing.T, path string) *dir.Dir {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -60,6 +62,34 @@ func TestMoreNamesThanAreRemembered(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Of that many files the names are remembered, and of a quarter more directories, as docs/snapshots.md says. What is beyond is told.
+func TestNamesThatAreRemembered(t *testing.T) {
+	const files, directories = 98_304, 131_072
+	names := clone.NewNames()
+	entry := func(n uint64, kind uint32) *unix.Stat_t { return &unix.Stat_t{Ino: n, Mode: kind} }
+	add := func(from, to uint64, kind uint32) {
+		for n := from; n < to; n++ {
+			names.Add(1, fmt.Sprint(n), entry(n, kind))
+		}
+	}
+	known := func(n uint64, kind uint32) bool { return names.Has(1, fmt.Sprint(n), entry(n, kind), false) }
+	add(0, files, unix.S_IFREG)
+	if !known(0, unix.S_IFREG) || !known(files-1, unix.S_IFREG) || names.Has(1, "another", entry(1, unix.S_IFREG), true) {
+		t.Errorf("not all of %d files are remembered", files)
+	}
+	add(files, files+1, unix.S_IFREG)
+	if known(files, unix.S_IFREG) || !names.Has(1, fmt.Sprint(files), entry(files, unix.S_IFREG), true) {
+		t.Error("one more is remembered, or taken for one that is not there")
+	}
+	add(files+1, directories+1, unix.S_IFDIR)
+	if !known(directories, unix.S_IFDIR) {
+		t.Errorf("not all directories up to %d entries are remembered", directories)
+	}
+	if add(directories+1, directories+2, unix.S_IFDIR); known(directories+1, unix.S_IFDIR) {
+		t.Error("one more is remembered")
 	}
 }
 

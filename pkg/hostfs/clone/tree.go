@@ -20,7 +20,7 @@ type Options struct {
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
-	// HoldAtMost is for how long they may be stopped; 0 for no limit. If comparing all entries takes longer, which is the least that
+	// HoldAtMost is for how long they may be stopped; 0 for no limit. If comparing all entries twice takes longer, which is the least that
 	// is done meanwhile, Tree returns ErrTooMany and stops nothing.
 	HoldAtMost time.Duration
 	// Alone is asked whether, from now until Tree ends, no process can write to the source, if there is an entry whose ctime is in
@@ -34,7 +34,7 @@ type Options struct {
 	Pause func(context.Context) error
 }
 
-// ErrTooMany reports a source of so many entries that comparing them takes longer than those who write may be stopped.
+// ErrTooMany reports a source of so many entries that comparing them twice takes longer than those who write may be stopped.
 var ErrTooMany = errors.New("too many files and directories")
 
 // A Result says what [Tree] copied.
@@ -180,8 +180,9 @@ func (c *copier) passes(ctx context.Context, rounds int) (Result, error) {
 // is written, and checks that nothing was. While they stand still nothing waits for what others have written to
 // the filesystem.
 func (c *copier) standstill(ctx context.Context, start moment, first Result) (result Result, err error) {
-	if most := c.options.HoldAtMost; most > 0 && c.compared > most {
-		return Result{}, fmt.Errorf("%w: comparing them took %s", ErrTooMany, c.compared.Round(time.Millisecond))
+	// They are compared to find what has changed, and once more to find that nothing does.
+	if most := c.options.HoldAtMost; most > 0 && 2*c.compared > most {
+		return Result{}, fmt.Errorf("%w: comparing them twice takes %s", ErrTooMany, (2 * c.compared).Round(time.Millisecond))
 	}
 	if start, err = c.nextPass(ctx, start, false); err != nil {
 		return Result{}, err
@@ -252,7 +253,7 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 	if err != nil {
 		return moment{}, err
 	}
-	c.entries.start = now
+	c.entries.start, c.clocks.seconds = now, now.changed.Nsec == 0
 	if err := c.refuseFuture(ctx, now); err != nil {
 		return moment{}, err
 	}

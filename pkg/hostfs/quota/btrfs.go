@@ -51,12 +51,8 @@ func detectSubvolumes(d *dir.Dir) (Facility, error) {
 // running. Until a rescan, the numbers that the limits are enforced by may be wrong or not
 // updated. A rescan runs after quotas are enabled, or on request.
 func counting(d *dir.Dir) error {
-	var scan rescanArgs
-	if err := ioctl.Do(d, btrfsRescanStatus, &scan); err != nil {
-		return fmt.Errorf("read the quota rescan status of %s: %w", d, err)
-	}
-	if scan.Running != 0 {
-		return nil
+	if running, err := rescanning(d); running || err != nil {
+		return err
 	}
 	// A rescan that has just ended may not have stored its result yet. This waits only for that.
 	if err := ioctl.Do[rescanArgs](d, btrfsRescanWait, nil); err != nil {
@@ -67,6 +63,38 @@ func counting(d *dir.Dir) error {
 		err = fmt.Errorf("%w: btrfs quota accounting is inconsistent: run btrfs quota rescan %s", ErrNone, d)
 	}
 	return err
+}
+
+func rescanning(d *dir.Dir) (bool, error) {
+	var scan rescanArgs
+	if err := ioctl.Do(d, btrfsRescanStatus, &scan); err != nil {
+		return false, fmt.Errorf("read the quota rescan status of %s: %w", d, err)
+	}
+	return scan.Running != 0, nil
+}
+
+// Settled reports whether all that is on the filesystem of d is counted: not while btrfs counts it anew, has to, or has quotas disabled, when
+// usage is too low.
+func Settled(d *dir.Dir) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return false, fmt.Errorf("find the kind of filesystem of %s: %w", d, err)
+	}
+	if uint32(st.Type) != unix.BTRFS_SUPER_MAGIC {
+		return true, nil
+	}
+	status, err := searchItem(d, qgroupStatus, 0)
+	if err != nil || status.flags()&statusOn == 0 {
+		return false, ifThere(err)
+	}
+	running, err := rescanning(d)
+	if err == nil && !running && status.flags()&statusInconsistent != 0 {
+		err = counting(d)
+	}
+	if errors.Is(err, ErrNone) {
+		return false, nil
+	}
+	return err == nil && !running, err
 }
 
 func (*subvolumes) Kind() Kind { return Btrfs }

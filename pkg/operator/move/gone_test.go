@@ -212,6 +212,71 @@ func TestRemovalThatStartsLate(t *testing.T) {
 	}
 }
 
+// A target that starts late to remove its copy of a move that was undone, after it was cut off, as the operator was down, keeps it as long as the
+// source, which may have been set up anew by then, does not say that it has the volume.
+func TestAbortThatStartsLate(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	at := 0
+	w.run("m", func(look int) {
+		m := w.move("m")
+		switch {
+		case at == 0 && m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil:
+			deleteMove(w)
+		case at == 0 && m.Status.Phase == v1alpha1.Undoing:
+			if w.hangs = nodeB; w.moverOf(roleAbortUndone) == nil { // the mover is not started
+				return
+			}
+			at, w.hangs = look, ""
+			delete(w.records, nodeA)
+			w.live()
+		case at > 0 && look == at+long:
+			if w.records[nodeB] == nil || !strings.Contains(w.says("m"), "node node-a has the volume") {
+				t.Errorf("node-b has %+v, and the move says %q", w.records[nodeB], w.says("m"))
+			}
+			w.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		}
+	})
+	if at == 0 || w.looked < at+long {
+		t.Errorf("the move has ended without an answer: %v", w.records)
+	}
+	w.wantNothingLeft()
+}
+
+// Where an administrator has the volume be used on the target, since the source has lost it, undoing ends, and touches nothing.
+func TestTargetRecoveredByHand(t *testing.T) {
+	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			at := 0
+			w.run("m", func(look int) {
+				m := w.move("m")
+				switch {
+				case at == 0 && m.Status.Phase == v1alpha1.Switching:
+					at = look
+					delete(w.records, nodeA)
+					deleteMove(w)
+				case at > 0 && look == at+long:
+					w.replicas = false
+					volume := volumeOf("pv")
+					w.has(volume)
+					volume.Finalizers = nil
+					w.update(volume)
+					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), volume))
+					*w.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
+					volume = volumeOf(anew)
+					volume.UID, volume.Spec.NodeAffinity = "by hand", onNode(nodeB)
+					must.Succeed(t, w.api.Create(t.Context(), volume))
+				}
+			})
+			if at == 0 || w.looked < at+long || !w.records[nodeB].publishes() {
+				t.Errorf("the nodes have %+v", w.records)
+			}
+			w.wantNothingLeft()
+		})
+	}
+}
+
 // Where an administrator has the volume be used on the source again, since the target has lost it, the move ends, and touches nothing.
 func TestRecoveredByHand(t *testing.T) {
 	for name, anew := range map[string]string{"under its name": "pv", "under another name": "pv-2"} {

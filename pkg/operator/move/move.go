@@ -12,6 +12,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -25,6 +27,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
@@ -114,26 +117,37 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		delete(r.reported, request.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	after, err := r.look(ctx, object)
+	priority := handler.LowPriority
+	if object.Underway() { // pods may stand still for it, and many others may wait to begin
+		priority = 0
+	}
+	return ctrl.Result{RequeueAfter: after, Priority: &priority}, err
+}
+
+// look does the next step of a move that was read, and says when the one after that is due.
+func (r *Reconciler) look(ctx context.Context, object *v1alpha1.VolumeMove) (after time.Duration, err error) {
 	m := r.reconciliation(object)
 	before := object.DeepCopy()
 	result, err := m.step(ctx)
 	if err != nil {
 		result = wait("Error", "%v", err)
+		object.Status.Phase = before.Status.Phase // what was not learned leads to no other
 	}
 	if result.message == "" {
-		return ctrl.Result{RequeueAfter: result.after}, nil
+		return result.after, nil
 	}
 	m.report(result)
 	m.times.noteProgress(before.Status)
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
 		// What was read is what is replaced: a deletion since then is seen first.
 		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
-			return ctrl.Result{RequeueAfter: soon}, nil
+			return soon, nil
 		} else if statusErr != nil {
-			return ctrl.Result{}, errors.Join(err, client.IgnoreNotFound(statusErr))
+			return 0, errors.Join(err, client.IgnoreNotFound(statusErr))
 		}
 	}
-	return ctrl.Result{RequeueAfter: result.after}, err
+	return result.after, err
 }
 
 // report has the condition of the move say what a step did or waits for.
@@ -334,10 +348,8 @@ func (m reconciliation) copyAgain(ctx context.Context) (bool, error) {
 
 // remove removes the old copy, and what the move has made.
 func (m reconciliation) remove(ctx context.Context) (outcome, error) {
-	if recovered, err := m.volume.recovered(ctx); err != nil || recovered {
-		m.move.Status.Phase = v1alpha1.Failed
-		return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too",
-			m.move.Status.SourceNode, m.move.Status.TargetNode), err
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode); err != nil || recovered {
+		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
@@ -367,6 +379,12 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 		message += fmt.Sprintf("; if node %s comes back, remove what it had there: move-out --step=remove", m.move.Status.SourceNode)
 	}
 	return next("Moved", "%s", message), nil
+}
+
+// leave ends a move that an administrator has ended by hand, by a PersistentVolume that leads to what one node has.
+func (m reconciliation) leave(on, other string) outcome {
+	m.move.Status.Phase = v1alpha1.Failed
+	return next("Recovered", "a PersistentVolume leads to the volume on node %s again, which stays; what node %s has of it stays, too", on, other)
 }
 
 // assure says why the old copy is not removed yet, or by what arguments it is. As long as the claim is there, the target has to answer that it
@@ -426,6 +444,9 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	if recovered, err := m.volume.recovered(ctx, m.move.Status.TargetNode); err != nil || recovered {
+		return m.leave(m.move.Status.TargetNode, m.move.Status.SourceNode), err
+	}
 	wanted, err := m.volume.wanted(ctx)
 	if err != nil || wanted && !source.ready {
 		return wait("Undoing", "%s, which has the volume: it is used there again when it answers; to give it up, delete "+owner, source.away(m.move.Status.SourceNode)), err
@@ -436,25 +457,8 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if done, said, err := m.volume.putBack(ctx); err != nil || !done {
 		return next("Undoing", "%s", said), err
 	}
-	undo := roleUndo
-	if !wanted {
-		undo = roleGiveUp
-	}
-	var waits []string
-	for _, step := range []role{undo, roleAbort} {
-		said, err := m.undoStep(ctx, step)
-		if err != nil {
-			return outcome{}, err
-		}
-		if said != "" {
-			waits = append(waits, said)
-		}
-		if said != "" && wanted {
-			break
-		}
-	}
-	if len(waits) > 0 {
-		return wait("Undoing", "%s", list(waits)), nil
+	if waits, err := m.undoSteps(ctx, wanted); err != nil || len(waits) > 0 {
+		return wait("Undoing", "%s", list(waits)), err
 	}
 	_, why, err := m.volume.stillBound(ctx)
 	if err != nil {
@@ -464,13 +468,39 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	return next("Undone", "%s", m.undone(source, target, why)), nil
 }
 
-// undoStep does one of the two steps of undo, or says what it waits for.
+// undoSteps does the steps of undo, one after the other where the volume is wanted, or says what they wait for.
+func (m reconciliation) undoSteps(ctx context.Context, wanted bool) (waits []string, err error) {
+	steps := []role{roleUndo, roleAbortUndone}
+	if !wanted {
+		steps = []role{roleGiveUp, roleAbort}
+	}
+	for _, step := range steps {
+		said, err := m.undoStep(ctx, step)
+		if err != nil {
+			return nil, err
+		}
+		if said != "" {
+			waits = append(waits, said)
+		}
+		if said != "" && wanted {
+			break
+		}
+	}
+	return waits, nil
+}
+
+// undoStep does one of the steps of undo, or says what it waits for.
 func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, err error) {
 	// A mover that still ran would fence the source, or make the copy, again.
 	if left, err := m.objects.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
 		return "wait for the movers to end: " + list(left), err
 	}
-	done, said, err := m.movers.step(ctx, step)
+	done, said := false, ""
+	if step == roleAbortUndone {
+		done, said, err = m.abortUndone(ctx)
+	} else {
+		done, said, err = m.movers.step(ctx, step)
+	}
 	if err != nil || !done {
 		return fmt.Sprintf("%s on node %s: %s", step.words(), m.movers.nodeOf(step), said), err
 	}
@@ -478,6 +508,27 @@ func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, 
 		m.move.Status.FencedTime = nil
 	}
 	return "", nil
+}
+
+// abortUndone removes the copy. If that may be whole, the target does so when the source tells it that it has the volume: that may have been set up
+// anew since it has shown so, and the target may hear late of the removal.
+func (m reconciliation) abortUndone(ctx context.Context) (done bool, waits string, err error) {
+	if ready, err := m.objects.connect(ctx, roleAbortUndone, roleTell); err != nil || !ready {
+		return false, "renew the certificates of the movers", err
+	}
+	done, waits, err = m.movers.step(ctx, roleAbortUndone)
+	if done || err != nil {
+		return done, waits, err
+	}
+	target := &corev1.Pod{ObjectMeta: m.objects.meta("-" + string(roleAbortUndone))}
+	if there, err := m.api.find(ctx, client.ObjectKeyFromObject(target), target); err != nil || !there || target.Status.PodIP == "" {
+		return false, waits, err
+	}
+	tells := append(roleTell.identity(), "--address="+net.JoinHostPort(target.Status.PodIP, strconv.Itoa(port)))
+	if done, said, err := m.movers.step(ctx, roleTell, tells...); !done || err != nil {
+		return false, fmt.Sprintf("if node %s has the volume: %s", m.move.Status.SourceNode, said), err
+	}
+	return false, waits, nil
 }
 
 // undone says where the volume is after undo, and what to do on a node that may come back.

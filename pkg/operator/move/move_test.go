@@ -157,6 +157,70 @@ func TestClaimDeletedAtAnyStep(t *testing.T) {
 	})
 }
 
+// An operator that was held up before a write, and makes that after another one has taken over and the move has ended, changes nothing of
+// how it ended.
+func TestWriteThatComesLate(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain} {
+			for at, late := 1, true; late; at += every() {
+				w := newWorld(t, moveOf("m"), appPod("data-0", false))
+				volume := volumeOf("pv")
+				w.has(volume)
+				volume.Spec.PersistentVolumeReclaimPolicy = policy
+				w.update(volume)
+				late = false
+				w.pause, w.between = at, func() {
+					late = true
+					if m := w.move("m"); deleted && m != nil && m.DeletionTimestamp == nil {
+						deleteMove(w)
+					}
+					w.run("m")
+				}
+				w.run("m")
+				w.live()
+				w.live()
+				on := nodeA
+				if w.records[nodeA] == nil {
+					on = nodeB
+				}
+				w.has(volume)
+				if place.NodeOfVolume(volume) != on || volume.Spec.PersistentVolumeReclaimPolicy != policy || volume.DeletionTimestamp != nil || volume.Annotations[reclaimPolicy] != "" {
+					t.Errorf("write %d comes late (the VolumeMove is deleted: %v): the nodes have %+v, and the PersistentVolume is %+v", at, deleted, w.records, volume)
+				}
+			}
+		}
+	}
+}
+
+// A read that fails at any time shows nothing of what it was about.
+func TestReadFailsAtAnyTime(t *testing.T) {
+	for on, meanwhile := range map[string]func(w *world){
+		nodeB: func(*world) {},
+		nodeA: func(w *world) {
+			if m := w.move("m"); m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil {
+				deleteMove(w)
+			}
+		},
+	} {
+		reads := []string{""}
+		for i := 0; i < len(reads); i++ {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			w.fail = reads[i]
+			w.run("m", func(int) { meanwhile(w) })
+			w.wantOn(on)
+			if t.Failed() {
+				t.Fatalf("it fails to %s", reads[i])
+			}
+			if i == 0 {
+				reads = append(reads, w.reads...)
+			}
+		}
+		if len(reads) < 40 {
+			t.Errorf("a move reads only %q", reads)
+		}
+	}
+}
+
 // Movers that are deleted at any time are made again.
 func TestMoverDeletedAtAnyStep(t *testing.T) {
 	for _, of := range []role{roleOut, roleIn, roleConfirm, roleVouch, roleRemove} {

@@ -23,15 +23,17 @@ type role string
 
 // The roles. The first two copy, the others do one step.
 const (
-	roleOut     role = "out"
-	roleIn      role = "in"
-	roleConfirm role = "confirm"
-	roleAssure  role = "assure" // confirms once more, which succeeds only where the volume is
-	roleVouch   role = "vouch"  // does that whenever the source asks
-	roleRemove  role = "remove"
-	roleAbort   role = "abort"
-	roleUndo    role = "undo"
-	roleGiveUp  role = "give-up" // undoes what nothing wants any more, and what may be gone
+	roleOut         role = "out"
+	roleIn          role = "in"
+	roleConfirm     role = "confirm"
+	roleAssure      role = "assure" // confirms once more, which succeeds only where the volume is
+	roleVouch       role = "vouch"  // does that whenever the source asks
+	roleRemove      role = "remove"
+	roleUndo        role = "undo"
+	roleTell        role = "tell"         // does that once more, and says so to the next
+	roleAbortUndone role = "abort-undone" // aborts, what may be whole once it is told
+	roleAbort       role = "abort"
+	roleGiveUp      role = "give-up" // undoes what nothing wants any more, and what may be gone
 )
 
 const (
@@ -61,7 +63,7 @@ func (r role) capabilities() []corev1.Capability {
 
 // onSource says on which side a role is.
 func (r role) onSource() bool {
-	return r == roleOut || r == roleRemove || r == roleUndo || r == roleGiveUp
+	return r == roleOut || r == roleRemove || r == roleUndo || r == roleTell || r == roleGiveUp
 }
 
 // shows says that what a role has done shows what its node has, on which the removal of another copy relies.
@@ -125,7 +127,9 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 		return append(args, "--step=confirm", "--fence="+m.move.Status.Fence)
 	case roleVouch:
 		args = append(args, "--step="+string(r), "--fence="+m.move.Status.Fence, fmt.Sprintf("--address=:%d", port))
-	case roleUndo:
+	case roleAbortUndone:
+		args = append(args, "--step="+string(r), fmt.Sprintf("--address=:%d", port))
+	case roleUndo, roleTell:
 		return append(args, "--step=undo", "--target-aborted") // the copy is not used, and aborted afterwards
 	case roleAbort:
 		if m.move.Status.Fence != "" { // the copy may be confirmed, and no PersistentVolume has led to it

@@ -34,7 +34,7 @@ func TestWordsOfMovers(t *testing.T) {
 	}
 	for role, needs := range map[role][]privilege.Capability{
 		roleOut: privilege.Needed, roleIn: slices.Concat(privilege.Needed, privilege.ForCopies),
-		roleConfirm: nil, roleAssure: nil, roleVouch: nil, roleRemove: nil, roleAbort: nil, roleUndo: nil, roleGiveUp: nil,
+		roleConfirm: nil, roleAssure: nil, roleVouch: nil, roleRemove: nil, roleAbort: nil, roleUndo: nil, roleTell: nil, roleAbortUndone: nil, roleGiveUp: nil,
 	} {
 		var needed []corev1.Capability
 		for _, c := range needs {

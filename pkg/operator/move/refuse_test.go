@@ -9,7 +9,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -139,6 +141,23 @@ func TestSecondMoveWaits(t *testing.T) {
 		}
 	})
 	w.wantOn(nodeB)
+}
+
+// For a move that has begun pods may stand still: those that wait to begin, of which a tenant may make thousands, do not hold it up.
+func TestMovesThatWaitGoLast(t *testing.T) {
+	w := newWorld(t, moveOf("a"), moveOf("b", func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "none" }), appPod("data-0", false))
+	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	next := func(name string) int {
+		t.Helper()
+		result := must.Value(r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}}))(t)
+		if result.Priority == nil {
+			t.Fatalf("the move %s has no priority", name)
+		}
+		return *result.Priority
+	}
+	if begun, waits := next("a"), next("b"); begun <= waits {
+		t.Errorf("a move that has begun has the priority %d, and one that waits %d", begun, waits)
+	}
 }
 
 // A pod that nothing makes again is evicted only if that was asked for, and one that a budget keeps is named.

@@ -26,6 +26,8 @@ const (
 	sizeFile = "size"
 	// movedBy on a PersistentVolume is the uid of the move that made it, and on a claim has the controller of volumes look at it again.
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
+	// undoneBy on a PersistentVolume is the uid of the move that is undone: an operator that has lost its lease may not have heard of that.
+	undoneBy = "hostpathprovisioner.kubevirt.io/undone-by"
 	// reclaimPolicy on a PersistentVolume is the policy that it has when it does not move.
 	reclaimPolicy = "hostpathprovisioner.kubevirt.io/reclaim-policy"
 	// preResize is on a PersistentVolume whose size csi-resizer has written, and that kubelet has not made so large yet.
@@ -53,6 +55,9 @@ func (v claimedVolume) replacement(of *corev1.PersistentVolume, saved *corev1.Pe
 	}
 	to.Annotations[reclaimPolicy] = string(policyOf(of))
 	to.Annotations[movedBy] = string(v.move.UID)
+	if node == v.move.Status.SourceNode {
+		v.noteUndone(to)
+	}
 	to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	if to.Spec.ClaimRef != nil {
 		to.Spec.ClaimRef.ResourceVersion = ""
@@ -186,16 +191,19 @@ func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	return there && now.Annotations[movedBy] == string(v.move.UID), err
 }
 
-// recovered says whether an administrator has made a PersistentVolume that leads to what the source has, after the switch. None of ours
-// does.
-func (v claimedVolume) recovered(ctx context.Context) (found bool, err error) {
+// recovered says whether an administrator has made a PersistentVolume that leads to what is to be removed on a node: to the source, after the
+// switch, or to the target, when the move is undone: ours may lead there for a while. Where ours is as it should be, none is looked for.
+func (v claimedVolume) recovered(ctx context.Context, on string) (found bool, err error) {
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
-	if err != nil || there && place.NodeOfVolume(now) == v.move.Status.TargetNode {
+	at := place.NodeOfVolume(now)
+	if err != nil || there && at != on && (at == v.move.Status.SourceNode || at == v.move.Status.TargetNode) {
 		return false, err
 	}
+	undoes := on == v.move.Status.TargetNode
 	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
-		found = found || place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == v.move.Status.SourceNode
+		ours := undoes && one.Annotations[movedBy] == string(v.move.UID)
+		found = found || !ours && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == on
 	})
 	return found, err
 }
@@ -218,10 +226,23 @@ func (v claimedVolume) putBack(ctx context.Context) (done bool, said string, err
 	// Of a volume with the policy Retain only the deletion shows that it was to be replaced.
 	untouched := now.UID == v.move.Status.VolumeUID && now.Annotations[reclaimPolicy] == "" && now.DeletionTimestamp == nil
 	others := now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID
-	if err != nil || there && (untouched || others) {
+	switch {
+	case err != nil || there && others:
 		return err == nil, "", err
+	case there && untouched && v.isUndone(now):
+		return true, "", nil
+	case there && untouched:
+		return false, fmt.Sprintf("note on the PersistentVolume %s that the move is undone", now.Name), v.patch(ctx, now, v.noteUndone)
 	}
 	return v.moveTo(ctx, v.move.Status.SourceNode)
+}
+
+func (v claimedVolume) isUndone(volume *corev1.PersistentVolume) bool {
+	return volume.Annotations[undoneBy] == string(v.move.UID)
+}
+
+func (v claimedVolume) noteUndone(volume *corev1.PersistentVolume) {
+	metav1.SetMetaDataAnnotation(&volume.ObjectMeta, undoneBy, string(v.move.UID))
 }
 
 // moveTo does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
@@ -236,6 +257,8 @@ func (v claimedVolume) moveTo(ctx context.Context, node string) (done bool, said
 		return false, "", err
 	case now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID || !v.owns(now):
 		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
+	case node == v.move.Status.TargetNode && v.isUndone(now):
+		return false, "the move is undone", nil
 	case at == node && (now.UID != v.move.Status.VolumeUID || now.DeletionTimestamp == nil):
 		return v.bind(ctx, now)
 	}
@@ -285,6 +308,9 @@ func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string,
 			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
+	if node == v.move.Status.SourceNode {
+		v.noteUndone(saved)
+	}
 	if size, err := resource.ParseQuantity(string(secret.Data[sizeFile])); err == nil && node == v.move.Status.SourceNode {
 		saved.Spec.Capacity[corev1.ResourceStorage] = size
 	}

@@ -65,6 +65,10 @@ type world struct {
 	kill     int  // before, or after, which write the operator is killed; 0 for none
 	after    bool // the write is made, and the operator does not learn that
 	writes   int
+	pause    int    // before which write the operator is held up while between is called, and has lost its lease after it; 0 for none
+	between  func() // what happens then
+	fail     string // which read fails; empty for none
+	reads    []string
 	killed   bool
 	uids     int
 	keeps    bool // disruption budgets
@@ -100,6 +104,11 @@ var errKilled = errors.New("killed")
 
 func (w *world) write(do func() error) error {
 	w.writes++
+	if w.pause == w.writes {
+		w.between()
+		_ = do() // which learns nothing any more
+		return errKilled
+	}
 	if w.kill != w.writes {
 		return do()
 	}
@@ -305,11 +314,36 @@ func (w *world) move(name string) *v1alpha1.VolumeMove {
 // reconcile has an operator look at a move, which is killed if the limit says so.
 func (w *world) reconcile(name string) {
 	w.Helper()
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage, Now: w.clock}
+	r := &Reconciler{Client: w.Client, APIReader: w.reader(), Reports: w, DriverNamespace: storage, Now: w.clock}
 	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		w.Fatal(err)
 	}
+}
+
+// reader reads for the operator, but for the read that fails.
+func (w *world) reader() client.Reader {
+	read := func(name string, of any, do func() error) error {
+		phase := v1alpha1.Phase("")
+		if m := w.move("m"); m != nil {
+			phase = m.Status.Phase
+		}
+		name = fmt.Sprintf("read the %T %s in the phase %s", of, name, phase)
+		if !slices.Contains(w.reads, name) {
+			if w.reads = append(w.reads, name); name == w.fail {
+				return errKilled
+			}
+		}
+		return do()
+	}
+	return interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return read(key.Name, o, func() error { return c.Get(ctx, key, o, opts...) })
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return read("", list, func() error { return c.List(ctx, list, opts...) })
+		},
+	})
 }
 
 // Lines are what the stand-in of a mover reported.
@@ -400,13 +434,17 @@ func (w *world) bindClaim() {
 	claim.Status.Phase = corev1.ClaimLost
 	if there && volume.Spec.ClaimRef.UID == claim.UID {
 		claim.Status.Phase = corev1.ClaimBound
-		volume.Status.Phase = corev1.VolumeBound
 		if was != claim.Status.Phase {
 			claim.Status.Capacity = volume.Spec.Capacity
 		}
-		w.update(volume)
+		if volume.Status.Phase != corev1.VolumeBound {
+			volume.Status.Phase = corev1.VolumeBound
+			w.update(volume)
+		}
 	}
-	w.update(claim)
+	if was != claim.Status.Phase {
+		w.update(claim)
+	}
 }
 
 // schedule is the StatefulSet, the scheduler and kubelet.
@@ -466,7 +504,7 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		return
 	}
 	mine := own != nil && own.move == flags["move"]
-	problem := ""
+	problem, listens := "", false
 	switch role(pod.Labels[roleLabel]) {
 	case roleOut:
 		problem = w.copyOut(pod, flags, all)
@@ -489,22 +527,29 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		default:
 			delete(w.records, pod.Spec.NodeName)
 		}
-	case roleAbort:
+	case roleAbort, roleAbortUndone:
 		_, even := flags["even-confirmed"]
-		if own != nil && own.moved == flags["move"] && !even {
+		confirmed := own != nil && own.moved == flags["move"]
+		listens = role(pod.Labels[roleLabel]) == roleAbortUndone && (confirmed || mine && own.fence != "")
+		switch {
+		case listens:
+		case confirmed && !even:
 			problem = "it was confirmed"
-		} else if mine || own != nil && own.moved == flags["move"] {
+		case mine || confirmed:
 			delete(w.records, pod.Spec.NodeName)
 		}
-	case roleUndo, roleGiveUp:
+	case roleUndo, roleTell, roleGiveUp:
 		switch {
 		case mine:
 			w.records[pod.Spec.NodeName] = &record{}
-		case own == nil && role(pod.Labels[roleLabel]) == roleUndo:
+		case own == nil && role(pod.Labels[roleLabel]) != roleGiveUp:
 			problem = "this node has nothing to undo"
 		}
+		if problem == "" && role(pod.Labels[roleLabel]) == roleTell {
+			problem = w.tell(flags["address"], all)
+		}
 	}
-	if r := role(pod.Labels[roleLabel]); problem == "" && r != roleOut && r != roleIn && r != roleVouch {
+	if r := role(pod.Labels[roleLabel]); problem == "" && !listens && r != roleOut && r != roleIn && r != roleVouch {
 		pod.Status.Phase = corev1.PodSucceeded
 	}
 	for i := range pod.Status.ContainerStatuses { // how it ended before is kept
@@ -526,6 +571,18 @@ func (w *world) vouches(address, move string, all []corev1.Pod) bool {
 		has := w.records[p.Spec.NodeName]
 		return p.Labels[roleLabel] == string(roleVouch) && strings.HasPrefix(address, p.Status.PodIP+":") && has != nil && has.moved == move
 	})
+}
+
+// tell has the mover that listens at an address remove its copy.
+func (w *world) tell(address string, all []corev1.Pod) (problem string) {
+	i := slices.IndexFunc(all, func(p corev1.Pod) bool {
+		return p.Labels[roleLabel] == string(roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(address, p.Status.PodIP+":") && p.Spec.NodeName != w.hangs
+	})
+	if i < 0 {
+		return "nothing listens"
+	}
+	delete(w.records, all[i].Spec.NodeName)
+	return ""
 }
 
 func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }

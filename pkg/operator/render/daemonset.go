@@ -138,8 +138,8 @@ func moveKubelet(pod *corev1.PodSpec, to string) {
 		return
 	}
 	moved := func(path string) string {
-		if rest, ok := strings.CutPrefix(path, kubeletDirectory+"/"); ok {
-			return to + "/" + rest
+		if rest, ok := strings.CutPrefix(path, kubeletDirectory); ok && (rest == "" || rest[0] == '/') {
+			return to + rest
 		}
 		return path
 	}

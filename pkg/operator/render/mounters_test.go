@@ -179,6 +179,23 @@ func TestCleanUpHasTheClaimThatItNames(t *testing.T) {
 	}
 }
 
+// A clean-up sees what is published where kubelet is. On a node without the usual directory its pod would never start.
+func TestCleanUpHasTheDirectoryOfKubelet(t *testing.T) {
+	for directory, want := range map[string]string{"": kubeletDirectory, kubeletDirectory: kubeletDirectory, "/var/lib/k0s/kubelet": "/var/lib/k0s/kubelet"} {
+		r := templates(t, corev1.PersistentVolumeBlock)
+		r.object.Spec.KubeletDirectory = directory
+		job, err := r.CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: kubeletDirectory + "s"})
+		must.Succeed(t, err)
+		var paths []string
+		for _, v := range job.Spec.Template.Spec.Volumes {
+			paths = append(paths, v.HostPath.Path)
+		}
+		if !slices.Equal(paths, []string{kubeletDirectory + "s", want}) {
+			t.Errorf("with kubelet in %q it has %q", directory, paths)
+		}
+	}
+}
+
 // The next pod of a mounter starts before the last one ends, so that a rollout leaves no claim without one. Only where one pod may have the
 // claim, by its template or as it is, the last one ends first.
 func TestMounterIsReplacedUnderItsClaim(t *testing.T) {

@@ -325,6 +325,19 @@ func (e *Enforcer) Usage(d *dir.Dir, c ledger.Info) (quota.Usage, error) {
 	return e.facility.Usage(d, c.QuotaID())
 }
 
+// Settled is Usage, or volume.ErrPrecondition while more may be there than is counted.
+func (e *Enforcer) Settled(d *dir.Dir, c ledger.Info) (quota.Usage, error) {
+	usage, err := e.Usage(d, c)
+	if err != nil {
+		return usage, err
+	}
+	settled, err := quota.Settled(d)
+	if err == nil && !settled {
+		err = fmt.Errorf("%w: what it holds is not known until btrfs has counted all that is there (btrfs quota rescan)", volume.ErrPrecondition)
+	}
+	return usage, err
+}
+
 // Outside counts what users made in a volume that its limit does not include.
 func (e *Enforcer) Outside(d *dir.Dir) (int, error) { return e.facility.Outside(d) }
 

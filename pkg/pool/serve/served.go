@@ -45,6 +45,11 @@ func (n *Node) OutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Ent
 // KnownOutOfUse returns ErrPrecondition if such a pool is known to have the volume.
 func (n *Node) KnownOutOfUse(id volume.ID) error { return n.outOfUse(id, (*served.Entry).Had) }
 
+// AnyOutOfUse returns ErrPrecondition if such a pool may have anything. No note has names that are none of volumes.
+func (n *Node) AnyOutOfUse(id volume.ID) error {
+	return n.outOfUse(id, func(p *served.Entry, _ string) bool { return p.Partial || len(p.Volumes) > 0 })
+}
+
 func (n *Node) outOfUse(id volume.ID, has func(p *served.Entry, id string) bool) error {
 	pools, err := n.Options.Served.OutOfUse(n.uses)
 	if err != nil {

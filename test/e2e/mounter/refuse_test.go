@@ -39,6 +39,8 @@ func TestUsedDeviceIsNotFormatted(t *testing.T) {
 			d.write((16*mib)&^(65535)-65536, "\xfc\x4e\x2b\xa9\x00\x00\x00\x00\x5a\x00\x00\x00")
 		}, "linux_raid_member"},
 		"data without a name":          {func(_ *testing.T, d *disk) { d.write(100, "a database of its own") }, "data of an unknown kind"},
+		"data that begins later":       {func(_ *testing.T, d *disk) { d.write(5*mib, "a store of its own") }, "does not read as zeroes"},
+		"data in the last block":       {func(_ *testing.T, d *disk) { d.write(16*mib-512, "a label") }, "does not read as zeroes"},
 		"a filesystem that is no pool": {func(t *testing.T, d *disk) { tool(t, "mkfs.ext2", "-q", d.Path) }, "ext2"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +48,7 @@ func TestUsedDeviceIsNotFormatted(t *testing.T) {
 			d := newDisk(t, 16*mib)
 			test.fill(t, d)
 			before := d.sum()
-			status, said := h.run("", "mount", "--device", d.Path, "--fs-type", "ext4", "--patience", "0")
+			status, said := h.try("mount", "--device", d.Path, "--fs-type", "ext4", "--patience", "0")
 			if status != 1 || !contains(said, "device is not blank") || !contains(said, test.want) {
 				t.Errorf("status %d, %s; want 1 and %q", status, said, test.want)
 			}
@@ -56,6 +58,17 @@ func TestUsedDeviceIsNotFormatted(t *testing.T) {
 			h.wantUnmounted()
 		})
 	}
+}
+
+// try is run for a command that is to fail: a mounter that does not goes on until it is stopped.
+func (h *host) try(args ...string) (status int, said string) {
+	h.t.Helper()
+	p := h.start("", args...)
+	if p.saysOrEnds(keeping) {
+		p.stop(unix.SIGTERM)
+	}
+	p.wait()
+	return p.cmd.ProcessState.ExitCode(), p.output.String()
 }
 
 func (d *disk) sum() (sum [sha256.Size]byte) {
@@ -177,6 +190,24 @@ func TestTargetInUseIsRefused(t *testing.T) {
 				t.Errorf("%d mounts at the target, want %d, and the device as before", len(h.mounts()), mounts)
 			}
 		})
+	}
+}
+
+// An administrator has mounted a directory of the claim's filesystem at the path of the pool. That is not its root directory, which has the pool
+// after the next boot.
+func TestDirectoryOfTheDeviceIsNoPool(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	tool(t, "mkfs.xfs", "-q", d.Path)
+	whole := t.TempDir()
+	sub := filepath.Join(whole, "sub")
+	must.Succeed(t, unix.Mount(d.Path, whole, "xfs", 0, ""), os.Mkdir(sub, 0o755), os.Mkdir(h.Target, 0o755), unix.Mount(sub, h.Target, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(whole, unix.MNT_DETACH)) })
+	for command, want := range map[string]string{"mount": "is mounted there", "probe": "is mounted there", "unmount": "pool is in use"} {
+		if status, said := h.try(command, "--device", d.Path, "--patience", "0"); status != 1 || !contains(said, want) {
+			t.Errorf("%s: status %d, %s; want 1 and %q", command, status, said, want)
+		}
+		h.wantMounted("xfs")
 	}
 }
 

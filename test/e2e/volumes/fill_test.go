@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -80,25 +81,23 @@ func filledFilesystems() map[string]filesystem {
 		}
 	}
 	if testing.Short() { // make test has btrfs on the host
-		return smallFilesystems()
+		return madeFilesystems(64*mib, 300*mib)
 	}
 	all := map[string]filesystem{"btrfs": on(testenv.CountingBtrfs, "-m", "dup"), "btrfs with a reserve": reserving}
-	for _, fs := range filesystems() {
-		all[string(fs.kind)] = fs
-	}
+	maps.Copy(all, madeFilesystems(size, size))
 	return all
 }
 
-// smallFilesystems are some that an emulated processor fills in seconds.
-func smallFilesystems() map[string]filesystem {
+// madeFilesystems are smaller than those of the guest: an emulated processor fills them in seconds, or, of 1 GiB, in minutes.
+func madeFilesystems(ext4, xfs int64) map[string]filesystem {
 	all := make(map[string]filesystem)
 	for _, fs := range filesystems() {
 		mount := func(t *testing.T) string {
 			t.Helper()
-			return testenv.MountMade(t, "ext4", 64*mib, []string{"-O", "quota,project", "-E", "quotatype=prjquota"}, "prjquota")
+			return testenv.MountMade(t, "ext4", ext4, []string{"-O", "quota,project", "-E", "quotatype=prjquota"}, "prjquota")
 		}
 		if fs.kind == quota.XFS {
-			mount = func(t *testing.T) string { t.Helper(); return testenv.LoopFS(t, "xfs", 300*mib, "prjquota") }
+			mount = func(t *testing.T) string { t.Helper(); return testenv.LoopFS(t, "xfs", xfs, "prjquota") }
 		}
 		fs.mount = mount
 		all[string(fs.kind)] = fs

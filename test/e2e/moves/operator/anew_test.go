@@ -51,6 +51,50 @@ func TestRemovalIsHeardLate(t *testing.T) {
 	c.move(deletion{undone: true}, func() {})
 }
 
+// A target that was cut off hears late that it is to remove the copy of a move that was undone. Meanwhile the operator was down, and the source was
+// set up anew under its name: the target has the only copy by then, with every write, and keeps it.
+func TestAbortIsHeardLate(t *testing.T) {
+	c := newCluster(t, "")
+	c.begin(corev1.PersistentVolumeReclaimDelete)
+	c.replicas = false // no pod starts on the source again
+	abort := &corev1.Pod{}
+	abort.Namespace, abort.Name = storage, "volumemove-"+string(c.uid("move"))+"-abort-undone"
+	c.until("the copy is to be removed", func() bool {
+		c.reconcile()
+		if m := c.moveObject(); c.has(m) && m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil {
+			deleteMove(c)
+		}
+		if !c.has(abort) {
+			return false
+		}
+		c.cut = nodeB
+		return true
+	})
+	if is, err := c.stateOn(t, nodeB); err != nil || is.Fence == "" && is.Moved == "" {
+		t.Fatalf("the target has no whole copy: %+v, %v", is, err)
+	}
+	c.setUpAnew(t, nodeA)
+	c.cut = ""
+	c.until("the mover has tried to remove the copy", func() bool {
+		m := c.movers[abort.UID]
+		return m != nil && (strings.Contains(m.said(), "listening") || !m.runs())
+	})
+	wantCopy := func() {
+		t.Helper()
+		if _, err := c.stateOn(t, nodeB); err != nil {
+			t.Fatalf("the only copy was removed: %v\n%s", err, c.output())
+		}
+	}
+	wantCopy()
+	c.until("the operator says what is missing", func() bool {
+		c.reconcile()
+		return strings.Contains(c.says(), "node "+nodeA+" has the volume: the mover")
+	})
+	wantCopy()
+	deleteClaim(c)
+	c.move(deletion{undone: true}, func() {})
+}
+
 // setUpAnew has a node of that name come with another disk.
 func (c *cluster) setUpAnew(t *testing.T, name string) {
 	t.Helper()
