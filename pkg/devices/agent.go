@@ -29,6 +29,8 @@ type Volume struct {
 	ClaimUID, Claim string
 	// Wipe is how it is cleaned at least, and empty if any way will do.
 	Wipe Wipe
+	// Deleted says that it is being deleted, after its claim: who deletes a volume has its device, so that it is as one that a claim has.
+	Deleted bool
 	// Foreign is a volume of the node that another client has made, and Elsewhere one of another node, whose path says nothing
 	// here: Pass gets none of either.
 	Foreign, Elsewhere bool
@@ -311,7 +313,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		p.problem(v.Name, v.Path, Twice, "it is the same device as %s of the PersistentVolume %s", other.Path, other.Name)
 		return
 	}
-	if j := p.jobs[number]; j != nil && (!v.Released || j.volume.ClaimUID != v.ClaimUID || p.Frozen) {
+	if j := p.jobs[number]; j != nil && (!v.Released || !j.isFor(v) || p.Frozen) {
 		// It is not to be cleaned any more, or was just offered.
 		j.cancel()
 		if !j.finished() {
@@ -345,7 +347,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 // not clean: the next claim would get what is left of the data. One that a claim has got already is that claim's.
 func (p *pass) halfClean(v Volume) (bool, error) {
 	record, err := p.Records.Get(v.Path)
-	if err != nil || record.State != Cleaning || !record.isOf(v) {
+	if err != nil || record.State != Cleaning || v.Deleted || !record.mayBeOf(v) {
 		return false, err
 	}
 	text := "its device was being cleaned when its claim was taken from it"
@@ -404,8 +406,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if err := v.adopts(facts, record); err != nil {
 		return err
 	}
-	// A claim that has its volume has its data, also where both were made anew from a backup.
-	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {
+	if record.hasData() && !record.mayBeOf(v) {
 		return record.contradiction(v)
 	}
 	if facts.Identity != v.Identity || facts.SizeBytes != v.Bytes || facts.Identity == "" && !v.Unidentified {

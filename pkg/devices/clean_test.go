@@ -301,6 +301,38 @@ func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	}
 }
 
+// Another disk at the path of one with the data of a claim gets a record of its own, and that of the claim stays.
+func TestDataOfClaimIsKeptAfterAnotherDiskHadItsPath(t *testing.T) {
+	w := devicestest.New(t)
+	records := t.TempDir()
+	w.Open(records)
+	w.Restart()
+	d := w.Blank("disk-a", 64*mib)
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = nil
+	d.Untouched()
+	w.Refused(devices.WasBound)
+	moved := filepath.Join(w.Dir, "moved")
+	must.Succeed(t, os.Rename(d.Path, moved))
+	must.Succeed(t, os.Rename(w.Blank("another", 32*mib).Path, d.Path))
+	w.Offered()
+	w.Pass()
+	path := filepath.Join(w.Dir, "disk-b")
+	must.Succeed(t, os.Rename(moved, path))
+	if p := w.Refused(devices.WasBound); p.Path != path {
+		t.Errorf("refused is %s", p.Path)
+	}
+	// Also where it is at its path again, with the other one's record.
+	w.PVs = nil
+	must.Succeed(t, os.Remove(d.Path))
+	must.Succeed(t, os.Rename(path, d.Path))
+	p := w.Refused(devices.WasBound)
+	_, name, _ := strings.Cut(p.Detail, "remove its record ")
+	must.Succeed(t, os.Remove(filepath.Join(records, name)))
+	w.Offered()
+}
+
 // A record that speaks of another volume or claim than the API, as after the API was restored from a backup, leaves it
 // open whose data is on the device.
 func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {

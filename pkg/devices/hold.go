@@ -21,8 +21,7 @@ type Held struct {
 type Look struct {
 	Path   string
 	Number blockdev.Number
-	// Ours says that it is that of a released volume, so that it is opened for writing. Its claim may have left partitions: if they were in
-	// use the device could not be held.
+	// Ours says that it is that of a released volume. Its claim may have left partitions: if they were in use the device could not be held.
 	Ours bool
 	// Record is what is known of it, and Partitions how one without a record is taken.
 	Record     Record
@@ -43,11 +42,7 @@ func Hold(l Look) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	hold := blockdev.HoldToRead
-	if l.Ours {
-		hold = blockdev.Hold
-	}
-	device, err := hold(l.Path)
+	device, err := blockdev.Hold(l.Path)
 	if err != nil {
 		return nil, l.refuse(reasonOf(err), "%v", err)
 	}

@@ -85,8 +85,13 @@ func (j *job) finished() bool {
 	}
 }
 
+// isFor says whether it is that of a volume, and of the claim that this is of now.
+func (j *job) isFor(v Volume) bool {
+	return j.volume.Name == v.Name && j.volume.UID == v.UID && j.volume.ClaimUID == v.ClaimUID
+}
+
 func (j *job) stale(wanted *job) bool {
-	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
+	return j.path != wanted.path || !j.isFor(wanted.volume) ||
 		!j.wipe.covers(wanted.wipe) || j.partitions != wanted.partitions ||
 		errors.Is(j.err, context.Canceled)
 }
@@ -95,7 +100,7 @@ func (j *job) stale(wanted *job) bool {
 type status struct {
 	progress Progress
 	moved    time.Time
-	waiting  bool // for other devices to be cleaned
+	waiting  bool // for other devices to be cleaned, or for the API
 }
 
 func (j *job) status() status {
@@ -148,7 +153,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	if err != nil || may == nil {
 		return nil, err
 	}
-	if err := a.clean(ctx, j, may); err != nil {
+	if err := errors.Join(a.clean(ctx, j, may), may.writer.Close()); err != nil {
 		return nil, err
 	}
 	return nil, held.check() // it took its time
@@ -174,9 +179,10 @@ func (a *Agent) mayOffer(ctx context.Context, j *job, held *Held, record Record)
 }
 
 // An erasable device is one that may be written to: that of a volume that a claim had and that is released, held without any user. The API
-// has just said so too. Only permit makes one, and nothing else can be cleaned.
+// has just said so too. Only permit makes one, and opens a device for writing, and nothing else can be cleaned.
 type erasable struct {
 	*Held
+	writer *blockdev.Writer
 	// record is written before the device is. It has the claim, and what an earlier agent has done of the same.
 	record Record
 }
@@ -209,7 +215,11 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	if before.State == Cleaning && before.ClaimUID == next.ClaimUID && before.Bytes == next.Bytes && before.Wipe != "" && before.Wipe.covers(j.wipe) {
 		next.Wipe, next.Done = before.Wipe, before.Done // as was promised
 	}
-	return &erasable{held, next}, nil
+	writer, err := held.ForWriting()
+	if err != nil {
+		return nil, j.refuse(reasonOf(err), "%v", err)
+	}
+	return &erasable{held, writer, next}, nil
 }
 
 // knownElsewhere refuses a device that had the data of a claim under another path, unless it is that of its volume.
@@ -232,7 +242,7 @@ func (a *Agent) knownElsewhere(j *job, held *Held) error {
 // wasBound refuses a device without a volume for the data of a claim.
 func (j *job) wasBound(record Record, has string) error {
 	return j.refuse(WasBound, "%s data of the claim %s: it was the device %s of the PersistentVolume %s, which was deleted before it was clean; %s, and remove its record %s",
-		has, record.Claim, record.Path, record.Volume, j.byHand(), file(record.Path))
+		has, record.Claim, record.Path, record.Volume, j.byHand(), record.file())
 }
 
 // byHand is how an administrator gives what is on a device.
@@ -329,6 +339,8 @@ func (v Volume) notIdentified(facts blockdev.Facts, record Record) error {
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
 // none of the device.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
+	j.wait(true) // for the API, and not for the device
+	defer j.wait(false)
 	if err := a.reserve(ctx, j, facts, record); err != nil {
 		return err
 	}
@@ -496,7 +508,7 @@ func (c *cleaning) noteProgress(p Progress) error {
 	if p.Done < p.Total && time.Since(c.noted) < noteEvery {
 		return nil
 	}
-	if err := c.held.Sync(); err != nil {
+	if err := c.held.writer.Sync(); err != nil {
 		return err
 	}
 	c.noted, c.record.Done = time.Now(), p.Done

@@ -210,6 +210,38 @@ func TestPartitionIsRefused(t *testing.T) {
 	}
 }
 
+// A claim that had the disk may have made its partitions, and one that had a partition has its data on the disk.
+func TestDataOfClaimIsKeptOnPartsOfItsDevice(t *testing.T) {
+	w := devicestest.New(t)
+	w.Config.Partitions = devices.OfferPartitions
+	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
+	part := w.Link("part", parts[1])
+	released := func(d *devicestest.Disk, identity string) devices.Volume {
+		v := d.Volume("released")
+		v.Identity = identity
+		return w.Released(v)
+	}
+	whole, second := disk.Identity(), disk.Identity()+"#2"
+	disk.Untouched()
+	for kept, other := range map[string]struct {
+		identity string
+		volumes  []devices.Volume
+		want     devices.Reason
+	}{
+		whole:  {second, []devices.Volume{released(part, second)}, devices.Contradiction},
+		second: {whole, []devices.Volume{released(disk, whole)}, devices.Contradiction},
+	} {
+		left := devices.Record{Path: "/dev/left", Bytes: mib, Identity: kept, State: devices.Bound, Volume: "pv", VolumeUID: "uid", ClaimUID: "uid-0", Claim: "default/left"}
+		must.Succeed(t, w.Records.Put(left))
+		w.PVs = other.volumes
+		w.Refused(other.want)
+	}
+	w.PVs = nil
+	must.Succeed(t, w.Records.Put(devices.Record{Path: "/dev/left", Bytes: mib, Identity: whole, State: devices.Bound, Volume: "pv", VolumeUID: "uid", ClaimUID: "uid-0", Claim: "default/left"}))
+	must.Succeed(t, os.Rename(part.Path, filepath.Join(w.Dir, "disk-part2")))
+	w.Refused(devices.WasBound)
+}
+
 // A partition that is ours is cleaned, also while another one of its disk is used.
 func TestPartitionWithRecordIsCleaned(t *testing.T) {
 	w := devicestest.New(t)
@@ -483,6 +515,49 @@ func TestHalfCleanVolumeThatIsBoundIsNotCleaned(t *testing.T) {
 	}
 	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Bound {
 		t.Errorf("the record is %+v, %v; want the claim's data to be kept", record, err)
+	}
+}
+
+// A volume that was deleted and made anew while its device was cleaned is another one, which no pass may have seen to be gone.
+func TestCleaningEndsWhenItsVolumeIsMadeAnew(t *testing.T) {
+	t.Cleanup(devices.UseSmallSteps())
+	w := devicestest.New(t)
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 8*mib)
+	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	w.Step = func() {
+		w.Step = nil
+		close(begun)
+		<-goOn
+	}
+	w.Agent.Pass(w.Request())
+	<-begun
+	w.PVs[0].UID = "uid of a later one"
+	w.Agent.Pass(w.Request())
+	close(goOn)
+	w.Pass() // the last one
+	w.Refused(devices.Contradiction)
+	d.WantPattern(mib, 8*mib)
+}
+
+// One that was made anew under the name is not given what is left either, nor does its record end.
+func TestHalfCleanDeviceOfVolumeThatWasMadeAnewIsNotForgotten(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 8*mib)
+	for _, name := range []string{"pv", "another"} {
+		left := devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: d.Identity(), State: devices.Cleaning, Wipe: devices.WipeZero,
+			Volume: "pv", VolumeUID: "uid of an earlier one", ClaimUID: "uid-0", Claim: "default/data"}
+		must.Succeed(t, w.Records.Put(left))
+		w.PVs = []devices.Volume{d.Volume(name)}
+		w.Refused(devices.Contradiction)
+		if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Cleaning {
+			t.Errorf("the record is %+v, %v", record, err)
+		}
+		w.PVs = []devices.Volume{devicestest.Bound(d.Volume(name))}
+		if r := w.Agent.Pass(w.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean || len(r.HalfClean) > 0 {
+			t.Errorf("the claim that was made anew too has got it, and found is %+v", r)
+		}
 	}
 }
 

@@ -55,6 +55,9 @@ type Record struct {
 	Done int64 `json:"done,omitempty"`
 	// Instance distinguishes a disk without identity from any other, until the node is booted again.
 	Instance string `json:"instance,omitempty"`
+
+	// name is the file that it was read from, if that is not the one of its path.
+	name string
 }
 
 // recordVersion changes when an older program would misread a record.
@@ -101,8 +104,12 @@ func (r *Records) Own(ctx context.Context, waits func()) (release func(), err er
 	return release, nil
 }
 
-func file(path string) string {
-	sum := sha256.Sum256([]byte(path))
+// file is that of the record of a path.
+func file(path string) string { return fileAside(path, "") }
+
+// fileAside is that of a record whose path another disk has got.
+func fileAside(path, alike string) string {
+	sum := sha256.Sum256([]byte(path + alike))
 	name := outsideNames.ReplaceAllString(filepath.Base(path), "-")
 	return name[:min(len(name), 100)] + "-" + hex.EncodeToString(sum[:8]) + ".json"
 }
@@ -124,7 +131,7 @@ func (r *Records) Get(path string) (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("record of %s: %w", path, err)
 	}
-	if record.State == Cleaning && record.ClaimUID == "" { // by an earlier build, which cleaned what was never a volume's
+	if record.State == Cleaning && !record.hasData() { // by an earlier build, which cleaned what was never a volume's
 		return Record{}, nil
 	}
 	return record, nil
@@ -151,15 +158,20 @@ func recordNow(path string, f blockdev.Facts) (r Record, err error) {
 // alike is what the device is known by, alone or with others.
 func (r Record) alike() string { return cmp.Or(r.Identity, r.Alike) }
 
-// BoundElsewhere are the records of other paths that say that a device which is known so, alone or with others, has the data of a claim: it
-// may have another path after a reboot.
+// hasData says that the device has, or may have, data of a claim.
+func (r Record) hasData() bool { return r.State == Bound || r.State == Cleaning && r.ClaimUID != "" }
+
+// file is where it is.
+func (r Record) file() string { return cmp.Or(r.name, file(r.Path)) }
+
+// BoundElsewhere are the records, but that of the path, which say that a disk which is known so, alone or with others, has the data of a claim, or
+// a partition of it, or its disk: it may have another path after a reboot.
 func (r *Records) BoundElsewhere(path, alike string) (found []Record, err error) {
 	if alike == "" {
 		return nil, nil
 	}
 	err = r.each(func(record Record) {
-		left := record.State == Cleaning && record.ClaimUID != ""
-		if (record.State == Bound || left) && record.alike() == alike && record.Path != path {
+		if record.hasData() && sameDisk(record.alike(), alike) && record.name != file(path) {
 			found = append(found, record)
 		}
 	})
@@ -181,6 +193,7 @@ func (r *Records) each(do func(Record)) error {
 		}
 		var record Record
 		if json.Unmarshal(content, &record) == nil {
+			record.name = entry.Name
 			do(record)
 		}
 	}
@@ -198,16 +211,29 @@ func (r *Records) disks() (map[string]bool, error) {
 	return found, err
 }
 
-// Put writes a record: after a crash the old or the new one is there, whole.
+// Put writes a record: after a crash the old or the new one is there, whole. What its path had of a claim's data on another disk stays, aside.
 func (r *Records) Put(record Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, err := r.Get(record.Path)
+	if err != nil {
+		return err
+	}
+	if alike := before.alike(); before.hasData() && alike != "" && alike != record.alike() {
+		if err := r.write(fileAside(before.Path, alike), before); err != nil {
+			return err
+		}
+	}
+	return r.write(file(record.Path), record)
+}
+
+func (r *Records) write(name string, record Record) error {
 	record.Version = recordVersion
 	content, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.dir.WriteFile(file(record.Path), append(content, '\n')); err != nil {
+	if err := r.dir.WriteFile(name, append(content, '\n')); err != nil {
 		return fmt.Errorf("record of %s: %w", record.Path, err)
 	}
 	return nil
@@ -253,6 +279,10 @@ func (r Record) isOf(v Volume) bool {
 	return r.unknown() || r.Volume == v.Name && !differ(r.VolumeUID, v.UID)
 }
 
+// mayBeOf reports the same of the volume of a claim too that has the name of the record's: both may have been made anew from a backup, and the claim
+// that has its volume has its data.
+func (r Record) mayBeOf(v Volume) bool { return r.isOf(v) || v.Used && r.Claim == v.Claim }
+
 // isSurelyOf says that it is of a volume, and of no other that was made under its name.
 func (r Record) isSurelyOf(v Volume) bool { return r.Volume == v.Name && r.VolumeUID == v.UID }
 
@@ -267,7 +297,7 @@ func differ(a, b string) bool { return a != "" && b != "" && a != b }
 // contradiction is the problem of a volume that a record cannot be of.
 func (r Record) contradiction(v Volume) Problem {
 	return Problem{v.Name, v.Path, Contradiction, fmt.Sprintf("the record %s says that it is %s, and the API says that it is %s",
-		file(r.Path), user(r.Volume, r.VolumeUID, r.Claim, r.ClaimUID), user(v.Name, v.UID, v.Claim, v.ClaimUID))}
+		r.file(), user(r.Volume, r.VolumeUID, r.Claim, r.ClaimUID), user(v.Name, v.UID, v.Claim, v.ClaimUID))}
 }
 
 func user(volume, uid, claim, claimUID string) string {

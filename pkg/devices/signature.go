@@ -5,10 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // A Signature is by what a filesystem, a partition table, a volume manager or the like is recognised on a device.
@@ -34,7 +33,7 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 	if err := h.ReadEnds(); err != nil {
 		return nil, err
 	}
-	output, err := wipefs(ctx, h.Held, "--no-act", "--json")
+	output, err := wipefs(ctx, h.File(), "--no-act", "--json")
 	if err != nil {
 		return nil, err
 	}
@@ -57,19 +56,19 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 // eraseSignatures erases them, without backups. --force: the device is held here, so wipefs cannot hold it too, and would then
 // not erase partition tables.
 func eraseSignatures(ctx context.Context, d *erasable) error {
-	_, err := wipefs(ctx, d.Held.Held, "--all", "--force", "--quiet")
+	_, err := wipefs(ctx, d.writer.File(), "--all", "--force", "--quiet")
 	return err
 }
 
 // wipefs works on the descriptor that we have, so that no path can lead it elsewhere.
-func wipefs(ctx context.Context, d *blockdev.Held, args ...string) ([]byte, error) {
+func wipefs(ctx context.Context, d *os.File, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "wipefs", append(args, "/proc/self/fd/3")...)
-	cmd.ExtraFiles = append(cmd.ExtraFiles, d.File())
+	cmd.ExtraFiles = append(cmd.ExtraFiles, d)
 	cmd.Env = []string{"LC_ALL=C"}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("wipefs %s %s: %v: %s", strings.Join(args, " "), d, err, bytes.TrimSpace(stderr.Bytes()))
+		return nil, fmt.Errorf("wipefs %s %s: %v: %s", strings.Join(args, " "), d.Name(), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return stdout.Bytes(), nil
 }

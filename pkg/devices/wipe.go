@@ -94,7 +94,7 @@ func (w *wiper) run(ctx context.Context, from int64) error {
 		return err
 	}
 	if len(w.device.Facts.Partitions) > 0 {
-		return w.device.ForgetPartitions()
+		return w.device.writer.ForgetPartitions()
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (w *wiper) erase(ctx context.Context) error {
 	if err := eraseSignatures(ctx, w.device); err != nil {
 		return err
 	}
-	if err := w.device.Sync(); err != nil {
+	if err := w.device.writer.Sync(); err != nil {
 		return err
 	}
 	return w.none(ctx)
@@ -158,11 +158,11 @@ func (w *wiper) step(ctx context.Context, offset, bytes int64, p Progress) error
 
 // choose sets how spans are overwritten: where the device can forget them, and promises zeroes, by that.
 func (w *wiper) choose() {
-	w.overwrite = w.device.Zero
+	w.overwrite = w.device.writer.Zero
 	if w.wipe != WipeDiscard {
 		return
 	}
-	for _, way := range []func(int64, int64) error{w.device.Deallocate, w.eraseAndZero} {
+	for _, way := range []func(int64, int64) error{w.device.writer.Deallocate, w.eraseAndZero} {
 		// The head is to be overwritten anyway.
 		if err := way(0, min(mib, w.device.Facts.SizeBytes)); !errors.Is(err, errors.ErrUnsupported) {
 			w.overwrite = way
@@ -173,10 +173,10 @@ func (w *wiper) choose() {
 
 // eraseAndZero is for a device that erases all copies, and promises nothing of what is read afterwards (BLKSECDISCARD).
 func (w *wiper) eraseAndZero(offset, bytes int64) error {
-	if err := w.device.SecureErase(offset, bytes); err != nil {
+	if err := w.device.writer.SecureErase(offset, bytes); err != nil {
 		return err
 	}
-	return w.device.Zero(offset, bytes)
+	return w.device.writer.Zero(offset, bytes)
 }
 
 func describe(signatures []Signature) string {

@@ -30,7 +30,7 @@ const (
 	progressEvery = 30 * time.Second
 	// pageSize is how many volumes are listed in one request.
 	pageSize = 500
-	// answer is how long the API server may take.
+	// answer is how long the API server may take for a request.
 	answer = 20 * time.Second
 )
 
@@ -46,6 +46,7 @@ type controller struct {
 	watcher *watcher
 	log     logr.Logger
 	ready   atomic.Bool
+	lists   lists
 
 	// What is below belongs to Reconcile, which runs once at a time.
 	nextPoll  time.Time
@@ -54,33 +55,6 @@ type controller struct {
 	reported  map[string]string
 	annotated map[string]time.Time
 	shown     map[string]bool
-}
-
-// Volumes implements devices.API.
-func (c *controller) Volumes(ctx context.Context) (volumes []devices.Volume, names map[string]bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answer)
-	defer cancel()
-	node := nodeMetadata(c.Node)
-	if err := c.Get(ctx, client.ObjectKey{Name: c.Node}, node); err != nil {
-		return nil, nil, err
-	}
-	names = make(map[string]bool)
-	// Those that others have made have no label of ours, and PersistentVolumes cannot be selected by anything else.
-	for page := (client.ListOptions{Limit: pageSize}); ; {
-		var list corev1.PersistentVolumeList
-		if err := c.fresh.List(ctx, &list, &page); err != nil {
-			return nil, nil, err
-		}
-		for n := range list.Items {
-			names[list.Items[n].Name] = true
-			if v, ok := volumeFor(node, &list.Items[n]); ok {
-				volumes = append(volumes, v)
-			}
-		}
-		if page.Continue = list.Continue; page.Continue == "" {
-			return volumes, names, nil
-		}
-	}
 }
 
 // Attaching implements devices.API. Kubelet says which volumes its pods have, or will, as soon as it knows of the pods, and the attach/detach
@@ -160,7 +134,10 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.watcher.watch(report.Directories)
 	}
 	err = c.apply(ctx, node, config, list.Items, &report)
-	next := c.retry.next(report.Problems, now, c.nextPoll)
+	if err != nil {
+		c.log.Error(err, "Failed to change the API")
+	}
+	next := c.retry.next(report.Problems, err != nil, now, c.nextPoll)
 	if at := report.Settles; !at.IsZero() && at.Before(next) {
 		next = at
 	}
@@ -169,7 +146,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if err == nil {
 		c.ready.Store(true)
 	}
-	return result, err
+	return result, nil
 }
 
 // takesEffect is the configuration if devices are to be offered by it, or nil.

@@ -356,6 +356,29 @@ func TestVolumeThatCannotBeMade(t *testing.T) {
 	c.wantMetric(c.metrics.errors, 0)
 }
 
+// What the API server refuses for long delays nothing else: a reconciler that fails is called less and less often, whatever is to be done.
+func TestVolumeThatCannotBeDeletedDelaysNoPoll(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Blank("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	refused := 0
+	c.Client = interceptor.NewClient(c.Client.(client.WithWatch), interceptor.Funcs{
+		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error {
+			refused++
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "persistentvolumes"}, pv.Name, errors.New("a webhook refuses"))
+		},
+	})
+	c.release(&pv)
+	c.until("a refusal", func() bool { return refused > 0 })
+	if after := c.pass().RequeueAfter; after <= 0 || after > time.Minute {
+		t.Errorf("the next pass is after %s", after)
+	}
+	if !strings.Contains(c.logged.String(), "a webhook refuses") {
+		t.Errorf("the log is %s", c.logged.String())
+	}
+}
+
 // A volume whose device cannot be cleaned stays, and says why. It is tried again at each poll.
 func TestVolumeIsNotDeletedBeforeItsDeviceIsClean(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})

@@ -96,7 +96,9 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
-		v.Used, v.Bound = !v.Released, pv.Status.Phase == corev1.VolumeBound
+		v.Deleted = v.Released && pv.DeletionTimestamp != nil
+		v.Released = v.Released && !v.Deleted
+		v.Used, v.Bound = !v.Released, pv.Status.Phase == corev1.VolumeBound || v.Deleted
 	}
 	return v, true
 }

@@ -68,6 +68,34 @@ func TestVolumeGrowsWithItsDevice(t *testing.T) {
 	c.wantMetric(c.metrics.errors, 0)
 }
 
+// Who deletes a volume has its device, also while a finalizer keeps the object, as that of pv-protection until the claim is gone.
+func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	pv.Finalizers = []string{"kubernetes.io/pv-protection"}
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	must.Succeed(t, c.Update(t.Context(), &pv))
+	pv.Status.Phase = corev1.VolumeBound
+	must.Succeed(t, c.Status().Update(t.Context(), &pv))
+	c.pass()
+	d.Fill()
+	d.Untouched()
+	must.Succeed(t, c.Delete(t.Context(), &pv))
+	pv = c.volumes()[0]
+	c.release(&pv)
+	c.pass()
+	c.wantMetric(c.metrics.wiping, 0)
+	c.wantMetric(c.metrics.uncleaned, 0)
+	pv.Finalizers = nil
+	must.Succeed(t, c.Update(t.Context(), &pv))
+	c.until("the device to be kept", func() bool {
+		return len(c.volumes()) == 0 && value(c.metrics.errors) == 1
+	})
+	c.wantEvent("DeviceVolumeDisappeared")
+}
+
 // A claim must not get what is left of another one's data.
 func TestHalfCleanVolumeIsDeleted(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})

@@ -282,6 +282,7 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 		return ignoreCanceled(ctx, fmt.Errorf("wait for the clean-up of this pool: %w", err))
 	}
 	defer unlock()
+	defer m.leave()
 	watch, err := mounts.NewWatch()
 	if err != nil {
 		return err
@@ -299,6 +300,21 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 		if err := watch.Wait(ctx, m.Interval); err != nil {
 			return ignoreCanceled(ctx, err)
 		}
+	}
+}
+
+// leave has all on the disk that the pool has in memory: a claim that only one pod may have can be detached before the next one has it.
+func (m *Mounter) leave() {
+	place, err := m.open()
+	if err != nil {
+		return
+	}
+	defer func() { _ = place.Parent.Close() }()
+	if _, err := m.find(place); err != nil {
+		return // the pool is not mounted
+	}
+	if err := place.Sync(); err != nil {
+		m.Log.Error(err, "Failed to write to the disk what the pool has in memory", "target", m.Target)
 	}
 }
 

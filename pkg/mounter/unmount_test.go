@@ -2,15 +2,20 @@ package mounter_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/mounter"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -161,5 +166,39 @@ func TestUnmountLeavesNothingInMemory(t *testing.T) {
 	disk, err := os.ReadFile(table[at].Source)
 	if must.Succeed(t, err); !bytes.Contains(disk, written) {
 		t.Errorf("what was written is not on %s", table[at].Source)
+	}
+}
+
+// The disk of a claim that only one pod may have is detached between two mounters, or between a mounter and the clean-up of its pool, while it
+// is mounted. What pods wrote before is on it by then.
+func TestWritesAreOnTheDiskWhenAMounterEnds(t *testing.T) {
+	testenv.NeedRoot(t)
+	m, _ := newMounter(t)
+	claim := testenv.LoopFS(t, "xfs", 300*mib)
+	keeps, ended := make(chan struct{}), make(chan error)
+	log := funcr.New(func(_, said string) {
+		if strings.Contains(said, "Keeping the pool mounted") {
+			close(keeps)
+		}
+	}, funcr.Options{})
+	m.Claim, m.Interval, m.Log = mounter.Volume{Path: claim}, time.Minute, log
+	ctx, end := context.WithCancel(t.Context())
+	go func() { ended <- m.Run(ctx) }()
+	<-keeps
+	must.Succeed(t, os.WriteFile(filepath.Join(m.Target, "written"), []byte("before"), 0o600))
+	end()
+	must.Succeed(t, <-ended)
+
+	table, err := mounts.ReadTable()
+	must.Succeed(t, err)
+	i := slices.IndexFunc(table, func(m *mountinfo.Mount) bool { return m.Mountpoint == claim })
+	disk, err := os.Open(table[i].Source) // a loop device goes when it is not used
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, disk.Close()) })
+	testenv.ShutDown(t, claim)
+	must.Succeed(t, unix.Unmount(m.Target, 0), unix.Unmount(claim, 0))
+	must.Succeed(t, unix.Mount(disk.Name(), claim, "xfs", 0, ""))
+	if has, err := os.ReadFile(filepath.Join(claim, "written")); err != nil || string(has) != "before" {
+		t.Errorf("the disk has %q, %v", has, err)
 	}
 }

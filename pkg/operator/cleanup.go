@@ -40,6 +40,14 @@ type leftover struct {
 
 func (l *leftover) spot() render.Spot { return render.Spot{Pool: l.Pool, Node: l.Node} }
 
+// was is what its mounter says, whether the claim can be used or not.
+func (l *leftover) was() render.Leftover {
+	if l.mounter == nil {
+		return l.Leftover
+	}
+	return render.LeftoverOf(l.mounter)
+}
+
 func (l *leftover) stays() bool { return l.mounter != nil && l.mounter.DeletionTimestamp == nil }
 
 func (l *leftover) wants() bool {
@@ -351,13 +359,13 @@ func exclusive(claim *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
 }
 
-// leftovers are the pools that may be mounted and are not wanted, and now is what can be applied: a pool whose path is another one has to
-// be unmounted before it has a mounter again, because nothing else would.
+// leftovers are the pools that may be mounted and are not wanted, and now is what can be applied: a pool whose path or claim is another one
+// has to be unmounted before it has a mounter again, because nothing else would.
 func leftovers(mounted map[string]*leftover, wanted []*unstructured.Unstructured) (left []leftover, now []*unstructured.Unstructured) {
 	unwanted := maps.Clone(mounted)
 	for _, object := range wanted {
 		if object.GetKind() == "Deployment" {
-			if l := mounted[object.GetName()]; l != nil && l.Moves(object) {
+			if l := mounted[object.GetName()]; l != nil && l.was().Moves(object) {
 				continue
 			}
 			delete(unwanted, object.GetName())

@@ -179,6 +179,50 @@ func TestPoolWithAnotherPathIsUnmountedFirst(t *testing.T) {
 	}
 }
 
+// A pool that was removed and is back on another claim, or as it cannot be mounted from its claim, would have the mounter end before the next one
+// may have a claim that is for one pod, with the disk under what uses the pool. It is mounted anew once it is unmounted.
+func TestPoolOnAnotherClaimIsUnmountedFirst(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode  corev1.PersistentVolumeAccessMode
+		claim string
+		block corev1.PersistentVolumeMode
+		back  bool
+	}{
+		"its own instead of that of all nodes": {corev1.ReadWriteMany, "hpp-pool-local-shared", corev1.PersistentVolumeFilesystem, true},
+		"a device as a directory":              {corev1.ReadWriteOncePod, "hpp-pool-local-here", corev1.PersistentVolumeBlock, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := onClaims()
+			object.Spec.StoragePools[0].PVCTemplate.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+			mounter, user := mounterOf("local", "here"), podWith("user", "here", claimed("data"))
+			claim := claimFor(mounter, tt.mode)
+			claim.Name, claim.Spec.VolumeMode = tt.claim, &tt.block
+			mounter.Spec.Template.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = tt.claim
+			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim, mounterPod(mounter, "here", true),
+				volumeOn("data", "here", inPool("local")), user)
+			for range 2 {
+				s.attempt("hpp")
+			}
+			if has := render.LeftoverOf(mounter); s.replicas(mounter) != 1 || has.Claim != tt.claim || len(mounter.Spec.Template.Spec.Containers[0].VolumeDevices) != 1 {
+				t.Fatalf("the mounter under a pod has become %+v", mounter.Spec)
+			}
+			must.Succeed(t, s.Delete(t.Context(), user))
+			must.Succeed(t, s.Delete(t.Context(), mounterPod(mounter, "here", true)))
+			s.attempt("hpp")
+			if s.replicas(mounter) > 0 { // it does not end before the clean-up has the claim
+				s.startsCleaning(cleanUpOf(mounter), "here")
+			}
+			s.attempt("hpp")
+			s.completed(cleanUpOf(mounter))
+			s.attempt("hpp")
+			s.attempt("hpp")
+			if back := s.has(mounter) && render.LeftoverOf(mounter).Claim == mounter.Name; back != tt.back {
+				t.Errorf("the pool is mounted from its claim: %v, want %v; the object waits for %q", back, tt.back, s.waitsFor())
+			}
+		})
+	}
+}
+
 // A pool with the same path is mounted again at once, however the path is written.
 func TestPoolThatIsBackIsMountedAgain(t *testing.T) {
 	mounter := mounterOf("local", "node-a")

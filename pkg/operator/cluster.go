@@ -239,6 +239,17 @@ func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
 	return claims
 }
 
+// byClaim are pools or paths of the volumes that name a claim. These are several where a claim was made anew and an earlier volume is retained:
+// by its name alone it is not known which of them a pod has.
+type byClaim map[types.NamespacedName]sets.Set[string]
+
+func (b byClaim) add(claim types.NamespacedName, what string) {
+	if b[claim] == nil {
+		b[claim] = sets.New[string]()
+	}
+	b[claim].Insert(what)
+}
+
 // users are the names of the moves, and of the pods that count, which use pools on nodes. It does not matter whether their nodes are ready: what
 // runs on one goes on. A volume whose pool is not known may be in any.
 func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[render.Spot]sets.Set[string], error) {
@@ -246,7 +257,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if len(of) == 0 {
 		return users, nil
 	}
-	pools, paths := map[types.NamespacedName]string{}, map[types.NamespacedName]string{} // by claim
+	pools, paths := byClaim{}, byClaim{}
 	err := place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
 		ref := volume.Spec.ClaimRef
 		if ref == nil {
@@ -254,9 +265,9 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 		}
 		claim := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
 		if place.OfDriver(volume) {
-			pools[claim] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+			pools.add(claim, volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
 		} else if at := origin.Path(volume); at != "" {
-			paths[claim] = at
+			paths.add(claim, at)
 		}
 	})
 	if err != nil {
@@ -288,7 +299,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 }
 
 // hasPathIn says whether a pod has a directory of a pool by its path, as a hostPath or by a claim. The driver's own pods have all pools so.
-func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims map[types.NamespacedName]string) bool {
+func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims byClaim) bool {
 	if pod.Namespace == c.namespace && ofDriver(pod) {
 		return false
 	}
@@ -296,18 +307,15 @@ func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims map[types.Nam
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.HostPath != nil && origin.Inside(v.HostPath.Path, data)
 	}) || slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
-		at, has := ofClaims[claim]
-		return has && origin.Inside(at, data)
+		return slices.ContainsFunc(sets.List(ofClaims[claim]), func(at string) bool { return origin.Inside(at, data) })
 	})
 }
 
 // poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.
-func poolsOf(pod *corev1.Pod, ofClaims map[types.NamespacedName]string) sets.Set[string] {
+func poolsOf(pod *corev1.Pod, ofClaims byClaim) sets.Set[string] {
 	pools := sets.New[string]()
 	for _, claim := range claimsOf(pod) {
-		if pool, ours := ofClaims[claim]; ours {
-			pools.Insert(pool)
-		}
+		pools = pools.Union(ofClaims[claim])
 	}
 	for _, volume := range pod.Spec.Volumes {
 		if volume.CSI != nil && volume.CSI.Driver == render.DriverName {
@@ -319,10 +327,10 @@ func poolsOf(pod *corev1.Pod, ofClaims map[types.NamespacedName]string) sets.Set
 
 // podsWithVolumes are those on nodes that have a volume of the driver, but for those that keep pools mounted, which end with these.
 func (c *cluster) podsWithVolumes(ctx context.Context) (users []string, err error) {
-	claims := map[types.NamespacedName]string{}
+	claims := byClaim{}
 	err = place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
 		if ref := volume.Spec.ClaimRef; ref != nil && place.OfDriver(volume) {
-			claims[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+			claims.add(types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}, volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
 		}
 	})
 	if err != nil {

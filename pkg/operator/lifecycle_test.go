@@ -64,6 +64,13 @@ func (s *stage) reconcile(name string) {
 	}
 }
 
+// attempt is reconcile where an error may be what is looked for.
+func (s *stage) attempt(name string) {
+	s.t.Helper()
+	_, err := s.reconciler.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}})
+	s.t.Log("reconciled with", err)
+}
+
 // has says whether an object is there, and reads it.
 func (s *stage) has(object client.Object) bool {
 	s.t.Helper()

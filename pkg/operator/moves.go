@@ -46,13 +46,13 @@ func (c *cluster) moving(ctx context.Context) (sets.Set[string], error) {
 }
 
 // usersOf adds the moves that use pools on nodes, by the pools of claims. A volume whose pool is not known may be in any.
-func usersOf(moves []movev1.VolumeMove, of []leftover, pools map[types.NamespacedName]string, add func(at render.Spot, user string)) {
+func usersOf(moves []movev1.VolumeMove, of []leftover, pools byClaim, add func(at render.Spot, user string)) {
 	for i := range moves {
 		m := &moves[i]
-		pool := pools[types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.ClaimName}]
+		in := pools[types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.ClaimName}]
 		for j := range of {
 			at := of[j].spot()
-			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (pool == at.Pool || pool == "") {
+			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (in.Len() == 0 || in.HasAny(at.Pool, "")) {
 				add(at, "VolumeMove "+m.Namespace+"/"+m.Name)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -36,14 +37,15 @@ func withPlaces(all []hppv1.MountedPool, object *hppv1.HostPathProvisioner) []hp
 }
 
 // remember has the object know where pools may be mounted before any is: what changes the object meanwhile has the status that is written
-// afterwards be refused.
+// afterwards be refused. An object that breaks a rule of its definition has no status before Kubernetes 1.33. It is served without: what it is
+// not known to have is reported when it is left, and not unmounted.
 func (r *Reconciler) remember(ctx context.Context, object *hppv1.HostPathProvisioner) error {
 	all := places(object)
 	if len(all) == len(object.Status.MountedPools) {
 		return nil
 	}
 	object.Status = status.Remember(object, all)
-	if err := r.Client.Status().Update(ctx, object); err != nil {
+	if err := r.Client.Status().Update(ctx, object); err != nil && !apierrors.IsInvalid(err) {
 		return fmt.Errorf("remember where pools are mounted: %w", err)
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -82,6 +83,38 @@ func TestMounterThatTheCacheDoesNotHaveYetIsCleanedUp(t *testing.T) {
 				t.Errorf("it is not unmounted; the object waits for %q", s.waitsFor())
 			}
 		})
+	}
+}
+
+// The API server of Kubernetes before 1.33 takes no status of an object that breaks a rule of its definition. It is served all the same, and can be
+// deleted, with what it has mounted.
+func TestObjectWhoseStatusIsInvalidIsServed(t *testing.T) {
+	object := onClaims()
+	object.Status.MountedPools = nil
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
+			return apierrors.NewInvalid(hppv1.GroupVersion.WithKind(hppv1.Kind).GroupKind(), object.Name, nil)
+		},
+	})
+	mounter, set := mounterOf("local", "here"), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	s.attempt("hpp")
+	if !s.has(set) || !s.has(mounter) {
+		t.Fatalf("the driver is deployed: %v, the pool mounted: %v", s.has(set), s.has(mounter))
+	}
+	must.Succeed(t, s.Delete(t.Context(), object))
+	s.attempt("hpp") // its claim is not bound: the mounter ends first
+	s.attempt("hpp")
+	if !s.has(cleanUpOf(mounter)) {
+		t.Fatal("it is deleted, and the pool is not unmounted")
+	}
+	s.completed(cleanUpOf(mounter))
+	must.Succeed(t, s.Delete(t.Context(), driverPod("here")))
+	for range 3 {
+		s.attempt("hpp")
+	}
+	if s.has(mounter) || s.has(object) {
+		t.Error("the mounter or the object is left over")
 	}
 }
 

@@ -370,8 +370,8 @@ func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (r
 		OpenShift:  r.Optional.Has(constraintsKind),
 		Monitoring: r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
 		Mounters:   map[string]render.Spot{}, ClaimPools: map[string]string{},
-		ExclusiveClaims: sets.New[string](),
-		TLS:             r.TLS.Now(),
+		ExclusiveClaims: sets.New[string](), BlockClaims: sets.New[string](),
+		TLS: r.TLS.Now(),
 	}
 	for name, l := range mounted {
 		facts.Mounters[name] = l.spot()
@@ -384,6 +384,9 @@ func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (r
 		facts.ClaimPools[claims[i].Name] = render.PoolOf(claims[i].Labels)
 		if exclusive(&claims[i]) {
 			facts.ExclusiveClaims.Insert(claims[i].Name)
+		}
+		if mode := claims[i].Spec.VolumeMode; mode != nil && *mode == corev1.PersistentVolumeBlock {
+			facts.BlockClaims.Insert(claims[i].Name)
 		}
 	}
 	driver, err := get[appsv1.DaemonSet](ctx, c, render.DriverDaemonSet)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -340,22 +341,29 @@ func TestDriverOutlivesPoolsInItsOwnVolumes(t *testing.T) {
 	pod.Spec.Volumes = inner.Spec.Template.Spec.Volumes
 	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), outer, claimFor(outer, corev1.ReadWriteOnce), inner, claim, volume, pod)
 	s.reconcile("hpp")
-	if !s.has(cleanUpOf(inner)) || s.has(cleanUpOf(outer)) {
+	job := cleanUpOf(inner)
+	if !s.has(job) || s.has(cleanUpOf(outer)) {
 		t.Fatal("the pool in the volume of the other one is not unmounted first")
 	}
-	cleaner := cleaning(cleanUpOf(inner), "here")
-	cleaner.Labels[render.AppLabel] = render.App
-	cleaner.Labels[render.PoolLabel] = "inner-hpp"
-	must.Succeed(t, s.Create(t.Context(), cleaner))
+	cleaner := s.startsCleaning(job, "here")
+	s.reconcile("hpp")
+	if !s.has(job) || s.replicas(inner) != 0 {
+		t.Fatal("what unmounts a pool is taken for one who uses the pool that its claim is in, and nothing ends")
+	}
 	must.Succeed(t, s.Delete(t.Context(), pod))
 	s.reconcile("hpp")
 	s.completed(cleanUpOf(inner))
 	s.reconcile("hpp")
 	s.reconcile("hpp")
-	if s.has(inner) || !s.has(cleanUpOf(outer)) {
+	if s.has(inner) || s.has(cleanUpOf(outer)) {
+		t.Fatal("the pool is not forgotten, or the other one is unmounted before what has a volume in it has ended")
+	}
+	must.Succeed(t, s.Delete(t.Context(), cleaner))
+	s.reconcile("hpp")
+	if !s.has(cleanUpOf(outer)) {
 		t.Fatal("the other pool is not unmounted")
 	}
-	must.Succeed(t, s.Create(t.Context(), cleaning(cleanUpOf(outer), "here")))
+	cleaner = s.startsCleaning(cleanUpOf(outer), "here")
 	s.reconcile("hpp")
 	s.completed(cleanUpOf(outer))
 	s.reconcile("hpp")
@@ -369,6 +377,19 @@ func TestDriverOutlivesPoolsInItsOwnVolumes(t *testing.T) {
 	if s.has(set) || s.has(stored("hpp", 1, true)) {
 		t.Error("the driver or the object is left over")
 	}
+}
+
+// startsCleaning has a clean-up that is there get the pod that it is made for.
+func (s *stage) startsCleaning(job *batchv1.Job, node string) *corev1.Pod {
+	s.t.Helper()
+	if !s.has(job) {
+		s.t.Fatalf("the clean-up %s is not there", job.Name)
+	}
+	pod := cleaning(job, node)
+	maps.Copy(pod.Labels, job.Spec.Template.Labels)
+	pod.Spec.Volumes = job.Spec.Template.Spec.Volumes
+	must.Succeed(s.t, s.Create(s.t.Context(), pod))
+	return pod
 }
 
 // A claim for all nodes that is a device would be formatted by each of them. The definition does not let one in; an object from before

@@ -189,3 +189,34 @@ func TestPoolIsUsedByMoves(t *testing.T) {
 		})
 	}
 }
+
+// A claim that was made anew by its name, as that of a StatefulSet, has the volume that it had before beside its own, if that is retained. Which
+// of the two a pod has is not known by the claim's name: both pools stay mounted.
+func TestVolumeOfAnEarlierClaimDoesNotHideAUser(t *testing.T) {
+	for name, change := range map[string]func(*corev1.PersistentVolume){
+		"in another pool": inPool("local"),
+		"in a directory": func(v *corev1.PersistentVolume) {
+			v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/data"}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, earlier := range []string{"a", "z"} { // in the order in which they are listed
+				mounter := mounterOf("old", "here")
+				now, before := volumeOn("m", "here", inPool("old")), volumeOn(earlier, "here", change, released)
+				if name == "in a directory" {
+					now = volumeOn("m", "here", func(v *corev1.PersistentVolume) {
+						v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/mnt/old/csi/m"}}
+					})
+				}
+				before.Spec.ClaimRef = now.Spec.ClaimRef
+				s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOncePod),
+					mounterPod(mounter, "here", true), now, before, podWith("user", "here", claimed("m")))
+				s.reconcile("hpp")
+				s.reconcile("hpp")
+				if s.replicas(mounter) != 1 || !strings.Contains(s.waitsFor(), "used by pod space/user") {
+					t.Errorf("beside volume %s the mounter is ended under the pod; the object waits for %q", earlier, s.waitsFor())
+				}
+			}
+		})
+	}
+}

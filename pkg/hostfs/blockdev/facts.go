@@ -309,16 +309,23 @@ func likeness(dir string) string {
 	return whole + part
 }
 
+// ownUUID is the uuid of a device of device mapper that no other one has: with a UUID of LVM or cryptsetup, or the number of a disk. Others are a name
+// that was given to what is mapped, as by dm-crypt without a header (dm_prepare_uuid of cryptsetup), or what their program likes.
+var ownUUID = regexp.MustCompile(`^(LVM-\w{64}|CRYPT-(LUKS[12]|VERITY)-[0-9a-f]{32}-|mpath-)`)
+
+// noNumber is what a maker writes who gives a disk none.
+var noNumber = regexp.MustCompile(`^(naa\.|eui\.|uuid\.|0x)?[-_: 0]+$`)
+
 var placeOfQEMU = regexp.MustCompile(`^QM\d{5}$`)
 
 // isIdentity says whether no other device is known by the same. The name by T10 may be of the vendor alone, if it does not have the serial number
 // of the unit (SPC-4, 7.8.6.4 and 7.8.15). QEMU numbers the disks of a machine that are given none by their places (hw/ide/core.c, ide_init_drive),
 // so that another one has the number when they are exchanged. A partition that kpartx has made is known by its number, and where it begins is not said.
 func isIdentity(dir, likeness string) bool {
-	if kpartx.MatchString(attribute(dir, "dm/uuid")) {
+	name, _ := DiskAndPart(likeness)
+	if mapped := attribute(dir, "dm/uuid"); mapped != "" && !ownUUID.MatchString(mapped) || noNumber.MatchString(name) {
 		return false
 	}
-	name, _ := DiskAndPart(likeness)
 	if !strings.HasPrefix(name, "t10.") {
 		return likeness != ""
 	}

@@ -32,6 +32,13 @@ func TestWhatOthersHaveTooIsNoIdentity(t *testing.T) {
 		"multipath":                            {map[string]string{"dm/uuid": "mpath-3600a"}, "", "uuid=mpath-3600a", true},
 		"multipath with the serial number":     {map[string]string{"dm/uuid": "mpath-1ATA_DISK_4711-A", "slaves/sda/device/vpd_pg80": page80("4711-A  ")}, "", "uuid=mpath-1ATA_DISK_4711-A", true},
 		"multipath of disks with a name alike": {map[string]string{"dm/uuid": "mpath-1VENDOR_DISK", "slaves/sda/device/vpd_pg80": page80("4711")}, "", "uuid=mpath-1VENDOR_DISK", false},
+		"a world wide name of zeroes":          {map[string]string{"device/wwid": "naa.0000000000000000"}, "", "wwid=naa.0000000000000000", false},
+		"a card without a number":              {map[string]string{"device/serial": "0x00000000"}, "", "serial=0x00000000", false},
+		"a logical volume":                     {map[string]string{"dm/uuid": "LVM-vEi3SUw4gKPpfhwJOJ7ZAmZdGzFIXpHCMYLjV5vMbUjQ1qJFpaIPTYPW2dZqqa3o"}, "", "uuid=LVM-vEi3SUw4gKPpfhwJOJ7ZAmZdGzFIXpHCMYLjV5vMbUjQ1qJFpaIPTYPW2dZqqa3o", true},
+		"LUKS":                                 {map[string]string{"dm/uuid": "CRYPT-LUKS2-6ba1bc3c0b3e4a9bb8e4c4b2ea2e1a0f-data"}, "", "uuid=CRYPT-LUKS2-6ba1bc3c0b3e4a9bb8e4c4b2ea2e1a0f-data", true},
+		"encrypted, known by its name":         {map[string]string{"dm/uuid": "CRYPT-PLAIN-data"}, "", "uuid=CRYPT-PLAIN-data", false},
+		"integrity, known by its name":         {map[string]string{"dm/uuid": "CRYPT-INTEGRITY-data"}, "", "uuid=CRYPT-INTEGRITY-data", false},
+		"of another program of device mapper":  {map[string]string{"dm/uuid": "data"}, "", "uuid=data", false},
 		"a partition of kpartx":                {map[string]string{"dm/uuid": "part2-mpath-3600a"}, "", "uuid=part2-mpath-3600a", false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -22,13 +22,8 @@ type Held struct {
 	number Number
 }
 
-// Hold opens the device at a path exclusively, for reading and writing.
-func Hold(path string) (*Held, error) { return hold(path, unix.O_RDWR) }
-
-// HoldToRead opens it exclusively for reading: the kernel refuses every write through what is returned.
-func HoldToRead(path string) (*Held, error) { return hold(path, unix.O_RDONLY) }
-
-func hold(path string, mode int) (*Held, error) {
+// Hold opens the device at a path exclusively, and for reading: the kernel refuses every write through what is returned.
+func Hold(path string) (*Held, error) {
 	// What is no block device is not opened: opening a tape rewinds it.
 	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -43,7 +38,7 @@ func hold(path string, mode int) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), mode|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, explain("open", path, err)
 	}
@@ -78,10 +73,10 @@ func (d *Held) ReadEnds() error {
 	if err != nil {
 		return err
 	}
-	end := make([]byte, min(size, probed))
-	for _, offset := range []int64{0, size - int64(len(end))} {
-		if _, err := d.file.ReadAt(end, offset); err != nil {
-			return explain("read", d.file.Name(), err)
+	end := min(size, probed)
+	for _, offset := range []int64{0, size - end} {
+		if err := read(context.Background(), d.file, Span{offset, offset + end}, func([]byte) bool { return true }); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -106,41 +101,62 @@ func (d *Held) Writable() error {
 	return nil
 }
 
+// A Writer overwrites a device that is held.
+type Writer struct {
+	file *os.File
+	held *Held
+}
+
+// ForWriting opens the device for writing too, by what is held, whatever its path leads to now. The Writer has to be closed first.
+func (d *Held) ForWriting() (*Writer, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, explain("open for writing", d.file.Name(), err)
+	}
+	return &Writer{os.NewFile(uintptr(fd), d.file.Name()), d}, nil
+}
+
+// Close lets the device be held for reading alone.
+func (w *Writer) Close() error { return w.file.Close() }
+
+// File is the descriptor, to be inherited by a program.
+func (w *Writer) File() *os.File { return w.file }
+
 // Zero writes zeroes (BLKZEROOUT). The kernel has the device do so itself if it can. The space stays allocated where
 // the device has thin provisioning.
-func (d *Held) Zero(offset, bytes int64) error {
-	return d.ranged("BLKZEROOUT", unix.BLKZEROOUT, offset, bytes)
+func (w *Writer) Zero(offset, bytes int64) error {
+	return w.ranged("BLKZEROOUT", unix.BLKZEROOUT, offset, bytes)
 }
 
 // Deallocate gives space back, so that it reads as zeroes. A device that cannot promise the zeroes is
 // errors.ErrUnsupported: for devices the kernel makes FALLOC_FL_PUNCH_HOLE of it, with no fallback to writing
 // (blkdev_fallocate of linux/block/fops.c, since 4.9).
-func (d *Held) Deallocate(offset, bytes int64) error {
+func (w *Writer) Deallocate(offset, bytes int64) error {
 	err := retry(func() error {
-		return unix.Fallocate(int(d.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
+		return unix.Fallocate(int(w.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
 	})
-	return d.failed("punch hole", err)
+	return w.held.failed("punch hole", err)
 }
 
 // SecureErase has the device erase all copies of what was there (BLKSECDISCARD). One that cannot is
 // errors.ErrUnsupported.
-func (d *Held) SecureErase(offset, bytes int64) error {
-	return d.ranged("BLKSECDISCARD", unix.BLKSECDISCARD, offset, bytes)
+func (w *Writer) SecureErase(offset, bytes int64) error {
+	return w.ranged("BLKSECDISCARD", unix.BLKSECDISCARD, offset, bytes)
 }
 
 // Sync waits until all that was written is on the device, through its cache.
-func (d *Held) Sync() error {
-	return d.failed("fsync", retry(func() error { return unix.Fsync(int(d.file.Fd())) }))
+func (w *Writer) Sync() error {
+	return w.held.failed("fsync", retry(func() error { return unix.Fsync(int(w.file.Fd())) }))
 }
 
-// ForgetPartitions has the kernel read the partition table again (BLKRRPART): after it was erased, there are none.
-func (d *Held) ForgetPartitions() error {
-	return d.failed("BLKRRPART", ioctl.Do(ioctl.File{File: d.file}, unix.BLKRRPART, (*int)(nil)))
+// ForgetPartitions has the kernel read the partition table again (BLKRRPART): after it was erased, there are none. Only who holds the device may.
+func (w *Writer) ForgetPartitions() error {
+	return w.held.failed("BLKRRPART", ioctl.Do(ioctl.File{File: w.held.file}, unix.BLKRRPART, (*int)(nil)))
 }
 
-func (d *Held) ranged(name string, request uintptr, offset, bytes int64) error {
+func (w *Writer) ranged(name string, request uintptr, offset, bytes int64) error {
 	area := [2]uint64{uint64(offset), uint64(bytes)}
-	return d.failed(name, retry(func() error { return ioctl.Do(ioctl.File{File: d.file}, request, &area) }))
+	return w.held.failed(name, retry(func() error { return ioctl.Do(ioctl.File{File: w.file}, request, &area) }))
 }
 
 func (d *Held) failed(op string, err error) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
@@ -25,9 +26,6 @@ func TestDeviceIsHeldOnce(t *testing.T) {
 	if _, err := blockdev.Hold(loop.Name()); !errors.Is(err, blockdev.ErrBusy) {
 		t.Errorf("opened twice: %v, want ErrBusy", err)
 	}
-	if _, err := blockdev.HoldToRead(loop.Name()); !errors.Is(err, blockdev.ErrBusy) {
-		t.Errorf("opened twice, to read: %v, want ErrBusy", err)
-	}
 	at, err := blockdev.At(loop.Name())
 	must.Succeed(t, err)
 	facts, err := blockdev.Inspect(at)
@@ -44,11 +42,34 @@ func TestDeviceIsHeldOnce(t *testing.T) {
 	must.Succeed(t, again.Close())
 }
 
+// A node may have a hundred disks.
+func TestLookAtDeviceTakesLittleMemory(t *testing.T) {
+	testenv.NeedRoot(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	must.Succeed(t, os.WriteFile(image, nil, 0o600), os.Truncate(image, 32*mib))
+	loop, err := loopfs.Attach(image)
+	must.Succeed(t, err)
+	defer loop.Close()
+	device, err := blockdev.Hold(loop.Name())
+	must.Succeed(t, err)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	must.Succeed(t, device.ReadEnds())
+	if zero, err := device.Zeroes(t.Context(), 0, 32*mib); err != nil || !zero {
+		t.Errorf("it reads as zeroes: %t, %v", zero, err)
+	}
+	runtime.ReadMemStats(&after)
+	must.Succeed(t, device.Close())
+	if took := after.TotalAlloc - before.TotalAlloc; took > mib {
+		t.Errorf("it took %d bytes", took)
+	}
+}
+
 func TestOverwrite(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, overwrite := range map[string]func(d *blockdev.Held) error{
-		"zero":       func(d *blockdev.Held) error { return d.Zero(mib, mib) },
-		"deallocate": func(d *blockdev.Held) error { return d.Deallocate(mib, mib) },
+	for name, overwrite := range map[string]func(d *blockdev.Writer) error{
+		"zero":       func(d *blockdev.Writer) error { return d.Zero(mib, mib) },
+		"deallocate": func(d *blockdev.Writer) error { return d.Deallocate(mib, mib) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := filepath.Join(t.TempDir(), "disk")
@@ -62,12 +83,14 @@ func TestOverwrite(t *testing.T) {
 			defer loop.Close()
 			device, err := blockdev.Hold(loop.Name())
 			must.Succeed(t, err)
-			err = overwrite(device)
+			writer, err := device.ForWriting()
+			must.Succeed(t, err)
+			err = overwrite(writer)
 			if errors.Is(err, errors.ErrUnsupported) && name == "deallocate" {
-				must.Succeed(t, device.Close())
+				must.Succeed(t, writer.Close(), device.Close())
 				return // a loop device that earlier users have made ignore discards
 			}
-			must.Succeed(t, errors.Join(err, device.Sync(), device.Close()))
+			must.Succeed(t, errors.Join(err, writer.Sync(), writer.Close(), device.Close()))
 			got := make([]byte, len(content))
 			_, err = loop.ReadAt(got, 0)
 			must.Succeed(t, err)

@@ -57,19 +57,32 @@ func zeroes(ctx context.Context, f *os.File, part Span) (bool, error) {
 	if err := unix.Fadvise(int(f.Fd()), part.From, part.To-part.From, unix.FADV_DONTNEED); err != nil {
 		return false, explain("fadvise", f.Name(), err)
 	}
-	buffer := make([]byte, min(part.To-part.From, probed))
+	zero := true
+	err := read(ctx, f, part, func(piece []byte) bool {
+		zero = !slices.ContainsFunc(piece, func(b byte) bool { return b != 0 })
+		return zero
+	})
+	return zero && err == nil, err
+}
+
+// pieceBytes are read at once: a node may look at a hundred devices at a time.
+const pieceBytes = 256 << 10
+
+// read reads a part of a device, as long as it is to go on.
+func read(ctx context.Context, f *os.File, part Span, goOn func(piece []byte) bool) error {
+	buffer := make([]byte, min(part.To-part.From, pieceBytes))
 	for part.From < part.To {
 		if err := ctx.Err(); err != nil {
-			return false, err
+			return err
 		}
-		read := buffer[:min(int64(len(buffer)), part.To-part.From)]
-		if _, err := f.ReadAt(read, part.From); err != nil {
-			return false, explain("read", f.Name(), err)
+		piece := buffer[:min(int64(len(buffer)), part.To-part.From)]
+		if _, err := f.ReadAt(piece, part.From); err != nil {
+			return explain("read", f.Name(), err)
 		}
-		if slices.ContainsFunc(read, func(b byte) bool { return b != 0 }) {
-			return false, nil
+		if !goOn(piece) {
+			return nil
 		}
-		part.From += int64(len(read))
+		part.From += int64(len(piece))
 	}
-	return true, nil
+	return nil
 }

@@ -54,7 +54,8 @@ func findSpots(facts *Facts, pools []hppv1.StoragePool) (found []spot, clashes e
 	return found, errors.Join(problems...)
 }
 
-// clash says which name that the pool needs there is that of another one; nil for none.
+// clash says which name that the pool needs there is that of another one, or that its claim is not as its template, which no mounter could
+// mount; nil for none.
 func (s spot) clash(facts *Facts, owners map[string]Spot) error {
 	for name, own := range s.names() {
 		of, has := facts.ClaimPools[name]
@@ -69,8 +70,12 @@ func (s spot) clash(facts *Facts, owners map[string]Spot) error {
 		}
 		return fmt.Errorf("pool %s on node %s: %s, the name of what it needs there, is that of pool %s: give the pool another name", s.pool.Name, s.node, name, of)
 	}
+	claim := claimName(s.pool, s.node)
+	if _, made := facts.ClaimPools[claim]; made && facts.BlockClaims.Has(claim) != onDevice(s.pool) {
+		return fmt.Errorf("pool %s on node %s: its claim %s has another volumeMode than the template: give the pool another name", s.pool.Name, s.node, claim)
+	}
 	return nil
 }
 
-// Clashes are pools on nodes that have nothing there, because its name is that of something else.
+// Clashes are pools on nodes that have nothing there, because its name is that of something else or its claim another one.
 func (r *Renderer) Clashes() error { return r.clashes }

@@ -38,9 +38,17 @@ func MounterName(pool, node string) string { return shortName("hpp-pool-", pool+
 
 func claimName(pool *hppv1.StoragePool, node string) string {
 	if pool.IsShared() {
-		return shortName("hpp-pool-", pool.Name+"-shared")
+		return claimOfAll(pool.Name)
 	}
 	return MounterName(pool.Name, node)
+}
+
+func claimOfAll(pool string) string { return shortName("hpp-pool-", pool+"-shared") }
+
+// onDevice says whether the claims of a pool are devices.
+func onDevice(pool *hppv1.StoragePool) bool {
+	mode := pool.PVCTemplate.VolumeMode
+	return mode != nil && *mode == corev1.PersistentVolumeBlock
 }
 
 // shortName is a name that is hashed if it would be too long. The upstream operator has the same names.
@@ -108,7 +116,7 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 		}
 	}
 	c := &pod.Containers[0]
-	if mode := pool.PVCTemplate.VolumeMode; mode == nil || *mode == corev1.PersistentVolumeFilesystem {
+	if !onDevice(pool) {
 		useVolume(c)
 	} else {
 		if pool.FSType != "" {
@@ -124,7 +132,9 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 // strategy has the next pod of a mounter start before the last one ends, so that its claim is never without one and stays attached. A
 // claim that only one pod may have would keep the next one waiting for ever.
 func (r *Renderer) strategy(pool *hppv1.StoragePool, node string) appsv1.DeploymentStrategy {
-	if slices.Contains(pool.PVCTemplate.AccessModes, corev1.ReadWriteOncePod) || r.facts.ExclusiveClaims.Has(claimName(pool, node)) {
+	claim := claimName(pool, node)
+	_, made := r.facts.ClaimPools[claim] // by an earlier template, maybe
+	if r.facts.ExclusiveClaims.Has(claim) || !made && slices.Contains(pool.PVCTemplate.AccessModes, corev1.ReadWriteOncePod) {
 		return appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
 	}
 	return appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{
@@ -202,30 +212,50 @@ func LeftoverOf(d *appsv1.Deployment) Leftover {
 	if l.Node == "" {
 		l.Node = hostname(pod.Affinity)
 	}
+	l.Claim, l.Block = claimIn(pod)
+	return l
+}
+
+// claimIn is the claim that a pod of a mounter or of a clean-up has, and whether as a device.
+func claimIn(pod *corev1.PodSpec) (name string, block bool) {
 	for _, v := range pod.Volumes {
 		if v.PersistentVolumeClaim == nil {
 			continue
 		}
-		l.Claim = v.PersistentVolumeClaim.ClaimName
-		l.Block = slices.ContainsFunc(pod.Containers, func(c corev1.Container) bool {
+		name = v.PersistentVolumeClaim.ClaimName
+		block = slices.ContainsFunc(pod.Containers, func(c corev1.Container) bool {
 			return slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool { return d.Name == v.Name })
 		})
 	}
-	return l
+	return name, block
 }
 
 // CleanUpOf reads what a Job unmounts. It is all that is known of a pool whose mounter was deleted meanwhile.
 func CleanUpOf(job *batchv1.Job) Leftover {
-	return Leftover{Mounter: job.Annotations[mounterLabel], Pool: PoolOf(job.Labels), Node: job.Annotations[nodeAnnotation], Path: job.Annotations[pathAnnotation]}
+	l := Leftover{Mounter: job.Annotations[mounterLabel], Pool: PoolOf(job.Labels), Node: job.Annotations[nodeAnnotation], Path: job.Annotations[pathAnnotation]}
+	l.Claim, l.Block = claimIn(&job.Spec.Template.Spec)
+	return l
 }
 
 // Keeps says whether a mounter's pod has a lock for as long as it keeps its pool mounted, so that a clean-up can begin beside it. Those
 // of the upstream operator have none.
 func Keeps(pod *corev1.Pod) bool { return pod.Annotations[keepsAnnotation] != "" }
 
-// Moves says whether what is wanted instead of a mounter has another path. One of the upstream operator has its path cleaned.
+// Moves says whether what is wanted instead of a mounter has another path, or another claim of the pool: it could mount neither before the first
+// is unmounted. One of the upstream operator has its path cleaned. Any other claim is not the operator's: a user has named it in the mounter.
 func (l Leftover) Moves(to *unstructured.Unstructured) bool {
-	return l.Path != "" && path.Clean(l.Path) != path.Clean(to.GetAnnotations()[pathAnnotation])
+	own := []string{MounterName(l.Pool, l.Node), claimOfAll(l.Pool)}
+	return l.Path != "" && path.Clean(l.Path) != path.Clean(to.GetAnnotations()[pathAnnotation]) || slices.Contains(own, l.Claim) && !hasClaim(to, l.Claim)
+}
+
+// hasClaim says whether the pods of a mounter have a claim.
+func hasClaim(mounter *unstructured.Unstructured, name string) bool {
+	volumes, _, _ := unstructured.NestedSlice(mounter.Object, "spec", "template", "spec", "volumes")
+	return slices.ContainsFunc(volumes, func(v any) bool {
+		volume, _ := v.(map[string]any)
+		claim, _, _ := unstructured.NestedString(volume, "persistentVolumeClaim", "claimName")
+		return claim == name
+	})
 }
 
 // hostname is the one that the pods of the upstream operator are for. It is the name of the node, whatever its label.
@@ -259,8 +289,10 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	maps.Copy(job.Labels, PoolLabels(l.Pool))
 	job.Annotations = map[string]string{mounterLabel: l.Mounter, nodeAnnotation: l.Node, pathAnnotation: l.Path}
 	maps.Copy(job.Spec.Template.Labels, r.config.labels())
+	maps.Copy(job.Spec.Template.Labels, PoolLabels(l.Pool))
 	r.mounterPod(&job.Spec.Template, l.Node)
 	pod := &job.Spec.Template.Spec
+	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	for i := range pod.Volumes {
 		if host := pod.Volumes[i].HostPath; host != nil && pod.Volumes[i].Name == "pool" {
 			host.Path = l.Path
@@ -279,7 +311,6 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 			c.Args = append(c.Args, "--volume="+volumePath)
 		}
 	}
-	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	return job, r.mounterContainer(&pod.Containers[0])
 }
 

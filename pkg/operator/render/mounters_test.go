@@ -184,36 +184,41 @@ func TestCleanUpHasTheDirectoryOfKubelet(t *testing.T) {
 	for directory, want := range map[string]string{"": kubeletDirectory, kubeletDirectory: kubeletDirectory, "/var/lib/k0s/kubelet": "/var/lib/k0s/kubelet"} {
 		r := templates(t, corev1.PersistentVolumeBlock)
 		r.object.Spec.KubeletDirectory = directory
-		job, err := r.CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: kubeletDirectory + "s"})
+		const pool = kubeletDirectory + "/pool" // as an object from before the definition refused it
+		job, err := r.CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: pool})
 		must.Succeed(t, err)
 		var paths []string
 		for _, v := range job.Spec.Template.Spec.Volumes {
 			paths = append(paths, v.HostPath.Path)
 		}
-		if !slices.Equal(paths, []string{kubeletDirectory + "s", want}) {
+		if !slices.Equal(paths, []string{pool, want}) {
 			t.Errorf("with kubelet in %q it has %q", directory, paths)
 		}
 	}
 }
 
 // The next pod of a mounter starts before the last one ends, so that a rollout leaves no claim without one. Only where one pod may have the
-// claim, by its template or as it is, the last one ends first.
+// claim, as it is or will be made, the last one ends first.
 func TestMounterIsReplacedUnderItsClaim(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode corev1.PersistentVolumeAccessMode
-		is   bool
+		made corev1.PersistentVolumeAccessMode
 		want appsv1.DeploymentStrategyType
 	}{
-		"one node":                {corev1.ReadWriteOnce, false, appsv1.RollingUpdateDeploymentStrategyType},
-		"one pod":                 {corev1.ReadWriteOncePod, false, appsv1.RecreateDeploymentStrategyType},
-		"one pod, until a change": {corev1.ReadWriteOnce, true, appsv1.RecreateDeploymentStrategyType},
+		"one node":                {corev1.ReadWriteOnce, "", appsv1.RollingUpdateDeploymentStrategyType},
+		"one pod":                 {corev1.ReadWriteOncePod, "", appsv1.RecreateDeploymentStrategyType},
+		"one pod, until a change": {corev1.ReadWriteOnce, corev1.ReadWriteOncePod, appsv1.RecreateDeploymentStrategyType},
+		"one pod, after a change": {corev1.ReadWriteOncePod, corev1.ReadWriteOnce, appsv1.RollingUpdateDeploymentStrategyType},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := templates(t, corev1.PersistentVolumeBlock)
 			pool := &r.pools[0]
 			pool.PVCTemplate.AccessModes = []corev1.PersistentVolumeAccessMode{tt.mode}
-			if tt.is {
-				r.facts.ExclusiveClaims = sets.New(claimName(pool, "node-a"))
+			if claim := claimName(pool, "node-a"); tt.made != "" {
+				r.facts.ClaimPools = map[string]string{claim: pool.Name}
+				if tt.made == corev1.ReadWriteOncePod {
+					r.facts.ExclusiveClaims = sets.New(claim)
+				}
 			}
 			d, err := r.mounter(pool, "node-a")
 			must.Succeed(t, err)

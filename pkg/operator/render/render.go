@@ -34,8 +34,8 @@ type Facts struct {
 	// Mounters are the pools on nodes that there are mounters of, wanted or not, by their names, and ClaimPools the pools that claims are of.
 	Mounters   map[string]Spot
 	ClaimPools map[string]string
-	// ExclusiveClaims are the names of claims that only one pod may have at a time.
-	ExclusiveClaims sets.Set[string]
+	// ExclusiveClaims are the names of claims that only one pod may have at a time, and BlockClaims of those that are devices.
+	ExclusiveClaims, BlockClaims sets.Set[string]
 	// TLS is what the metrics of what is deployed accept.
 	TLS tlsprofile.Profile
 }

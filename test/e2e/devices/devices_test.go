@@ -35,7 +35,7 @@ func newWorld(t *testing.T) *devicestest.World {
 func mapped(t *testing.T, table string) (node string) {
 	t.Helper()
 	name := fmt.Sprintf("test-%d", os.Getpid())
-	shell(t, "printf %s \"$1\" | dmsetup create --noudevsync --verifyudev --uuid "+name+" "+name, table)
+	shell(t, `printf %s "$1" | dmsetup create --noudevsync --verifyudev --uuid "$2" "$3"`, table, fmt.Sprintf("LVM-%064d", os.Getpid()), name)
 	t.Cleanup(func() { devicestest.Run(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
 	return "/dev/mapper/" + name
 }

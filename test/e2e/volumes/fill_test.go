@@ -94,7 +94,8 @@ func madeFilesystems(ext4, xfs int64) map[string]filesystem {
 	for _, fs := range filesystems() {
 		mount := func(t *testing.T) string {
 			t.Helper()
-			return testenv.MountMade(t, "ext4", ext4, []string{"-O", "quota,project", "-E", "quotatype=prjquota"}, "prjquota")
+			// With an inode for each small file: by default there is one for four blocks, which volumes share.
+			return testenv.MountMade(t, "ext4", ext4, []string{"-i", "4096", "-O", "quota,project", "-E", "quotatype=prjquota"}, "prjquota")
 		}
 		if fs.kind == quota.XFS {
 			mount = func(t *testing.T) string { t.Helper(); return testenv.LoopFS(t, "xfs", xfs, "prjquota") }
