@@ -122,8 +122,8 @@ func uncopyable(err error) string {
 		return "the names of its extended attributes are more than the kernel lists (64 KiB)"
 	case errors.Is(err, syscall.EMLINK):
 		return "a file has as many hard links as its filesystem allows, and a copy takes one more meanwhile"
-	case errors.Is(err, syscall.ENOKEY):
-		return "a file is encrypted, and its key is not there"
+	case errors.Is(err, clone.ErrEncrypted):
+		return "it has files or directories that its user has encrypted"
 	}
 	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -18,10 +19,10 @@ func idOf(t *testing.T, entry string) volume.ID {
 
 // What a pod has made of its files is no fault of the driver.
 func TestUncopyableFilesAreRefused(t *testing.T) {
-	for _, errno := range []syscall.Errno{syscall.E2BIG, syscall.EMLINK, syscall.ENOKEY} {
-		err := refused(&os.PathError{Op: "copy", Path: "file", Err: errno})
+	for _, cause := range []error{syscall.E2BIG, syscall.EMLINK, clone.ErrEncrypted} {
+		err := refused(&os.PathError{Op: "copy", Path: "file", Err: cause})
 		must.ErrorIs(t, err, volume.ErrPrecondition)
-		must.ErrorIs(t, err, errno)
+		must.ErrorIs(t, err, cause)
 	}
 	if err := refused(syscall.EIO); errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a broken disk: %v", err)

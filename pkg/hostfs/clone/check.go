@@ -194,6 +194,7 @@ func (f *future) Leave(*dir.Dir) error { return nil }
 type changes struct {
 	since   moment
 	alone   bool // what is of the future is unchanged
+	look    Look
 	entries int64
 	files   int64 // regular ones among them
 }
@@ -205,8 +206,8 @@ func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 func (c *copier) check(ctx context.Context, since moment) (changes, error) {
 	began := time.Now()
 	defer func() { c.compared = time.Since(began) }()
-	found := &changes{since: since, alone: c.alone}
-	root, err := statSelf(c.src)
+	found := &changes{since: since, alone: c.alone, look: c.look}
+	root, err := c.look.Open(c.src)
 	if err != nil {
 		return changes{}, err
 	}
@@ -239,7 +240,7 @@ func (c *changes) Mount(in *dir.Dir, name string) error { return Mounted(in, nam
 
 // File counts an entry. One that is gone shows by its directory.
 func (c *changes) File(in *dir.Dir, name string) error {
-	st, err := StatSource(in, name)
+	st, err := c.look.Stat(in, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.entries++
 		return nil
@@ -252,7 +253,7 @@ func (c *changes) File(in *dir.Dir, name string) error {
 
 // Enter counts a directory.
 func (c *changes) Enter(d, _ *dir.Dir, _ string) error {
-	st, err := statSelf(d)
+	st, err := c.look.Open(d)
 	if err == nil {
 		c.count(st)
 	}

@@ -53,18 +53,6 @@ func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
 	return st, nil
 }
 
-// StatSource looks at an entry of a source. It returns ErrMounted for what something is mounted on.
-func StatSource(in *dir.Dir, name string) (*unix.Stat_t, error) {
-	var is unix.Statx_t
-	if err := unix.Statx(in.Fd(), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &is); err != nil {
-		return nil, &fs.PathError{Op: "stat", Path: in.String() + "/" + name, Err: err}
-	}
-	if is.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
-		return nil, Mounted(in, name)
-	}
-	return stat(in, name)
-}
-
 // Mounted is the ErrMounted of an entry.
 func Mounted(in *dir.Dir, name string) error { return fmt.Errorf("%w: %s/%s", ErrMounted, in, name) }
 

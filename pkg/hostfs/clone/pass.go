@@ -19,6 +19,7 @@ type pass struct {
 	dst     *dir.Descent[bool] // the value: what the level is a copy of has changed since it was made
 	links   *dir.Dir           // files that have several names, by their inode
 	entries *entryCopier
+	look    Look
 	copied  int64
 
 	whole         int   // how many levels of the path are copied whole although since is set
@@ -27,7 +28,7 @@ type pass struct {
 }
 
 func (p *pass) run(src *dir.Dir) error {
-	root, err := statSelf(src)
+	root, err := p.look.Open(src)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (p *pass) find(in *dir.Dir, name string) (st *unix.Stat_t, wanted bool, err
 	if err := p.entries.next(); err != nil {
 		return nil, false, err
 	}
-	st, err = StatSource(in, name)
+	st, err = p.look.Stat(in, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
@@ -188,7 +189,7 @@ func (p *pass) Enter(d, _ *dir.Dir, name string) error {
 	if err := p.entries.next(); err != nil {
 		return err
 	}
-	st, err := statSelf(d)
+	st, err := p.look.Open(d)
 	if err != nil {
 		return err
 	}

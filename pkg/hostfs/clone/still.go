@@ -89,7 +89,7 @@ type stillPass struct {
 }
 
 func (p *stillPass) run(src *dir.Dir) error {
-	root, err := statSelf(src)
+	root, err := p.look.Open(src)
 	if err != nil {
 		return err
 	}
@@ -202,11 +202,11 @@ func (p *stillPass) Enter(d, _ *dir.Dir, name string) error {
 	if err := p.entries.next(); err != nil {
 		return err
 	}
+	st, err := p.look.Open(d)
+	if err != nil {
+		return err
+	}
 	if p.updating() {
-		st, err := statSelf(d)
-		if err != nil {
-			return err
-		}
 		entered, err := p.enterCopy(name, st)
 		if err != nil {
 			return err

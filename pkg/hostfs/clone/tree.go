@@ -57,7 +57,7 @@ const Inodes = 2
 
 // Tree copies all that lies below src into dst, an empty directory to which no other process
 // writes, and then the attributes of src itself. No link is followed. If something is mounted
-// below src, Tree returns ErrMounted. It holds a bounded number of descriptors and, but for
+// below src, Tree returns ErrMounted, and ErrEncrypted if a user has encrypted any of it. It holds a bounded number of descriptors and, but for
 // them, a bounded amount of memory. Nothing is synced: see [Sync].
 //
 // With Options.Rounds it checks afterwards whether the copy is that of one moment. That
@@ -92,7 +92,10 @@ func tree(ctx context.Context, src, dst *dir.Dir, o Options, most memory) (Resul
 	c := newCopier(src, links, o)
 	c.most = most
 	var result Result
-	if c.dst, err = dir.NewDescent(dst, false); err == nil {
+	if c.look, err = NewLook(src); err == nil {
+		c.dst, err = dir.NewDescent(dst, false)
+	}
+	if err == nil {
 		result, err = c.passes(ctx, o.Rounds)
 	}
 	if c.steps.at != nil {
@@ -123,6 +126,7 @@ type copier struct {
 	options Options
 	dst     *dir.Descent[bool] // see pass
 	links   *dir.Dir           // see pass
+	look    Look
 	clocks  clocks
 	entries entryCopier
 	steps   steps
@@ -264,7 +268,7 @@ func (c *copier) begin(ctx context.Context, check bool) (moment, error) {
 func (c *copier) pass(ctx context.Context, since moment, held bool) error {
 	c.entries.ctx, c.entries.synced = ctx, c.round == 1
 	p := &pass{
-		since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, before: c.names, notesMoves: c.notesMoves,
+		since: since, round: c.round, dst: c.dst, links: c.links, entries: &c.entries, look: c.look, before: c.names, notesMoves: c.notesMoves,
 	}
 	if c.entries.start.set && !held { // after which there is no pass
 		p.names = newNames(c.most.names)

@@ -23,17 +23,22 @@ type comparison struct {
 	block   []byte // a buffer
 	meter   meter
 
-	from  *dir.Dir
-	all   bool // also the content of what has not changed
-	still stillness
-	track track
+	from    *dir.Dir
+	entries clone.Look // at those of from
+	all     bool       // also the content of what has not changed
+	still   stillness
+	track   track
 }
 
 func (c *comparison) run(result *Result) error {
 	defer func() { result.BytesCompared = c.meter.done.Compared }()
 	defer c.track.close()
 	c.meter.done = Progress{Entries: result.Entries, Files: result.Files, Bytes: result.Bytes}
-	root, err := c.still.look(statSelf(c.from))
+	var err error
+	if c.entries, err = clone.NewLook(c.from); err != nil {
+		return sourceError(err)
+	}
+	root, err := c.still.look(c.entries.Open(c.from))
 	if err != nil {
 		return sourceError(err)
 	}
@@ -110,7 +115,7 @@ func (c *comparison) check(in *dir.Dir, name string, st *unix.Stat_t, flags int,
 
 // Enter has a directory compared, and goes into it.
 func (c *comparison) Enter(d, in *dir.Dir, name string) error {
-	st, err := c.still.look(statSelf(d))
+	st, err := c.still.look(c.entries.Open(d))
 	if err = errors.Join(c.ctx.Err(), err); err != nil {
 		return changedAt(in, name, err)
 	}
@@ -137,7 +142,7 @@ func (c *comparison) Mount(in *dir.Dir, name string) error { return clone.Mounte
 
 // File has any other entry compared.
 func (c *comparison) File(in *dir.Dir, name string) error {
-	st, err := c.still.look(clone.StatSource(in, name))
+	st, err := c.still.look(c.entries.Stat(in, name))
 	if err = errors.Join(c.ctx.Err(), err); err != nil {
 		return changedAt(in, name, err)
 	}

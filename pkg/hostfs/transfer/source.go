@@ -116,10 +116,10 @@ func (s *source) mounted(in *dir.Dir, name string) error {
 	return nil
 }
 
-// sourceError marks an error of a system call on the source: it is not explained by the connection.
+// sourceError marks an error of a system call on the source, or what cannot be sent of that: it is not explained by the connection.
 func sourceError(err error) error {
 	var path *fs.PathError
-	if errors.As(err, &path) {
+	if errors.As(err, &path) || errors.Is(err, clone.ErrEncrypted) {
 		return fmt.Errorf("%w: %w", errSource, err)
 	}
 	return err

@@ -18,6 +18,7 @@ type walk struct {
 	ctx     context.Context
 	wire    *wire
 	from    *dir.Dir
+	entries clone.Look // at those of from
 	source  *source
 	out     *output
 	answers *answers
@@ -41,7 +42,10 @@ func (w *walk) round() error {
 		return err
 	}
 	w.push, w.out.btrfs = ready.flags&flagEmpty != 0, ready.flags&flagBtrfs != 0
-	root, err := w.source.look(statSelf(w.from))
+	if w.entries, err = clone.NewLook(w.from); err != nil {
+		return sourceError(err)
+	}
+	root, err := w.source.look(w.entries.Open(w.from))
 	if err != nil {
 		return sourceError(err)
 	}
@@ -84,7 +88,7 @@ func (w *walk) Enter(d, in *dir.Dir, name string) error {
 	if err := w.step(); err != nil {
 		return err
 	}
-	st, err := w.source.look(statSelf(d))
+	st, err := w.source.look(w.entries.Open(d))
 	if err != nil {
 		return changedAt(in, name, err)
 	}
@@ -130,7 +134,7 @@ func (w *walk) File(in *dir.Dir, name string) error {
 	if err := w.step(); err != nil {
 		return err
 	}
-	st, err := w.source.look(clone.StatSource(in, name))
+	st, err := w.source.look(w.entries.Stat(in, name))
 	if errors.Is(err, clone.ErrMounted) {
 		return w.source.mounted(in, name)
 	}
