@@ -70,7 +70,18 @@ const Inodes = 2
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	result, err := tree(ctx, src, dst, o, memory{maxNames, laterBytes})
+	var most memory
+	if o.Rounds > 0 { // or it remembers nothing
+		var giveBack func()
+		most.names, giveBack = allNames.take(maxNames)
+		defer giveBack()
+	}
+	if o.Hold != nil {
+		var giveBack func()
+		most.later, giveBack = allLater.take(laterBytes)
+		defer giveBack()
+	}
+	result, err := tree(ctx, src, dst, o, most)
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
 	}
