@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer/internal/spool"
@@ -185,7 +186,7 @@ func (f *comparedFile) open(in *dir.Dir, name string, size int64) (err error) {
 	if f.fd, err = openFile(in, name, unix.O_RDONLY); err != nil {
 		return err
 	}
-	f.holes, err = findsData(f.fd)
+	f.holes, err = clone.KnowsHoles(f.fd)
 	return wrap("open", f.path, err)
 }
 

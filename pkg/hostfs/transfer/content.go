@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -35,7 +34,7 @@ func newReader(fd int, at, size int64, buffer []byte) *reader {
 // data says whether there is any between two offsets, which never go back.
 func (r *reader) data(at, end int64) (bool, error) {
 	for r.to <= at && r.known < r.size {
-		from, to, err := nextData(r.fd, max(at, r.known), r.size)
+		from, to, err := clone.NextData(r.fd, max(at, r.known), r.size)
 		if err != nil {
 			return false, err
 		}
@@ -45,28 +44,6 @@ func (r *reader) data(at, end int64) (bool, error) {
 		r.from, r.to, r.known = from, to, to
 	}
 	return r.from < r.to && r.from < end && r.to > at, nil
-}
-
-// nextData is clone.NextData where the kernel finds all data, also what is in memory alone. Elsewhere all may be data: ZFS has taken for holes
-// what was just written (openzfs/zfs#15526), and a comparison, which looks in the same way, would not show it.
-func nextData(fd int, at, size int64) (from, to int64, err error) {
-	if finds, err := findsData(fd); err != nil || !finds {
-		return at, size, err
-	}
-	return clone.NextData(fd, at, size)
-}
-
-// findsData says so of the filesystem of a file.
-func findsData(fd int) (bool, error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(fd, &st); err != nil {
-		return false, os.NewSyscallError("fstatfs", err)
-	}
-	switch int64(st.Type) {
-	case unix.XFS_SUPER_MAGIC, unix.EXT4_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
-		return true, nil
-	}
-	return false, nil
 }
 
 // holeUntil is the block in which the next data after an offset, that of a block, is, or the end of the file.

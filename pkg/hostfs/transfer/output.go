@@ -137,7 +137,7 @@ func (o *output) sendXattrs(h xattr.Holder, path string) error {
 func (o *output) sendRange(fd int, at, end int64, punch bool) error {
 	hole := at // where one begins that was not sent yet
 	for at < end {
-		from, to, err := nextData(fd, at, end)
+		from, to, err := clone.NextData(fd, at, end)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}
