@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -192,8 +193,24 @@ func (w *World) Request() devices.Request {
 	return devices.Request{Volumes: w.PVs, Wipe: w.Config.Wipe, Offer: &w.Config}
 }
 
-// Pass starts what a pass starts, waits for it, and returns what is reported then.
+// Pass starts what a pass starts, waits for it, and returns what is reported then. Where the first process of the machine is hidden from its
+// tests, a process that it starts can be so for a moment: then it is looked again, as an agent does.
 func (w *World) Pass() devices.Report {
+	w.Helper()
+	hidden := func(p devices.Problem) bool { return p.Reason == devices.Hidden }
+	for tries := 1; ; tries++ {
+		report := w.pass()
+		if tries < 5 && slices.ContainsFunc(report.Problems, hidden) {
+			continue
+		}
+		for _, p := range report.Problems {
+			must.SayOnce(w, p.Error())
+		}
+		return report
+	}
+}
+
+func (w *World) pass() devices.Report {
 	w.Helper()
 	r := w.Request()
 	r.Retry = true
@@ -202,9 +219,6 @@ func (w *World) Pass() devices.Report {
 	for {
 		report := w.Agent.Pass(r)
 		if len(report.Wiping) == 0 {
-			for _, p := range report.Problems {
-				must.SayOnce(w, p.Error())
-			}
 			return report
 		}
 		<-w.changed

@@ -9,6 +9,7 @@
 package clone
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -168,8 +169,12 @@ func eachData(src int, at, end int64, pause func() error, do func(from, to int64
 	return nil
 }
 
-// NextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile.
+// NextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile. Where it is not known
+// where holes are, all may be data.
 func NextData(fd int, at, size int64) (from, to int64, err error) {
+	if knows, err := KnowsHoles(fd); err != nil || !knows {
+		return at, size, err
+	}
 	from, err = unix.Seek(fd, at, unix.SEEK_DATA)
 	if err == nil {
 		to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
@@ -185,20 +190,45 @@ func NextData(fd int, at, size int64) (from, to int64, err error) {
 	return min(from, size), min(to, size), err
 }
 
-// copyRange copies what lies between two offsets to the same ones, as far as the source goes by now.
+// KnowsHoles says that the kernel finds all data of a file (lseek(2), SEEK_DATA), also what is in memory alone. ZFS has taken for holes what was
+// just written (openzfs/zfs#15526): a copy would have zeros there, and a comparison, which looks in the same way, would not show it.
+func KnowsHoles(fd int) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return false, os.NewSyscallError("fstatfs", err)
+	}
+	switch int64(st.Type) {
+	case unix.XFS_SUPER_MAGIC, unix.EXT4_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
+		return true, nil
+	}
+	return false, nil
+}
+
+// copyRange copies what lies between two offsets to the same ones, where the copy has nothing yet, as far as the source goes by now. Where it is not
+// known where holes are, what is zero becomes one.
 func copyRange(dst, src int, from, to int64, buffer []byte) error {
+	knows, err := KnowsHoles(src)
+	if err != nil {
+		return err
+	}
 	for from < to {
 		data := buffer[:min(to-from, int64(len(buffer)))]
 		n, err := retryInterrupted(func() (int, error) { return unix.Pread(src, data, from) })
 		if err != nil || n == 0 { // cut off meanwhile
 			return err
 		}
-		if err := writeAt(dst, data[:n], from); err != nil {
-			return err
+		if data = data[:n]; knows || !isZero(data) {
+			if err := writeAt(dst, data, from); err != nil {
+				return err
+			}
 		}
 		from += int64(n)
 	}
 	return nil
+}
+
+func isZero(data []byte) bool {
+	return len(data) == 0 || data[0] == 0 && bytes.Equal(data[1:], data[:len(data)-1])
 }
 
 func writeAt(dst int, data []byte, at int64) error {

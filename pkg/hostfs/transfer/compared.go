@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/xattr"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer/internal/spool"
@@ -177,12 +178,16 @@ type comparedFile struct {
 	path      string
 	block     []byte
 	allocated bool // zeros need not be holes
+	holes     bool // it is known where it has some
 }
 
 func (f *comparedFile) open(in *dir.Dir, name string, size int64) (err error) {
 	f.size, f.path = size, in.String()+"/"+name
-	f.fd, err = openFile(in, name, unix.O_RDONLY)
-	return err
+	if f.fd, err = openFile(in, name, unix.O_RDONLY); err != nil {
+		return err
+	}
+	f.holes, err = clone.KnowsHoles(f.fd)
+	return wrap("open", f.path, err)
 }
 
 func (f *comparedFile) isOpen() bool { return f.fd != notOpen }
@@ -201,7 +206,7 @@ func (f *comparedFile) difference(b *block, sum digest, data byte) string {
 		return "content"
 	}
 	for i, part := range b.granules() {
-		if !f.allocated && b.isData(i) && data&(1<<(i/granule)) == 0 && isZero(part) {
+		if f.holes && !f.allocated && b.isData(i) && data&(1<<(i/granule)) == 0 && isZero(part) {
 			return "holes"
 		}
 	}

@@ -114,8 +114,12 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &v1alpha1.VolumeMove{}
 	if err := r.APIReader.Get(ctx, request.NamespacedName, object); err != nil {
+		if !apierrors.IsNotFound(err) {
+			return ctrl.Result{}, err
+		}
 		delete(r.reported, request.NamespacedName)
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+		object.ObjectMeta = metav1.ObjectMeta{Namespace: request.Namespace, Name: request.Name}
+		return ctrl.Result{}, r.reconciliation(object).objects.removeForsaken(ctx)
 	}
 	after, err := r.look(ctx, object)
 	priority := handler.LowPriority

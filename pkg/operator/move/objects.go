@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,7 +22,9 @@ const (
 	// another namespace.
 	moveLabel = "hostpathprovisioner.kubevirt.io/move"
 	roleLabel = "hostpathprovisioner.kubevirt.io/move-role"
-	port      = 8444
+	// nameAnnotation has the namespace and name of the move.
+	nameAnnotation = "hostpathprovisioner.kubevirt.io/move-of"
+	port           = 8444
 )
 
 // Objects are what is made for one move in the driver's namespace.
@@ -36,10 +39,8 @@ type objects struct {
 func (o objects) meta(suffix string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: o.namespace, Name: "volumemove-" + string(o.move.UID) + suffix,
-		Labels: map[string]string{moveLabel: string(o.move.UID), "app.kubernetes.io/name": "volume-mover", "app.kubernetes.io/managed-by": "hostpath-provisioner-operator"},
-		Annotations: map[string]string{
-			"hostpathprovisioner.kubevirt.io/move-of": o.move.Namespace + "/" + o.move.Name,
-		},
+		Labels:      map[string]string{moveLabel: string(o.move.UID), "app.kubernetes.io/name": "volume-mover", "app.kubernetes.io/managed-by": "hostpath-provisioner-operator"},
+		Annotations: map[string]string{nameAnnotation: o.move.Namespace + "/" + o.move.Name},
 	}
 }
 
@@ -149,14 +150,49 @@ func (o objects) remove(ctx context.Context) ([]string, error) {
 	if err != nil || len(left) > 0 {
 		return left, err
 	}
+	return nil, o.removeConnection(ctx)
+}
+
+// removeConnection removes what pods have to talk to each other.
+func (o objects) removeConnection(ctx context.Context) error {
 	for _, object := range []client.Object{&corev1.Secret{}, &networkingv1.NetworkPolicy{}} {
 		err := o.api.reader.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: o.meta("").Name}, object)
 		if err == nil && o.has(object) {
 			err = o.api.drop(ctx, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
-			return nil, err
+			return err
 		}
 	}
-	return nil, nil
+	return nil
+}
+
+// removeForsaken removes what was made for a move whose object was removed by force: a mover would go on, and fence the volume for nothing. A
+// Secret with a PersistentVolume stays, as that may be missing.
+func (o objects) removeForsaken(ctx context.Context) error {
+	pods := &corev1.PodList{}
+	if err := o.api.reader.List(ctx, pods, client.InNamespace(o.namespace), client.HasLabels{moveLabel}); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if pod.Annotations[nameAnnotation] != o.meta("").Annotations[nameAnnotation] {
+			continue
+		}
+		forsaken := o
+		forsaken.move = o.move.DeepCopy()
+		forsaken.move.UID = types.UID(pod.Labels[moveLabel])
+		secret := &corev1.Secret{}
+		there, err := o.api.find(ctx, client.ObjectKey{Namespace: o.namespace, Name: forsaken.meta("").Name}, secret)
+		if err == nil && (!there || secret.Data[volumeFile] == nil) {
+			err = forsaken.removeConnection(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := forsaken.removePods(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -24,6 +24,8 @@ const (
 	volumeFile = "persistentvolume.json"
 	// sizeFile of it is the size of the one before.
 	sizeFile = "size"
+	// placedFile of it is the node to which the PersistentVolume leads. From then on, what removes or replaces that is not this move.
+	placedFile = "placed"
 	// movedBy on a PersistentVolume is the uid of the move that made it, and on a claim has the controller of volumes look at it again.
 	movedBy = "hostpathprovisioner.kubevirt.io/moved-by"
 	// undoneBy on a PersistentVolume is the uid of the move that is undone: an operator that has lost its lease may not have heard of that.
@@ -184,11 +186,32 @@ func (v claimedVolume) untouched(ctx context.Context) (bool, error) {
 	return there && volume.UID == v.move.Status.VolumeUID && volume.DeletionTimestamp == nil, err
 }
 
-// replaced says whether the PersistentVolume has taken the place of the one before: pods may use the volume on the target.
+// replaced says whether the PersistentVolume has taken the place of the one before, though it may be gone by now: pods may have used the volume
+// on the target.
 func (v claimedVolume) replaced(ctx context.Context) (bool, error) {
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
-	return there && now.Annotations[movedBy] == string(v.move.UID), err
+	if err != nil || there && now.Annotations[movedBy] == string(v.move.UID) {
+		return err == nil, err
+	}
+	return v.placed(ctx, v.move.Status.TargetNode)
+}
+
+// placed says whether the PersistentVolume was seen to lead to a node by this move.
+func (v claimedVolume) placed(ctx context.Context, node string) (bool, error) {
+	secret := &corev1.Secret{ObjectMeta: v.objects.meta("")}
+	there, err := v.api.find(ctx, client.ObjectKeyFromObject(secret), secret)
+	return there && v.objects.has(secret) && string(secret.Data[placedFile]) == node, err
+}
+
+// notePlaced notes that it does.
+func (v claimedVolume) notePlaced(ctx context.Context, node string) error {
+	secret, err := v.objects.secret(ctx)
+	if err != nil || string(secret.Data[placedFile]) == node {
+		return err
+	}
+	secret.Data[placedFile] = []byte(node)
+	return v.api.writer.Update(ctx, secret)
 }
 
 // recovered says whether an administrator has made a PersistentVolume that leads to what is to be removed on a node: to the source, after the
@@ -232,7 +255,7 @@ func (v claimedVolume) putBack(ctx context.Context) (done bool, said string, err
 	case err != nil || there && others:
 		return err == nil, "", err
 	case there && untouched && v.isUndone(now):
-		return true, "", nil
+		return true, "", v.notePlaced(ctx, v.move.Status.SourceNode)
 	case there && untouched:
 		return false, fmt.Sprintf("note on the PersistentVolume %s that the move is undone", now.Name), v.patch(ctx, now, v.noteUndone)
 	}
@@ -250,18 +273,29 @@ func (v claimedVolume) noteUndone(volume *corev1.PersistentVolume) {
 // moveTo does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
 // its claim is bound again, or is gone.
 func (v claimedVolume) moveTo(ctx context.Context, node string) (done bool, said string, err error) {
+	placed, err := v.placed(ctx, node)
+	if err != nil {
+		return false, "", err
+	}
 	now := &corev1.PersistentVolume{}
-	err = v.api.reader.Get(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
-	switch at := place.NodeOfVolume(now); {
-	case apierrors.IsNotFound(err):
-		return v.recreate(ctx, node)
+	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
+	at := place.NodeOfVolume(now)
+	mine := v.owns(now) && (now.Annotations[movedBy] == string(v.move.UID) || now.UID == v.move.Status.VolumeUID)
+	switch {
 	case err != nil:
 		return false, "", err
-	case now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID || !v.owns(now):
+	case placed && (!there || node == v.move.Status.TargetNode && (!mine || at != node)):
+		return true, "", nil // it was removed or replaced by others, who may make another one
+	case !there:
+		return v.recreate(ctx, node)
+	case !mine:
 		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
 	case node == v.move.Status.TargetNode && v.isUndone(now):
 		return false, "the move is undone", nil
 	case at == node && (now.UID != v.move.Status.VolumeUID || now.DeletionTimestamp == nil):
+		if err := v.notePlaced(ctx, node); err != nil {
+			return false, "", err
+		}
 		return v.bind(ctx, now)
 	}
 	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)

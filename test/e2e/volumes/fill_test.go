@@ -84,11 +84,11 @@ func filledFilesystems() map[string]filesystem {
 		return madeFilesystems(64*mib, 300*mib)
 	}
 	all := map[string]filesystem{"btrfs": on(testenv.CountingBtrfs, "-m", "dup"), "btrfs with a reserve": reserving}
-	maps.Copy(all, madeFilesystems(size, size))
+	maps.Copy(all, madeFilesystems(size/2, size))
 	return all
 }
 
-// madeFilesystems are smaller than those of the guest: an emulated processor fills them in seconds, or, of 1 GiB, in minutes.
+// madeFilesystems are smaller than those of the guest, whose emulated processor fills and empties them in seconds, or, of 1 GiB, in minutes.
 func madeFilesystems(ext4, xfs int64) map[string]filesystem {
 	all := make(map[string]filesystem)
 	for _, fs := range filesystems() {

@@ -54,6 +54,7 @@ type Disk struct {
 	hanging            chan struct{} // closed when that ends; nil if the disk does not hang
 	asked              chan struct{} // a test may take note of a request that is not answered
 	unwritten          *unwritten    // nil if writes are answered
+	forgetful          bool          // it finds no data in its file (lseek(2), SEEK_DATA)
 
 	serving sync.Mutex // while a request is answered
 }
@@ -243,6 +244,24 @@ func (d *Disk) FailWith(errno unix.Errno, operations ...Operation) {
 	d.failing, d.failure = operations, errno
 }
 
+// FindNoData has it say that there is none in its file, wherever it is asked (lseek(2), SEEK_DATA), as ZFS does now and then of what was just
+// written. It has to be the first to be asked.
+func (d *Disk) FindNoData() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.forgetful = true
+}
+
+// seeks is the answer to lseek(2): that this disk does not know, unless it is forgetful.
+func (d *Disk) seeks() unix.Errno {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.forgetful {
+		return unix.ENXIO
+	}
+	return unix.ENOSYS
+}
+
 // Hang answers nothing from now on.
 func (d *Disk) Hang() {
 	d.mu.Lock()
@@ -383,12 +402,14 @@ const (
 	fuseOpen        = 14
 	fuseRead        = 15
 	fuseWrite       = 16
+	fuseStatfs      = 17
 	fuseRelease     = 18
 	fuseFsync       = 20
 	fuseFlush       = 25
 	fuseInit        = 26
 	fuseInterrupt   = 36
 	fuseBatchForget = 42
+	fuseLseek       = 46
 
 	fuseInHeader  = 40
 	fuseOutHeader = 16
@@ -482,6 +503,10 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 		return nil, 0, true
 	case fuseFlush, fuseRelease:
 		return nil, 0, true
+	case fuseStatfs:
+		return make([]byte, 80), 0, true // nothing asks how much is free
+	case fuseLseek:
+		return nil, d.seeks(), true
 	}
 	return nil, unix.ENOSYS, true
 }
