@@ -413,7 +413,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		p.report.Known = append(p.report.Known, Known{v.Name, facts.Identity, facts.SizeBytes})
 	}
 	// One that is restored from a backup names a claim that may be gone, and is released as soon as that is known.
-	if v.Used && !v.Bound {
+	if v.Used && !v.Bound || record.wasCleanedFor(v) {
 		return nil
 	}
 	next := recordOf(v.Path, facts)

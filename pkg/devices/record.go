@@ -286,6 +286,11 @@ func (r Record) mayBeOf(v Volume) bool { return r.isOf(v) || v.Used && r.Claim =
 // isSurelyOf says that it is of a volume, and of no other that was made under its name.
 func (r Record) isSurelyOf(v Volume) bool { return r.Volume == v.Name && r.VolumeUID == v.UID }
 
+// wasCleanedFor says that the device was cleaned, or in part, for the claim of a volume that is gone when its finalizers are.
+func (r Record) wasCleanedFor(v Volume) bool {
+	return v.Deleted && (r.State == Clean || r.State == Cleaning) && r.isSurelyOf(v) && r.ClaimUID == v.ClaimUID
+}
+
 // agrees reports whether what the record and the API say of a released volume can both be true.
 func (r Record) agrees(v Volume) bool {
 	return r.unknown() || r.isOf(v) && !differ(r.ClaimUID, v.ClaimUID)

@@ -96,6 +96,32 @@ func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
 	c.wantEvent("DeviceVolumeDisappeared")
 }
 
+// So it is also while a finalizer keeps the volume that the agent itself deletes, after it has cleaned the device.
+func TestDeviceIsOfferedAgainAfterAFinalizerKeptItsVolume(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	pv.Finalizers = []string{"kubernetes.io/pv-protection"}
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	must.Succeed(t, c.Update(t.Context(), &pv))
+	pv.Status.Phase = corev1.VolumeBound
+	must.Succeed(t, c.Status().Update(t.Context(), &pv))
+	c.pass()
+	d.Fill()
+	c.release(&pv)
+	c.until("the volume to be deleted", func() bool { return c.volumes()[0].DeletionTimestamp != nil })
+	c.pass()
+	pv = c.volumes()[0]
+	pv.Finalizers = nil
+	must.Succeed(t, c.Update(t.Context(), &pv))
+	c.until("the device to be offered again", func() bool {
+		volumes := c.volumes()
+		return len(volumes) == 1 && volumes[0].Spec.ClaimRef == nil
+	})
+	d.WantZero(0, mib)
+}
+
 // A claim must not get what is left of another one's data.
 func TestHalfCleanVolumeIsDeleted(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
