@@ -68,19 +68,26 @@ func TestVolumeGrowsWithItsDevice(t *testing.T) {
 	c.wantMetric(c.metrics.errors, 0)
 }
 
-// Who deletes a volume has its device, also while a finalizer keeps the object, as that of pv-protection until the claim is gone.
-func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
-	c := newCluster(t, Options{DefaultConfigMap: "map"})
+// boundWithFinalizer is a volume that a claim has filled, as kube-controller-manager protects it.
+func (c *cluster) boundWithFinalizer() (*devicestest.Disk, corev1.PersistentVolume) {
+	c.Helper()
 	d := c.Blank("disk", 8*mib)
 	c.configure(block())
 	pv := c.awaitVolumes(1)[0]
 	pv.Finalizers = []string{"kubernetes.io/pv-protection"}
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
-	must.Succeed(t, c.Update(t.Context(), &pv))
+	must.Succeed(c.World, c.Update(c.Context(), &pv))
 	pv.Status.Phase = corev1.VolumeBound
-	must.Succeed(t, c.Status().Update(t.Context(), &pv))
+	must.Succeed(c.World, c.Status().Update(c.Context(), &pv))
 	c.pass()
 	d.Fill()
+	return d, pv
+}
+
+// Who deletes a volume has its device, also while a finalizer keeps the object, as that of pv-protection until the claim is gone.
+func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d, pv := c.boundWithFinalizer()
 	d.Untouched()
 	must.Succeed(t, c.Delete(t.Context(), &pv))
 	pv = c.volumes()[0]
@@ -96,19 +103,10 @@ func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
 	c.wantEvent("DeviceVolumeDisappeared")
 }
 
-// So it is also while a finalizer keeps the volume that the agent itself deletes, after it has cleaned the device.
+// A volume that the agent itself deletes, after it has cleaned the device, may be kept by a finalizer too.
 func TestDeviceIsOfferedAgainAfterAFinalizerKeptItsVolume(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
-	d := c.Blank("disk", 8*mib)
-	c.configure(block())
-	pv := c.awaitVolumes(1)[0]
-	pv.Finalizers = []string{"kubernetes.io/pv-protection"}
-	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
-	must.Succeed(t, c.Update(t.Context(), &pv))
-	pv.Status.Phase = corev1.VolumeBound
-	must.Succeed(t, c.Status().Update(t.Context(), &pv))
-	c.pass()
-	d.Fill()
+	d, pv := c.boundWithFinalizer()
 	c.release(&pv)
 	c.until("the volume to be deleted", func() bool { return c.volumes()[0].DeletionTimestamp != nil })
 	c.pass()

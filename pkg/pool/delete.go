@@ -26,7 +26,7 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 	in, err := s.find(ctx, id, volume.PoolName{})
 	if err != nil {
 		if errors.Is(err, volume.ErrNotFound) { // it may be an earlier call that has removed no more than the volume
-			if err := errors.Join(s.keepRemoved(ctx, id), s.Moves().dropReferences(ctx, id)); err != nil {
+			if err := errors.Join(keepRemoved(ctx, s.node, id), s.Moves().dropReferences(ctx, id)); err != nil {
 				return err
 			}
 		}
@@ -43,8 +43,8 @@ func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) 
 }
 
 // keepRemoved makes durable that no pool has an entry: an earlier call may have removed it, and failed at that.
-func (s *Set) keepRemoved(ctx context.Context, id volume.ID) error {
-	for _, p := range s.node.Pools {
+func keepRemoved(ctx context.Context, n *serve.Node, id volume.ID) error {
+	for _, p := range n.Pools {
 		v, err := p.Enter(ctx)
 		if err != nil {
 			return err

@@ -21,8 +21,12 @@ func (s *source) freeze(ctx context.Context) (still context.Context, thaw func()
 	if err != nil {
 		return nil, nil, err
 	}
+	unchanged := func() error {
+		now, err := s.pods()
+		return errors.Join(err, noOthers(now, pods))
+	}
 	if len(pods) == 0 {
-		return ctx, func() error { return s.noOthers(nil) }, nil
+		return ctx, unchanged, nil
 	}
 	limit := s.way.frozenAtMost()
 	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
@@ -37,18 +41,14 @@ func (s *source) freeze(ctx context.Context) (still context.Context, thaw func()
 		if errors.Is(context.Cause(limited), errTooLong) {
 			return fmt.Errorf("%w: %s", errTooLong, limit)
 		}
-		return errors.Join(err, s.noOthers(pods))
+		return errors.Join(err, unchanged())
 	}, nil
 }
 
-// noOthers returns ErrPrecondition if another pod has got the source meanwhile. It did not stand still, and what it has written through a
-// mapping may not show.
-func (s *source) noOthers(stopped []freezer.Pod) error {
-	pods, err := s.pods()
-	if err != nil {
-		return err
-	}
-	for _, pod := range pods {
+// noOthers returns ErrPrecondition if another pod than those that were stopped has the source now. It did not stand still, and what it has written
+// through a mapping may not show.
+func noOthers(now, stopped []freezer.Pod) error {
+	for _, pod := range now {
 		if !slices.Contains(stopped, pod) {
 			return fmt.Errorf("%w: pod %s got it while the others were being frozen", volume.ErrPrecondition, pod)
 		}

@@ -306,7 +306,7 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 func (s Snapshots) Delete(ctx context.Context, id volume.ID) error {
 	in, err := s.set.find(ctx, id, volume.PoolName{})
 	if errors.Is(err, volume.ErrNotFound) {
-		err = cmp.Or(s.set.keepRemoved(ctx, id), err)
+		err = cmp.Or(keepRemoved(ctx, s.set.node, id), err)
 	}
 	if err != nil {
 		return unlessOutOfUse(s.set.node, id, err)
