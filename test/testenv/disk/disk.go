@@ -9,6 +9,7 @@
 package disk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ type Disk struct {
 	asked              chan struct{} // a test may take note of a request that is not answered
 	unwritten          *unwritten    // nil if writes are answered
 	forgetful          bool          // it finds no data in its file (lseek(2), SEEK_DATA)
+	refused            []byte        // writes that have it fail; nil for none
 
 	serving sync.Mutex // while a request is answered
 }
@@ -244,6 +246,13 @@ func (d *Disk) FailWith(errno unix.Errno, operations ...Operation) {
 	d.failing, d.failure = operations, errno
 }
 
+// RefuseWritesOf fails writes that have a text with EIO: those of what a file has, and none of what its filesystem keeps of it.
+func (d *Disk) RefuseWritesOf(text []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refused = text
+}
+
 // FindNoData has it say that there is none in its file, wherever it is asked (lseek(2), SEEK_DATA), as ZFS does now and then of what was just
 // written. It has to be the first to be asked.
 func (d *Disk) FindNoData() {
@@ -313,7 +322,7 @@ func (d *Disk) writeTakes(offset, bytes int64) time.Duration {
 // Heal has the disk answer everything again, what it was asked meanwhile included.
 func (d *Disk) Heal() {
 	d.mu.Lock()
-	d.failing = nil
+	d.failing, d.refused = nil, nil
 	d.slowRate = 0
 	if d.hanging != nil {
 		close(d.hanging)
@@ -364,9 +373,13 @@ func (d *Disk) fails(o Operation) unix.Errno {
 	return d.failure
 }
 
-func (d *Disk) write(data []byte, offset int64) {
+// write is refused as a whole.
+func (d *Disk) write(data []byte, offset int64) unix.Errno {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.refused != nil && bytes.Contains(data, d.refused) {
+		return unix.EIO
+	}
 	for len(data) > 0 {
 		n := min(len(data), unit-int(offset%unit))
 		p := piece{offset, append([]byte(nil), data[:n]...)}
@@ -374,6 +387,7 @@ func (d *Disk) write(data []byte, offset int64) {
 		d.pending = append(d.pending, p)
 		data, offset = data[n:], offset+int64(n)
 	}
+	return 0
 }
 
 func (d *Disk) flush() {
@@ -496,7 +510,9 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 	case fuseWrite:
 		size, offset := binary.NativeEndian.Uint32(in[16:]), int64(binary.NativeEndian.Uint64(in[8:]))
 		time.Sleep(d.writeTakes(offset, int64(size)))
-		d.write(in[fuseWriteIn:fuseWriteIn+size], offset)
+		if errno := d.write(in[fuseWriteIn:fuseWriteIn+size], offset); errno != 0 {
+			return nil, errno, true
+		}
 		return words(size, 0), 0, true
 	case fuseFsync:
 		d.flush()
