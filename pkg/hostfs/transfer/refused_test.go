@@ -21,9 +21,8 @@ func onFailingDisk(t *testing.T, kind string) (at string, d *disk.Disk) {
 	image := must.Value(loopfs.Format(t.Context(), t.TempDir(), kind, 320*mib))(t)
 	d = disk.New(t, image, t.TempDir())
 	at = t.TempDir()
-	must.Succeed(t, os.Remove(image), loopfs.MountImage(t.Context(), d.Path, at, kind))
-	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(at)) })
-	t.Cleanup(d.Heal)
+	must.Succeed(t, os.Remove(image))
+	d.Mount(t, at, kind)
 	return at, d
 }
 
@@ -34,7 +33,7 @@ func fromDisk(t *testing.T, path string) {
 	must.Succeed(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
 }
 
-// What a disk has refused is in memory as if it had been written, and the kernel says so once. Who goes on with the copy has to send it again.
+// What a disk has refused is in memory as if it had been written, and the kernel says so once. A connection that doubts the copy has it sent again.
 func TestWriteThatTheDiskRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
@@ -54,7 +53,9 @@ func TestWriteThatTheDiskRefused(t *testing.T) {
 			c.cut()
 			d.Heal()
 
-			send(t, src, dst)
+			c = connect(t, dst, transfer.Options{Doubted: true})
+			c.pass(src, whole)
+			c.finish()
 			copied := filepath.Join(dst, "file")
 			fromDisk(t, copied)
 			if is := must.Value(os.ReadFile(copied))(t); !bytes.Equal(is, content) {

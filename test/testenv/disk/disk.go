@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -175,6 +176,19 @@ func New(t testing.TB, file, dir string) *Disk {
 	})
 	must.Succeed(t, d.refusePoll())
 	return d
+}
+
+// Mount mounts the filesystem of a kind that is on the disk, until the test ends. The kernel asks for no more at a time than the disk is asked
+// for at once: where a part of more is refused, the loop device says that all was written.
+func (d *Disk) Mount(t testing.TB, at, kind string) {
+	t.Helper()
+	device, err := loopfs.Attach(d.Path)
+	must.Succeed(t, err)
+	most := filepath.Join("/sys/block", filepath.Base(device.Name()), "queue/max_sectors_kb")
+	before, err := os.ReadFile(most)
+	must.Succeed(t, err, os.WriteFile(most, []byte(strconv.Itoa(fuseMaxWrite>>10)), 0o600), loopfs.MountDevice(t.Context(), device.Name(), at, kind), device.Close())
+	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(at), os.WriteFile(most, before, 0o600)) })
+	t.Cleanup(d.Heal) // before anything waits for the disk
 }
 
 // refusePoll has the kernel ask once whether the file can be polled, and never again once
