@@ -73,15 +73,19 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 	return src, nil
 }
 
+// keepsExtents reports whether a source is a block volume that shares its blocks on a btrfs which counts what its file keeps.
+func (s *source) keepsExtents() bool {
+	enforcer := s.in.Enforcer
+	return s.entry.Block() && !s.fixed && s.method != volume.ByCopy && enforcer.Kind() == quota.Btrfs && enforcer.Enforces(reconcile.InfoOf(s.entry))
+}
+
 // measure finds out what the file of a block volume keeps on a btrfs that counts it, and returns ErrPrecondition if it is so much
 // that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
-// copied on write: so what the file keeps grows by its size at most until blocks are shared again.
+// copied on write: so what the file keeps grows by its size at most until blocks are shared again. It may grow twice: from now until the
+// copy, which first has what its devices have in memory written to it, and after that.
 func (s *source) measure() error {
 	enforcer, c := s.in.Enforcer, reconcile.InfoOf(s.entry)
-	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
-		return nil
-	}
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
@@ -93,7 +97,7 @@ func (s *source) measure() error {
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
 	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
-	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
+	if grows := 2 * (sharing.Bytes + sharing.Bytes/32); room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
 	}
@@ -255,11 +259,17 @@ func (s *source) begin(rec *store.Record) error {
 	if err := s.join(rec); err != nil {
 		return err
 	}
+	keeps := s.keepsExtents()
+	if keeps { // or it would be measured before another copy, and share its blocks once more after that
+		if err := s.in.Pool.Node.Pins.Free(s.id); err != nil {
+			return err
+		}
+	}
 	// Pinned, it needs no lock: it can be published, unpublished and measured meanwhile. To what is read and written anew no pod may write.
 	unlock := s.release
 	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
-	if s.entry.Block() {
+	if keeps {
 		return s.measure()
 	}
 	return nil

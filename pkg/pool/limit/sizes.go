@@ -61,8 +61,9 @@ func (s Sizes) Limit(c ledger.Info) quota.Limit {
 		case s.kind == quota.Btrfs:
 			// The extent that a shared block was in counts until all of that is overwritten. With a
 			// snapshot after each time that the file was written the old extents add up. Two sizes besides are
-			// more than scattered writes need; what keeps more is not copied: see measure in pkg/pool.
-			limit.Bytes += 2 * c.Promised
+			// more than scattered writes need; what keeps more is not copied: see measure in pkg/pool. The third is
+			// for what is written between that and the copy.
+			limit.Bytes += 3*c.Promised + c.Promised/16
 		}
 		return limit
 	}
