@@ -126,6 +126,33 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 	})
 }
 
+// What a disk keeps of a snapshot that was just erased, and nothing promises any more, is not sold before the next count finds it.
+func TestWhatErasedSnapshotHasLeftIsNotSold(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		const used, empty = 192 * mib, 256 * mib
+		h.createBlock("pvc-used", used)
+		h.create("pvc-empty", empty)
+		disk := h.Path("pool", "pvc-used", "disk.img")
+		writeBehind(t, disk, used, 0)
+		must.Succeed(t, h.snapshot("s-1", "pvc-used"))
+		syncfs(t, root)
+		h.later(2 * time.Minute) // which counts
+		writeBehind(t, disk, used, 4096)
+		must.Succeed(t, h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
+		h.wantClean()
+		syncfs(t, root)
+		before := h.capacity()
+		h.later(2 * time.Minute)
+		if counted := h.capacity(); before > counted+8*mib {
+			t.Errorf("%d MiB were available before it was counted what the disk keeps, and then %d", before/mib, counted/mib)
+		}
+		h.delete("pvc-used")
+		h.delete("pvc-empty")
+	})
+}
+
 // Each time that most of a disk is written after a snapshot, btrfs keeps the extents that were there before. There is no snapshot
 // more, and no clone, before a write of the disk could fail.
 func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
