@@ -252,27 +252,28 @@ func (s *source) bytes() int64 {
 }
 
 // begin notes in the record of a copy where it comes from, and lets others use the source again
-// as far as that does no harm. The time of the cut and its consistency follow when it is made.
-func (s *source) begin(rec *store.Record) error {
+// as far as that does no harm. The time of the cut and its consistency follow when it is made. What is measured is copied by one call after the
+// other: two that have both measured it would share its blocks twice.
+func (s *source) begin(ctx context.Context, rec *store.Record) error {
 	rec.BlockBytes = s.entry.Record.BlockBytes
 	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
 	if err := s.join(rec); err != nil {
 		return err
 	}
-	keeps := s.keepsExtents()
-	if keeps { // or it would be measured before another copy, and share its blocks once more after that
-		if err := s.in.Pool.Node.Pins.Free(s.id); err != nil {
-			return err
-		}
-	}
 	// Pinned, it needs no lock: it can be published, unpublished and measured meanwhile. To what is read and written anew no pod may write.
 	unlock := s.release
 	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
-	if keeps {
-		return s.measure()
+	if !s.keepsExtents() {
+		return nil
 	}
-	return nil
+	done, err := s.in.Pool.Node.TurnToCopy(ctx, s.id)
+	if err != nil {
+		return err
+	}
+	unpin := s.release
+	s.release = func() { done(); unpin() }
+	return s.measure()
 }
 
 // join makes a record one of the family of the source, if they share blocks, and the source
