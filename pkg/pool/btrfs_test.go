@@ -126,6 +126,31 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 	})
 }
 
+// A thin disk that was discarded in part, as earlier versions let it be, can be written in full: btrfs keeps the extents of which anything is
+// left, and counts them.
+func TestDiskThatWasDiscardedIsWritten(t *testing.T) {
+	testenv.NeedRoot(t)
+	for quotas, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary": testenv.CountingBtrfs, "simple": testenv.SimpleBtrfs} {
+		t.Run(quotas, func(t *testing.T) {
+			root := mount(t, 512*mib)
+			withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, h *harness) {
+				const size = 64 * mib
+				h.createBlock("pvc-1", size)
+				disk := h.Path("pool", "pvc-1", "disk.img")
+				writeBehind(t, disk, size, 0)
+				f := must.Value(os.OpenFile(disk, os.O_WRONLY, 0))(t)
+				for at := int64(0); at < size; at += mib {
+					must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, mib-4096))
+				}
+				must.Succeed(t, f.Sync(), f.Close())
+				syncfs(t, root)
+				writeBehind(t, disk, size, 0)
+				h.delete("pvc-1")
+			})
+		})
+	}
+}
+
 // What a disk keeps of a snapshot that was just erased, and nothing promises any more, is not sold before the next count finds it.
 func TestWhatErasedSnapshotHasLeftIsNotSold(t *testing.T) {
 	testenv.NeedRoot(t)

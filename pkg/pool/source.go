@@ -83,7 +83,7 @@ func (s *source) keepsExtents() bool {
 // that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again. It may grow twice: from now until the
-// copy, which first has what its devices have in memory written to it, and after that.
+// copy, which first has what its devices have in memory written to it, and after that. Once more it may where it was discarded before.
 func (s *source) measure() error {
 	enforcer, c := s.in.Enforcer, reconcile.InfoOf(s.entry)
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
@@ -97,7 +97,7 @@ func (s *source) measure() error {
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
 	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
-	if grows := 2 * (sharing.Bytes + sharing.Bytes/32); room < grows { // with what keeps track of its blocks
+	if grows := 3 * (sharing.Bytes + sharing.Bytes/32); room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
 	}

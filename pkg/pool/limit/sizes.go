@@ -52,6 +52,10 @@ func (s Sizes) Limit(c ledger.Info) quota.Limit {
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
 		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
+		if s.kind == quota.Btrfs {
+			// Earlier versions let thin disks be discarded, of which btrfs keeps whole extents: what is written in their place comes beside them.
+			limit.Bytes += c.Promised
+		}
 		switch {
 		case !c.Is(ledger.Shares):
 		case s.kind == quota.XFS:
