@@ -6,14 +6,18 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -123,6 +127,46 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		for _, name := range []string{"pvc-used", "pvc-empty"} {
 			h.delete(name)
 		}
+	})
+}
+
+// A pause holds up the second look for devices, which is that before a file is copied.
+type pause struct {
+	*looptest.Fake
+	looks atomic.Int32
+	until chan struct{}
+}
+
+func (p *pause) Attached(names ...string) ([]loop.Device, error) {
+	if p.looks.Add(1) == 2 {
+		<-p.until
+	}
+	return p.Fake.Attached(names...)
+}
+
+// A disk is not measured for a copy while another copy that was measured is still to be made: the blocks would be shared twice.
+func TestDiskIsMeasuredForOneCopyAfterTheOther(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", 16*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "pod"))
+		p := &pause{Fake: h.Loops, until: make(chan struct{})}
+		p.looks.Store(-1000) // not those of a start
+		h.devices = p
+		h.restart(local)
+		p.looks.Store(0)
+		made := make(chan error, 2)
+		go func() { made <- h.snapshot("s-1", "pvc-1") }()
+		synctest.Wait()
+		go func() { made <- h.snapshot("s-2", "pvc-1") }()
+		synctest.Wait()
+		if n := len(made); n > 0 || p.looks.Load() != 3 {
+			t.Errorf("%d snapshots were made, after %d looks for devices", n, p.looks.Load())
+		}
+		close(p.until)
+		must.Succeed(t, <-made, <-made, h.unpublish("pvc-1", "pod"))
+		h.delete("pvc-1")
 	})
 }
 
