@@ -166,7 +166,7 @@ func (s *source) freezable() error {
 	if fs, err := dir.FilesystemOf(s.dir); err != nil || fs.NotesChanges() {
 		return err
 	}
-	return fmt.Errorf("%w: the filesystem of pool %q is a tmpfs, which does not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+
+	return fmt.Errorf("%w: the filesystem of pool %q is none of XFS, ext4 and btrfs, and may not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+
 		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.in.Pool.Config.Name, s.id)
 }
 

@@ -157,6 +157,26 @@ func Tmpfs(t testing.TB, bytes int64) string {
 	return dir
 }
 
+// Overlay mounts an overlayfs until the test ends whose files are on a new filesystem of that kind and of that many bytes.
+func Overlay(t testing.TB, kind string, bytes int64) string {
+	t.Helper()
+	files := LoopFS(t, kind, bytes)
+	layers := make(map[string]string)
+	for _, layer := range []string{"lowerdir", "upperdir", "workdir"} {
+		layers[layer] = filepath.Join(files, layer)
+		if err := os.Mkdir(layers[layer], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := mountPoint(t)
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", layers["lowerdir"], layers["upperdir"], layers["workdir"])
+	if err := syscall.Mount("overlay", dir, "overlay", 0, options); err != nil {
+		t.Fatalf("mount an overlayfs on %s: %v", dir, err)
+	}
+	unmountAtEnd(t, dir)
+	return dir
+}
+
 // Hang makes a directory and mounts a filesystem on it that never answers: one of FUSE,
 // whose server reads no request until release is called, or the test ends.
 func Hang(t testing.TB, path string) (release func()) {

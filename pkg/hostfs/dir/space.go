@@ -37,7 +37,6 @@ type Filesystem struct {
 	cached bool
 	// subvolumes: parts of it have device numbers of their own (btrfs).
 	subvolumes bool
-	tmpfs      bool
 	ext4       bool
 }
 
@@ -47,9 +46,10 @@ func (f Filesystem) MayHold(id ID) bool {
 	return id.Dev == f.dev || f.subvolumes && unix.Major(id.Dev) == 0
 }
 
-// NotesChanges reports whether a file has another ctime after a store through a shared mapping to a page that is
-// clean. A tmpfs has no clean pages.
-func (f Filesystem) NotesChanges() bool { return !f.tmpfs }
+// NotesChanges reports whether a file is known to have another ctime after a store through a shared mapping to a page that was written
+// to the disk since the one before. A tmpfs has no clean pages, sync_file_range(2) writes none of an overlayfs, and others may leave the ctime
+// to a server.
+func (f Filesystem) NotesChanges() bool { return f.cached }
 
 // NotesMoves reports whether an entry has another ctime after it was renamed, or exchanged with another (renameat2(2),
 // RENAME_EXCHANGE), which XFS does not note.
@@ -72,7 +72,7 @@ func FilesystemOf(d *Dir) (Filesystem, error) {
 	kind := int64(st.Type)
 	return Filesystem{
 		dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(kind),
-		subvolumes: kind == unix.BTRFS_SUPER_MAGIC, tmpfs: kind == unix.TMPFS_MAGIC, ext4: kind == unix.EXT4_SUPER_MAGIC,
+		subvolumes: kind == unix.BTRFS_SUPER_MAGIC, ext4: kind == unix.EXT4_SUPER_MAGIC,
 	}, nil
 }
 

@@ -253,7 +253,7 @@ func (s *Sender) comparison(ctx context.Context, from *dir.Dir, p Pass, began ti
 }
 
 // beginPass decides what need not be read. The ctime of what was changed after a clock was set back may be older than a pass before.
-// A store through a mapping changes it only if the page was clean: so all is written to the disk once. Memory has no clean pages.
+// A store through a mapping changes it only if the page was clean: so all is written to the disk once. Not each filesystem writes or notes that.
 func (s *Sender) beginPass(ctx context.Context, from *dir.Dir, p Pass) (since, began time.Time, err error) {
 	since = p.Since
 	set, err := s.clock.WasSet()
