@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -221,9 +222,10 @@ func finishRemoval(in *serve.Visit, id volume.ID, e store.Entry) (bool, error) {
 	return true, nil
 }
 
-// queueTrash queues what was removed for the reaper.
+// queueTrash queues what was removed for the reaper. It may occupy all that was owed for it, which is more than the name of the piece says. After a start
+// the rest is counted as what others hold.
 func queueTrash(in *serve.Visit, piece string, e store.Entry) {
-	in.Pool.QueueTrash(piece)
+	in.Pool.Ledger.Trash().Throw(piece, in.Pool.Ledger.Owed(reconcile.InfoOf(e)))
 	family := ""
 	if e.Record != nil {
 		family = e.Record.Family

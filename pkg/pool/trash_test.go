@@ -8,15 +8,19 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const sharedOnTmpfs = `[{"name":"local","path":"pool","shared":true}]`
@@ -169,14 +173,17 @@ func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
 
 // startWithoutReaper starts a driver whose reaper does not come past the first piece of trash, which is stuck, until stop
 // ends the driver.
-func (h *harness) startWithoutReaper() (stop func()) {
+func (h *harness) startWithoutReaper() (stop func()) { return h.startIn(local) }
+
+// startIn is startWithoutReaper with other pools.
+func (h *harness) startIn(datadir string) (stop func()) {
 	stopped := make(chan struct{})
 	h.log = funcr.New(func(_, said string) {
 		if strings.Contains(said, "Failed to erase trash") {
 			<-stopped
 		}
 	}, funcr.Options{})
-	h.start(local)
+	h.start(datadir)
 	h.log = logr.Logger{}
 	return func() {
 		closed := make(chan error)
@@ -230,4 +237,35 @@ func (h *harness) failsToCopy(name string) {
 	for i := range 200 {
 		must.Succeed(h.t, os.WriteFile(h.Path("pool", name, fmt.Sprint(i)), make([]byte, 4096), 0o600))
 	}
+}
+
+// Inodes take space of XFS that no quota counts, and so do shared blocks while they are overwritten. What a volume was given for that is sold
+// again when it is erased, as its promise is.
+func TestTrashHoldsWhatItsInodesTake(t *testing.T) {
+	const datadir = `[{"name":"local","path":"pool","bytesPerInode":1024}]`
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, root)
+		h.Quota = &quotatest.Fake{As: quota.XFS}
+		h.start(datadir)
+		h.create("pvc-1", 80*mib)
+		h.create("pvc-2", 40*mib)
+		d := h.open("pvc-1")
+		must.Succeed(t, h.Quota.Write(d, 80*mib))
+		for range 80*mib/1024 - 1 {
+			must.Succeed(t, must.Err(h.Quota.Create(d)))
+		}
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 80*mib), 0o600))
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "inodes"), make([]byte, 40*mib), 0o600)) // which a tmpfs has for nothing
+		must.Succeed(t, h.Close(t.Context()))
+		h.keep("stuck", 0)
+		stop := h.startIn(datadir)
+		before := h.capacity()
+		h.delete("pvc-1")
+		if after := h.capacity(); after > before+4*mib {
+			t.Errorf("%d MiB are available while all of a volume is on the disk that was removed, %d before", after/mib, before/mib)
+		}
+		stop()
+	})
 }
