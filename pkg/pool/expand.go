@@ -72,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.durable(), restoreIfLimited(v.visit, v.id, v.entry), v.use().GrowDevices())
+		return has, errors.Join(v.durable(), v.restoreIfCounted(), v.use().GrowDevices())
 	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
@@ -91,7 +91,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if bytes, err = v.grownTo(bytes, r); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow()); err != nil {
+	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), v.mayGrow()); err != nil {
 		return 0, err
 	}
 	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
@@ -110,6 +110,24 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	return bytes, nil
+}
+
+// mayGrow returns ErrCannotGrow for a directory that its limit does not count, as one that came from a backup.
+func (v *found) mayGrow() error {
+	counted, err := v.visit.Enforcer.Counts(v.dir, reconcile.InfoOf(v.entry))
+	if err == nil && !counted {
+		err = fmt.Errorf("%w: its directory is not counted as its record says, as after a restore from a backup: docs/layout.md says what it needs", volume.ErrCannotGrow)
+	}
+	return err
+}
+
+// restoreIfCounted makes a repeated call finish what the first had left, unless the limit could not hold.
+func (v *found) restoreIfCounted() error {
+	counted, err := v.visit.Enforcer.Counts(v.dir, reconcile.InfoOf(v.entry))
+	if err != nil || !counted {
+		return err
+	}
+	return restoreIfLimited(v.visit, v.id, v.entry)
 }
 
 // fileMayGrow returns ErrBusy for a block volume that is being copied.

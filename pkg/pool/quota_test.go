@@ -187,3 +187,26 @@ func TestTrashWithProjectIDOfOtherVolume(t *testing.T) {
 		}
 	})
 }
+
+// A directory that came from a backup is not counted as its record says: it does not grow, and its pods start all the same, since kubelet mounts
+// a volume at its old size only after ErrCannotGrow.
+func TestVolumeFromBackupDoesNotGrow(t *testing.T) {
+	for _, kind := range []quota.Kind{quota.XFS, quota.Ext4, quota.Btrfs} {
+		t.Run(string(kind), func(t *testing.T) {
+			onQuota(t, kind, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				must.Succeed(t, h.Quota.Drop(h.open("pvc-1")), h.publish("pvc-1", "a"))
+				grow := func(bytes int64) error {
+					return must.Err(h.Expand(t.Context(), id(t, "pvc-1"), h.Target("a"), "", volume.Range{Required: bytes}))
+				}
+				for range 2 {
+					wantError(t, grow(32*mib), volume.ErrCannotGrow)
+				}
+				must.Succeed(t, grow(16*mib))
+				if got := h.volume("pvc-1").Bytes; got != 16*mib {
+					t.Errorf("it has %d MiB, want 16", got/mib)
+				}
+			})
+		})
+	}
+}

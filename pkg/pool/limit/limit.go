@@ -298,6 +298,19 @@ func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Limit) (bool, err
 	return carries && e.Sizes.agrees(has, c), err
 }
 
+// Counts reports whether a directory is counted as its record says, if that says that the kernel enforces the size: one that came from a backup is
+// not.
+func (e *Enforcer) Counts(d *dir.Dir, c ledger.Info) (bool, error) {
+	if !e.Enforces(c) {
+		return true, nil
+	}
+	id, err := e.facility.IDOf(d)
+	if e.facility.Kind() == quota.Btrfs {
+		return id != 0, err
+	}
+	return id == c.QuotaID(), err
+}
+
 // errNotCarried reports a directory that is not counted as its record says. Giving
 // it the id would not help: what it holds already would not be counted.
 var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
