@@ -3,6 +3,7 @@ package quota
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
@@ -254,8 +255,26 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 }
 
 func (p projects) Beside(fs *dir.Dir) (int64, error) {
-	q, err := p.control.get(fs, 0)
-	return int64(q.Blocks * quotaBlock), err
+	var blocks uint64
+	for id := ID(0); ; id++ {
+		if id == FirstID {
+			id = LastID + 1
+		}
+		q, err := p.control.next(fs, id)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return int64(blocks * quotaBlock), nil
+		case err != nil:
+			return 0, err
+		}
+		if id = ID(q.ID); id >= FirstID && id <= LastID {
+			id = LastID
+			continue
+		}
+		if blocks += q.Blocks; id == math.MaxUint32 {
+			return int64(blocks * quotaBlock), nil
+		}
+	}
 }
 
 func (p projects) Outside(*dir.Dir) (int, error) { return 0, nil }

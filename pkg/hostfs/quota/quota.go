@@ -131,7 +131,8 @@ type Facility interface {
 	// at a sync. Id 0 is as in Limit; otherwise d can be any directory.
 	Usage(d *dir.Dir, id ID) (Usage, error)
 
-	// Beside is what files of no project hold on the filesystem, in bytes: they are of others than the directories with a limit.
+	// Beside is what files of no project from FirstID to LastID hold on the filesystem, in bytes: they are of others than the directories
+	// with a limit.
 	// Blocks that several files share count for each. It is 0 on btrfs, which does not count that.
 	Beside(fs *dir.Dir) (int64, error)
 

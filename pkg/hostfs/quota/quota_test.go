@@ -446,6 +446,41 @@ func TestRemoveTree_otherProjects(t *testing.T) {
 	}
 }
 
+// Kubelet and container runtimes give what is theirs projects of their own.
+func TestBeside_otherProjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	mounted := mountedByTheMachine()
+	if len(mounted) == 0 {
+		t.Skip("the virtual machine of make test-kernel has such filesystems")
+	}
+	const bytes = 8 << 20
+	for kind, path := range mounted {
+		t.Run(kind, func(t *testing.T) {
+			s := (&filesystem{name: kind}).subject(t, path)
+			beside := func() int64 {
+				must.Succeed(t, unix.Syncfs(s.Root.Fd()))
+				return must.Value(s.Beside(s.Root))(t)
+			}
+			root := projectDirectory(t, path)
+			before := beside()
+			inner := filepath.Join(root, "of others")
+			must.Succeed(t, os.WriteFile(inner, make([]byte, bytes), 0o600))
+			for _, project := range []string{"42", "1213202431", "1216348160", "4294967290"} {
+				run(t, "chattr", "-p", project, inner)
+				if more := beside() - before; more < bytes || more > bytes+1<<20 {
+					t.Errorf("%d bytes more are beside the volumes once project %s has %d", more, project, bytes)
+				}
+			}
+			run(t, "chattr", "-p", "1213202432", inner)
+			if more := beside() - before; more > 1<<20 {
+				t.Errorf("%d bytes of a volume are counted as beside the volumes", more)
+			}
+			run(t, "chattr", "-p", "42", inner)
+			must.Succeed(t, os.Remove(inner))
+		})
+	}
+}
+
 // On XFS an administrator can set limits for all projects that have none.
 func TestLimit_defaultOfProjects(t *testing.T) {
 	testenv.NeedRoot(t)
