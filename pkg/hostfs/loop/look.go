@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -77,17 +78,12 @@ func askAll(names []string, inspect func(name string) (Device, error)) (devices 
 
 // candidates are the names of the devices whose file may be at a path that is looked for.
 func candidates(mayBe func(former string) bool) (names []string, err error) {
-	numbers, err := attachedNumbers()
+	files, err := fileNames()
 	if err != nil {
 		return nil, err
 	}
-	for _, number := range numbers {
-		former, err := formerPath(nodeName(number))
-		switch {
-		case errors.Is(err, ErrNotAttached):
-		case err != nil:
-			return nil, err
-		case mayBe(former):
+	for _, number := range slices.Sorted(maps.Keys(files)) {
+		if mayBe(files[number]) {
 			names = append(names, nodeName(number))
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -17,10 +16,11 @@ import (
 
 const (
 	// loopMajor is LOOP_MAJOR of linux/major.h.
-	loopMajor   = 7
-	sysBlock    = "/sys/block"
-	prefix      = "loop"
-	controlNode = "loop-control"
+	loopMajor    = 7
+	sysBlock     = "/sys/block"
+	virtualBlock = "/sys/devices/virtual/block"
+	prefix       = "loop"
+	controlNode  = "loop-control"
 )
 
 func nodeName(number int) string { return prefix + strconv.Itoa(number) }
@@ -32,25 +32,48 @@ func numberOf(name string) (number int, ok bool) {
 	return number, ok && err == nil
 }
 
-// attachedNumbers are those of the devices that have a file: the kernel shows what it
-// is in a directory of its own, by a name that is not used here.
-func attachedNumbers() ([]int, error) {
+// fileNames are the kernel's names of the files of all devices that have one, by their numbers. The kernel keeps a directory for
+// each device that ever was, so those without a file have to cost next to nothing.
+func fileNames() (map[int]string, error) {
+	all, err := numbers()
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	// What /sys/block has are links to here: to follow one takes longer than to read.
+	devices, err := dir.Open(virtualBlock)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = devices.Close() }()
+	names := make(map[int]string)
+	for _, number := range all {
+		former, err := formerPathIn(devices.Fd(), nodeName(number))
+		switch {
+		case errors.Is(err, ErrNotAttached):
+		case err != nil:
+			return nil, err
+		default:
+			names[number] = former
+		}
+	}
+	return names, nil
+}
+
+func numbers() (all []int, err error) {
 	block, err := dir.Open(sysBlock)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = block.Close() }()
-	var numbers []int
 	for entry, err := range block.Entries() {
 		if err != nil {
 			return nil, err
 		}
-		if number, ok := numberOf(entry.Name); ok && hasFile(entry.Name) {
-			numbers = append(numbers, number)
+		if number, ok := numberOf(entry.Name); ok {
+			all = append(all, number)
 		}
 	}
-	slices.Sort(numbers)
-	return numbers, nil
+	return all, nil
 }
 
 // A control is the open /dev/loop-control (loop(4)).
@@ -234,15 +257,35 @@ func inspectSilent(name string) (Device, error) {
 
 // formerPath is the kernel's name of a device's file, from its memory; empty for one that is too long for sysfs.
 func formerPath(name string) (string, error) {
-	former, err := os.ReadFile(path.Join(sysBlock, name, "loop", "backing_file"))
+	return formerPathIn(unix.AT_FDCWD, path.Join(sysBlock, name))
+}
+
+func formerPathIn(at int, device string) (string, error) {
+	former, err := readAttribute(at, path.Join(device, "loop", "backing_file"))
 	switch {
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return "", nil
 	// ENODEV: the device was detached after the file was opened (kernfs_fop_read_iter() of the kernel).
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-		err = fmt.Errorf("%s: %w", name, ErrNotAttached)
+		err = fmt.Errorf("%s: %w", path.Base(device), ErrNotAttached)
 	}
-	return strings.TrimSuffix(string(former), "\n"), err
+	return former, err
+}
+
+// readAttribute reads a file of sysfs, which has a page at most and gives all of it at once. It is asked for each device of the
+// node, so without what os.File does besides.
+func readAttribute(at int, name string) (string, error) {
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	page := make([]byte, os.Getpagesize())
+	n, err := unix.Read(fd, page)
+	if err != nil {
+		return "", &fs.PathError{Op: "read", Path: name, Err: err}
+	}
+	return strings.TrimSuffix(string(page[:n]), "\n"), nil
 }
 
 // FilePath is the kernel's name of a device's file: where it was attached, as that is called now. Where a mount went away it
@@ -306,8 +349,7 @@ func (n node) restore() error {
 // limit reads one of the limits that the kernel shows of a device's queue: "0" where
 // it takes no such request.
 func (n node) limit(name string) (string, error) {
-	content, err := os.ReadFile(n.limitPath(name))
-	return strings.TrimSpace(string(content)), err
+	return readAttribute(unix.AT_FDCWD, n.limitPath(name))
 }
 
 func (n node) limitPath(name string) string { return path.Join(sysBlock, n.name, "queue", name) }

@@ -203,7 +203,7 @@ func TestReadFailsAtAnyTime(t *testing.T) {
 		},
 	} {
 		reads := []string{""}
-		for i := 0; i < len(reads); i++ {
+		for i := 0; i < len(reads); i += every() {
 			w := newWorld(t, moveOf("m"), appPod("data-0", false))
 			w.fail = reads[i]
 			w.run("m", func(int) { meanwhile(w) })

@@ -35,7 +35,7 @@ func TestVolumeLifecycleOnCluster(t *testing.T) {
 		t.Errorf("the volume is for %s and the pod on %s, want both on %s", got, pod.Spec.NodeName, nodeB)
 	}
 
-	s.mustRun("first", "echo hello >/data/file; sync")
+	s.mustRun("first", "echo hello >/data/file; sync -f /data")
 	path := filepath.Join(s.disk(volume), "file")
 	s.wantFile(path, "hello\n")
 

@@ -204,7 +204,7 @@ func (s *scene) useDevice(node, kind string) {
 	data := map[string]string{"volumeMode": "Filesystem", "fsType": kind, "wipe": "zero"}
 	claim, use := "claim-"+kind, with("claim-"+kind, "/data")
 	changes := []func(*corev1.PersistentVolumeClaim){ofLocalStorage}
-	script := "echo a-secret >/data/file && sync"
+	script := "echo a-secret >/data/file && sync -f /data"
 	if kind == "block" {
 		data = map[string]string{"volumeMode": "Block", "wipe": "zero"}
 		use = withDevice(claim, "/dev/disk")

@@ -25,7 +25,7 @@ func TestExpandInUse(t *testing.T) {
 	before := s.ready("user")
 	s.wantSpace("user", "/data", 64*mib)
 	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.mustRun("user", "rm /data/big; sync")
+	s.mustRun("user", "rm /data/big; sync -f /data")
 
 	s.resize("data", "256Mi")
 	s.wantClaimSize("data", "256Mi")
@@ -96,7 +96,7 @@ func TestExpandBeyondPoolCapacity(t *testing.T) {
 		}
 	}
 	start()
-	s.mustRun("user", "echo still here >/data/file; sync; cp /data/file /dev/disk")
+	s.mustRun("user", "echo still here >/data/file; sync -f /data; cp /data/file /dev/disk")
 	each(func(claim string) { s.resize(claim, "100Gi") })
 	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
 
@@ -115,7 +115,7 @@ func TestExpandBeyondPoolCapacity(t *testing.T) {
 	must.Succeed(t, c.Nodes[nodeA].StartKubelet(t.Context()))
 	restart()
 	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.mustRun("user", "rm /data/big; sync")
+	s.mustRun("user", "rm /data/big; sync -f /data")
 	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
 
 	// At the first start kubelet learns that the size it was to grow to is given up.

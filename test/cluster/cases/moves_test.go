@@ -100,8 +100,9 @@ func TestVolumeMoves(t *testing.T) {
 	s.condition(client, name, "Available", "True")
 
 	s.writersOn(nodeA, nodeB, 1, counting)
-	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync")
+	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync -f /data")
 	first := s.claimNamed(claim)
+	s.undone("undone", claim, pod)
 	for i, move := range []func(from string){
 		func(from string) {
 			earlier := s.earlierVolumes(from)
@@ -147,6 +148,54 @@ func TestVolumeMoves(t *testing.T) {
 	s.kubectl("delete", "pvc", "-n", s.namespace, claim)
 }
 
+// keepingPolicy keeps the operator from the first step of replacing a PersistentVolume.
+const keepingPolicy = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: keeps-volumes}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], resources: [persistentvolumes], operations: [UPDATE]}]
+  validations:
+  - expression: object.spec.persistentVolumeReclaimPolicy == oldObject.spec.persistentVolumeReclaimPolicy
+    message: volumes keep their policies
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: keeps-volumes}
+spec: {policyName: keeps-volumes, validationActions: [Deny]}
+`
+
+// undone undoes a move when the copy is whole and the source has handed the volume over: the pod goes on where it was.
+func (s *scene) undone(name, claim, pod string) {
+	s.Helper()
+	before := s.volume(claim)
+	from := s.nodeOf(before)
+	s.applyText(keepingPolicy)
+	s.until("the policy to hold", func(ctx context.Context) (string, error) {
+		_, err := c.Kubectl(ctx, "patch", "pv", before.Name, "--dry-run=server", `--patch={"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
+		if err == nil {
+			return "it does not", nil
+		}
+		return "", nil
+	})
+	written := s.numbers(pod)
+	s.move(name, claim, "Evict")
+	s.untilStatus(s.moves(), name, "the policy to refuse the switch", "volumes keep their policies")
+	must.Succeed(s, s.moves().Delete(s.Context(), name, metav1.DeleteOptions{}))
+	s.moveGone(name)
+	s.kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "keeps-volumes")
+	s.allReady("writer")
+	after := s.volume(claim)
+	if after.UID != before.UID || after.DeletionTimestamp != nil || s.ready(pod).Spec.NodeName != from {
+		s.Fatalf("the volume was %+v, and is %+v", before, after)
+	}
+	if now := s.numbers(pod); now < written {
+		s.Fatalf("the pod had written %d numbers, and there are %d", written, now)
+	}
+	s.wantPromised(from, map[string]int64{after.Spec.CSI.VolumeHandle: 64 * mib})
+}
+
 // writersOn has pods of a StatefulSet write on one of two nodes.
 func (s *scene) writersOn(node, other string, pods int32, script string) {
 	s.Helper()
@@ -182,6 +231,13 @@ func (s *scene) moved(name string) *unstructured.Unstructured {
 	s.Helper()
 	ended := s.condition(s.moves(), name, "Complete", "True")
 	must.Succeed(s, s.moves().Delete(s.Context(), name, metav1.DeleteOptions{}))
+	s.moveGone(name)
+	return ended
+}
+
+// moveGone waits until a VolumeMove that was deleted is gone.
+func (s *scene) moveGone(name string) {
+	s.Helper()
 	s.until("the VolumeMove to be gone", func(ctx context.Context) (string, error) {
 		_, err := s.moves().Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -189,7 +245,6 @@ func (s *scene) moved(name string) *unstructured.Unstructured {
 		}
 		return "it is there", err
 	})
-	return ended
 }
 
 // moveAndGrow moves the volume of a claim, which is to grow when no node may change it any more. Then its pods are evicted.
@@ -215,7 +270,7 @@ var drainOptions = []string{"--ignore-daemonsets", "--delete-emptydir-data", "--
 // drainBoth drains a node by kubectl while kubectl hostpath moves its volumes, and once more when they are moved.
 func (s *scene) drainBoth(node, claim string) {
 	s.Helper()
-	s.mustRun("writer-0", "dd if=/dev/urandom of=/data/random bs=1M count=6 && sync")
+	s.mustRun("writer-0", "dd if=/dev/urandom of=/data/random bs=1M count=6 && sync -f /data")
 	drained := make(chan error, 1)
 	go func() {
 		ctx := s.Context()
@@ -298,7 +353,7 @@ func (s *scene) wantEarlier(all []earlier, node string) {
 			s.Errorf("the pod reads %q of %s", got, e.claim)
 		}
 		s.wantNoSpace(e.claim, "dd if=/dev/zero of=/data/big bs=1M count=40")
-		s.mustRun(e.claim, "rm /data/big; sync")
+		s.mustRun(e.claim, "rm /data/big; sync -f /data")
 		s.wantGone(e.directory)
 		if now := s.claimNamed(e.claim); now.UID != e.uid || now.Status.Capacity.Storage().Value() != e.bytes {
 			s.Errorf("the claim is %+v, want %d bytes", now, e.bytes)

@@ -57,7 +57,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s.claim("data", "64Mi", ofClass(operatorClass))
 	s.pod("running", with("data", "/data"))
 	s.ready("running")
-	s.mustRun("running", "echo before >/data/file; sync")
+	s.mustRun("running", "echo before >/data/file; sync -f /data")
 	volume := s.volume("data")
 	file := filepath.Join(s.disk(volume), "file")
 	s.wantFile(file, "before\n")
@@ -234,7 +234,7 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 	s.claim("fast", "32Mi", ofClass(class))
 	s.pod("on-fast", with("fast", "/data"))
 	s.ready("on-fast")
-	s.mustRun("on-fast", "echo before >/data/file; sync")
+	s.mustRun("on-fast", "echo before >/data/file; sync -f /data")
 	return s.poolState()
 }
 

@@ -194,7 +194,7 @@ func TestBackToUpstreamOperator(t *testing.T) {
 	s.ready("inline")
 	s.mustRun("inline", "echo inline >/data/file")
 	s.ready("ours")
-	s.mustRun("ours", "echo ours >/data/file; sync")
+	s.mustRun("ours", "echo ours >/data/file; sync -f /data")
 	// What the upstream driver has made for a pod that ended under this one (createVolumeDirectoryFunc of its pkg/hostpath/utils.go).
 	ended := operatorPool + "/csi-" + strings.Repeat("0e", 32)
 	must.Succeed(t, os.Mkdir(c.Nodes[nodeB].Disk(ended), 0o755))
@@ -265,7 +265,7 @@ func TestBackToUpstreamPreCSIProvisioner(t *testing.T) {
 	s.pod("old", with("old", "/data"))
 	s.ready("old")
 	volume, _, directory := s.hostPath("old")
-	s.mustRun("old", "echo hello >/data/file; sync")
+	s.mustRun("old", "echo hello >/data/file; sync -f /data")
 
 	g.follow(back, func() {
 		g.returned("hostpath-provisioner", func() { s.upstreamObjects(all[0]) })

@@ -242,7 +242,7 @@ func onAllNodes(s *scene) {
 	for _, node := range []string{nodeA, nodeB} {
 		s.pod("on-"+node, with("common", "/data"), on(node))
 		s.ready("on-" + node)
-		s.mustRun("on-"+node, "echo "+node+" >>/data/file; sync")
+		s.mustRun("on-"+node, "echo "+node+" >>/data/file; sync -f /data")
 	}
 	if got := s.mustRun("on-"+nodeA, "cat /data/file"); got != nodeA+"\n"+nodeB+"\n" {
 		s.Errorf("the pod on %s reads %q", nodeA, got)

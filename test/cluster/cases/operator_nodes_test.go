@@ -63,7 +63,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	if path := volume.Spec.HostPath.Path; filepath.Dir(path) != "/var/hpvolumes" {
 		t.Errorf("the volume of the pre-CSI provisioner is %s", path)
 	}
-	s.mustRun("old", "echo hello >/data/file; sync")
+	s.mustRun("old", "echo hello >/data/file; sync -f /data")
 	s.wantFile(filepath.Join(directory, "file"), "hello\n")
 	s.remove("old")
 	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(t.Context(), "old", metav1.DeleteOptions{}))

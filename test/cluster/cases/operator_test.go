@@ -141,7 +141,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.claim("data", "64Mi", ofClass(operatorClass))
 	s.pod("writer", with("data", "/data"))
 	s.ready("writer")
-	s.mustRun("writer", "echo hello >/data/file; sync")
+	s.mustRun("writer", "echo hello >/data/file; sync -f /data")
 	volume := s.volume("data")
 	file := filepath.Join(s.disk(volume), "file")
 	s.wantFile(file, "hello\n")

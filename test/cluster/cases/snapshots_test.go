@@ -196,7 +196,7 @@ type medium struct {
 }
 
 var media = map[string]medium{
-	"directory": {func(*corev1.PersistentVolumeClaim) {}, with, "echo %s >/volume/file; sync", "cat /volume/file"},
+	"directory": {func(*corev1.PersistentVolumeClaim) {}, with, "echo %s >/volume/file; sync -f /volume", "cat /volume/file"},
 	"device":    {asBlock, withDevice, "echo %s | dd of=/volume conv=notrunc,fsync", "head -n 1 /volume"},
 }
 
@@ -332,7 +332,7 @@ func wrongNode(s *scene) {
 	s.claim("here", "64Mi")
 	s.pod("here", with("here", "/volume"), on(nodeA))
 	s.ready("here")
-	s.mustRun("here", "echo before >/volume/file; sync")
+	s.mustRun("here", "echo before >/volume/file; sync -f /volume")
 	s.snapshot("here", "here")
 	s.snapshotReady("here")
 
@@ -366,7 +366,7 @@ func operatorRestores(s *scene) {
 	s.claim("source", "64Mi", class)
 	s.pod("source", with("source", "/volume"), on(nodeA))
 	s.ready("source")
-	s.mustRun("source", "echo before >/volume/file; sync")
+	s.mustRun("source", "echo before >/volume/file; sync -f /volume")
 	s.snapshot("operated", "source")
 	s.snapshotReady("operated")
 
