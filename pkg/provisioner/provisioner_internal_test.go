@@ -905,6 +905,22 @@ func (r *rig) checkTwice() {
 	}
 }
 
+// A provisioner runs for months, while volumes come and go.
+func TestAbandonedDirectories_areForgottenWithTheirVolumes(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	_, _, err := r.Provision(t.Context(), request())
+	must.Succeed(t, err)
+	must.Succeed(t, r.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
+	a.remove(t.Context())
+	before := len(a.settled)
+	must.Succeed(t, r.pool.Delete(t.Context(), must.Value(volume.ParseID(name))(t)))
+	a.remove(t.Context())
+	if before != 1 || len(a.settled) != 0 {
+		t.Errorf("it remembers %d volumes, and %d once they are gone", before, len(a.settled))
+	}
+}
+
 func TestJoinName(t *testing.T) {
 	long := strings.Repeat("x", 253)
 	tests := map[string]struct{ prefix, want string }{
