@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -918,6 +919,16 @@ func TestAbandonedDirectories_areForgottenWithTheirVolumes(t *testing.T) {
 	a.remove(t.Context())
 	if before != 1 || len(a.settled) != 0 {
 		t.Errorf("it remembers %d volumes, and %d once they are gone", before, len(a.settled))
+	}
+}
+
+// The API server takes no event whose name has a part that ends with a dash.
+func TestEventAboutAnObjectWithALongName(t *testing.T) {
+	for _, end := range []string{"-b", ".b", "bb"} {
+		e := newEvent(&corev1.ObjectReference{Name: strings.Repeat("a", 199) + end}, corev1.EventTypeWarning, "Reason", "message")
+		if wrong := validation.IsDNS1123Subdomain(e.Name); wrong != nil {
+			t.Errorf("%s: %v", e.Name, wrong)
+		}
 	}
 }
 
