@@ -250,9 +250,9 @@ func (m moving) run(command string, report func(mover.Event)) (last mover.Event,
 func (m moving) in(ctx context.Context, client *moves.Client, open mover.Open, report func(mover.Event)) error {
 	in := &mover.In{
 		Driver: client, Open: open, Volume: m.volume, Move: m.move, Peer: m.peer, Pool: m.pool, Report: report,
-		Receive: func(ctx context.Context, conn net.Conn, into *dir.Dir, block bool, finished func() error) error {
+		Receive: func(ctx context.Context, conn net.Conn, into *dir.Dir, is mover.Receiving, finished func() error) error {
 			o := m.options(report)
-			o.Allocated, o.Finished = block, finished
+			o.Allocated, o.Doubted, o.Finished = is.Block, is.Doubted, finished
 			return transfer.Receive(ctx, conn, into, o)
 		},
 	}

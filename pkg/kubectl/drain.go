@@ -352,7 +352,7 @@ func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) st
 			continue
 		}
 		switch {
-		case pod.Labels["kubevirt.io"] == "virt-launcher":
+		case slices.Contains([]string{"virt-launcher", "hotplug-disk"}, pod.Labels["kubevirt.io"]):
 			return "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)"
 		case pod.Spec.NodeSelector[corev1.LabelHostname] == p.From:
 			return fmt.Sprintf("pod %s may run on node %s only, by its nodeSelector", pod.Name, p.From)

@@ -65,7 +65,7 @@ func TestPlanOfDrain(t *testing.T) {
 	a := answers{
 		"get persistentvolumes": listOf(
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
-			aVolume("machine", "1Gi"), aVolume("of-pod", "1Gi"), released,
+			aVolume("machine", "1Gi"), aVolume("plugged", "1Gi"), aVolume("of-pod", "1Gi"), released,
 			with(aVolume("shared", "1Gi"), "spec", "nodeAffinity", nil), aVolume("upstream", "1Ti"),
 		),
 		"get persistentvolumeclaims": listOf(ofPod, map[string]any{
@@ -76,6 +76,7 @@ func TestPlanOfDrain(t *testing.T) {
 			aUser("db-0", "first"), alone,
 			with(aUser("web-0", "pinned"), "spec", "nodeSelector", map[string]any{"kubernetes.io/hostname": "node-a"}),
 			with(aUser("virt-launcher-vm", "machine"), "metadata", "labels", map[string]any{"kubevirt.io": "virt-launcher"}),
+			with(aUser("hp-volume-abcde", "plugged"), "metadata", "labels", map[string]any{"kubevirt.io": "hotplug-disk"}),
 			with(aUser("gone", "second"), "status", "phase", "Succeeded"),
 		),
 		"get csistoragecapacities": listOf(aCapacity("node-a", "1Ti"), aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
@@ -95,6 +96,7 @@ func TestPlanOfDrain(t *testing.T) {
 		"pv-pinned":   "pod web-0 may run on node node-a only, by its nodeSelector",
 		"pv-snapped":  "it has 2 snapshots, which stay on the node: delete them, or use --leave-snapshots",
 		"pv-machine":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)",
+		"pv-plugged":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)", // without a restart, by a pod beside its own
 		"pv-of-pod":   "it is deleted with its pod: delete the pod",
 		"pv-upstream": "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
 		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",

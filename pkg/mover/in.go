@@ -20,9 +20,8 @@ import (
 type In struct {
 	Driver Driver
 	Open   Open
-	// Receive fills the copy, and calls finished when all of it is on the disk, before the source hears of it. The file of a block
-	// volume has its space set aside: what is a hole in the source need not be one there.
-	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir, block bool, finished func() error) error
+	// Receive fills the copy, and calls finished when all of it is on the disk, before the source hears of it.
+	Receive func(ctx context.Context, conn net.Conn, into *dir.Dir, is Receiving, finished func() error) error
 	// Volume is the volume id, Move the uid of the move, Peer the other node, and Pool that of the copy; empty where there is one.
 	Volume, Move, Peer, Pool string
 	// Fence is that as of which the copy was confirmed: then Serve only tells the source, as often as that asks, whether this node has the
@@ -32,6 +31,16 @@ type In struct {
 	// anew since the removal was asked for, and this node may hear of that late.
 	Aborts bool
 	Report func(Event)
+
+	finished string // what the last session is called of which all is on the disk
+}
+
+// Receiving says of a copy that is filled what is known of it.
+type Receiving struct {
+	// Block is for the file of a block volume. It has its space set aside: what is a hole in the source need not be one there.
+	Block bool
+	// Doubted says that what is in memory of the copy may not be on the disk: a session before has not come to its end.
+	Doubted bool
 }
 
 // Ready returns an error if the driver cannot get a volume, since it is of another version.
@@ -156,10 +165,11 @@ func (s *session) replace(ctx context.Context) (_ context.Context, done func()) 
 func (i *In) serve(ctx context.Context, conn net.Conn, says *hello) (ended bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	into, reply, err := i.answer(ctx, *says)
+	is := Receiving{Block: says.Mode == string(volume.ModeBlock)}
 	if into != nil {
 		defer func() { err = errors.Join(err, into.Close()) }()
 		var release func()
-		release, reply, err = i.claim(ctx, into)
+		release, reply, is.Doubted, err = i.claim(ctx, into)
 		defer release()
 	}
 	if err != nil {
@@ -170,8 +180,8 @@ func (i *In) serve(ctx context.Context, conn net.Conn, says *hello) (ended bool,
 	}
 	switch says.Kind {
 	case sessionPass:
-		return false, i.Receive(ctx, conn, into, says.Mode == string(volume.ModeBlock), func() error {
-			if says.Base == "" {
+		return false, i.Receive(ctx, conn, into, is, func() error {
+			if i.finished = reply.Filled; says.Base == "" {
 				return nil
 			}
 			return i.based(ctx, reply.Filled, says.Base, says.Verify)
@@ -231,9 +241,9 @@ func (i *In) answer(ctx context.Context, says hello) (into *dir.Dir, reply answe
 // claim has no other process fill the copy, nor the driver confirm it, until release is called: one that was replaced may still have
 // a session, and would change what pods have. From then on it is not known of the copy what it equals: was has what that was. Recorded is
 // instead what no other session is called: only in its place may this one record a reference that the copy equals, or that it is whole.
-func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), was answer, err error) {
+func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), was answer, doubted bool, err error) {
 	if release, err = dir.TryLockDir(into); err != nil {
-		return func() {}, was, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
+		return func() {}, was, true, fmt.Errorf("another process fills the copy of volume %s: %w", i.Volume, err)
 	}
 	was.Filled = beingFilled + rand.Text()
 	v, err := i.Driver.Repeat(ctx, moves.State, i.request(""))
@@ -246,7 +256,7 @@ func (i *In) claim(ctx context.Context, into *dir.Dir) (release func(), was answ
 	if was.UID = v.UID; !strings.HasPrefix(v.Base, beingFilled) {
 		was.Base, was.Verify = v.Base, v.Verify
 	}
-	return release, was, err
+	return release, was, was.Base == "" && (v.Base == "" || v.Base != i.finished), err
 }
 
 // beingFilled begins what is recorded of a copy that a session fills. No token of a reference has a hyphen.

@@ -118,7 +118,7 @@ func (p plane) Finish(context.Context) error {
 	return err
 }
 
-func receive(_ context.Context, conn net.Conn, into *dir.Dir, _ bool, finished func() error) error {
+func receive(_ context.Context, conn net.Conn, into *dir.Dir, _ mover.Receiving, finished func() error) error {
 	for {
 		length := make([]byte, 1)
 		if _, err := io.ReadFull(conn, length); err != nil {

@@ -6,14 +6,18 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -123,6 +127,98 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		for _, name := range []string{"pvc-used", "pvc-empty"} {
 			h.delete(name)
 		}
+	})
+}
+
+// A pause holds up the second look for devices, which is that before a file is copied.
+type pause struct {
+	*looptest.Fake
+	looks atomic.Int32
+	until chan struct{}
+}
+
+func (p *pause) Attached(names ...string) ([]loop.Device, error) {
+	if p.looks.Add(1) == 2 {
+		<-p.until
+	}
+	return p.Fake.Attached(names...)
+}
+
+// A disk is not measured for a copy while another copy that was measured is still to be made: the blocks would be shared twice.
+func TestDiskIsMeasuredForOneCopyAfterTheOther(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.createBlock("pvc-1", 16*mib)
+		must.Succeed(t, h.publishBlock("pvc-1", "pod"))
+		p := &pause{Fake: h.Loops, until: make(chan struct{})}
+		p.looks.Store(-1000) // not those of a start
+		h.devices = p
+		h.restart(local)
+		p.looks.Store(0)
+		made := make(chan error, 2)
+		go func() { made <- h.snapshot("s-1", "pvc-1") }()
+		synctest.Wait()
+		go func() { made <- h.snapshot("s-2", "pvc-1") }()
+		synctest.Wait()
+		if n := len(made); n > 0 || p.looks.Load() != 3 {
+			t.Errorf("%d snapshots were made, after %d looks for devices", n, p.looks.Load())
+		}
+		close(p.until)
+		must.Succeed(t, <-made, <-made, h.unpublish("pvc-1", "pod"))
+		h.delete("pvc-1")
+	})
+}
+
+// A thin disk that was discarded in part, as earlier versions let it be, can be written in full: btrfs keeps the extents of which anything is
+// left, and counts them.
+func TestDiskThatWasDiscardedIsWritten(t *testing.T) {
+	testenv.NeedRoot(t)
+	for quotas, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary": testenv.CountingBtrfs, "simple": testenv.SimpleBtrfs} {
+		t.Run(quotas, func(t *testing.T) {
+			root := mount(t, 512*mib)
+			withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, h *harness) {
+				const size = 64 * mib
+				h.createBlock("pvc-1", size)
+				disk := h.Path("pool", "pvc-1", "disk.img")
+				writeBehind(t, disk, size, 0)
+				f := must.Value(os.OpenFile(disk, os.O_WRONLY, 0))(t)
+				for at := int64(0); at < size; at += mib {
+					must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, mib-4096))
+				}
+				must.Succeed(t, f.Sync(), f.Close())
+				syncfs(t, root)
+				writeBehind(t, disk, size, 0)
+				h.delete("pvc-1")
+			})
+		})
+	}
+}
+
+// What a disk keeps of a snapshot that was just erased, and nothing promises any more, is not sold before the next count finds it.
+func TestWhatErasedSnapshotHasLeftIsNotSold(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		const used, empty = 192 * mib, 256 * mib
+		h.createBlock("pvc-used", used)
+		h.create("pvc-empty", empty)
+		disk := h.Path("pool", "pvc-used", "disk.img")
+		writeBehind(t, disk, used, 0)
+		must.Succeed(t, h.snapshot("s-1", "pvc-used"))
+		syncfs(t, root)
+		h.later(2 * time.Minute) // which counts
+		writeBehind(t, disk, used, 4096)
+		must.Succeed(t, h.Snapshots().Delete(t.Context(), snapshotID(t, "s-1")))
+		h.wantClean()
+		syncfs(t, root)
+		before := h.capacity()
+		h.later(2 * time.Minute)
+		if counted := h.capacity(); before > counted+8*mib {
+			t.Errorf("%d MiB were available before it was counted what the disk keeps, and then %d", before/mib, counted/mib)
+		}
+		h.delete("pvc-used")
+		h.delete("pvc-empty")
 	})
 }
 

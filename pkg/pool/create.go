@@ -237,7 +237,7 @@ func createNew(ctx context.Context, in *serve.Visit, r Request, space dir.Space)
 		if src == nil {
 			return limit.NoSpace(build(ctx, in, rec, limited(ctx, in, rec), fill(ctx, in, r, rec)))
 		}
-		if err := src.begin(rec); err != nil {
+		if err := src.begin(ctx, rec); err != nil {
 			return err
 		}
 		return limit.NoSpace(build(ctx, in, rec, src.makeDir(ctx, rec), src.restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})))

@@ -184,7 +184,7 @@ func makeSnapshot(ctx context.Context, in *serve.Visit, r SnapshotRequest, src *
 		if err := in.Store.Creating().MakeParent(r.ID); err != nil {
 			return err
 		}
-		if err := src.begin(rec); err != nil {
+		if err := src.begin(ctx, rec); err != nil {
 			return err
 		}
 		return refused(build(ctx, in, rec, src.makeDir(ctx, rec), src.cut(ctx, rec)))

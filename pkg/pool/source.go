@@ -73,15 +73,19 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 	return src, nil
 }
 
+// keepsExtents reports whether a source is a block volume that shares its blocks on a btrfs which counts what its file keeps.
+func (s *source) keepsExtents() bool {
+	enforcer := s.in.Enforcer
+	return s.entry.Block() && !s.fixed && s.method != volume.ByCopy && enforcer.Kind() == quota.Btrfs && enforcer.Enforces(reconcile.InfoOf(s.entry))
+}
+
 // measure finds out what the file of a block volume keeps on a btrfs that counts it, and returns ErrPrecondition if it is so much
 // that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
-// copied on write: so what the file keeps grows by its size at most until blocks are shared again.
+// copied on write: so what the file keeps grows by its size at most until blocks are shared again. It may grow twice: from now until the
+// copy, which first has what its devices have in memory written to it, and after that. Once more it may where it was discarded before.
 func (s *source) measure() error {
 	enforcer, c := s.in.Enforcer, reconcile.InfoOf(s.entry)
-	if s.fixed || s.method == volume.ByCopy || enforcer.Kind() != quota.Btrfs || !enforcer.Enforces(c) {
-		return nil
-	}
 	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
 		return err
 	}
@@ -93,7 +97,7 @@ func (s *source) measure() error {
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
 	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
-	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
+	if grows := 3 * (sharing.Bytes + sharing.Bytes/32); room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
 	}
@@ -248,8 +252,9 @@ func (s *source) bytes() int64 {
 }
 
 // begin notes in the record of a copy where it comes from, and lets others use the source again
-// as far as that does no harm. The time of the cut and its consistency follow when it is made.
-func (s *source) begin(rec *store.Record) error {
+// as far as that does no harm. The time of the cut and its consistency follow when it is made. What is measured is copied by one call after the
+// other: two that have both measured it would share its blocks twice.
+func (s *source) begin(ctx context.Context, rec *store.Record) error {
 	rec.BlockBytes = s.entry.Record.BlockBytes
 	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
 	if err := s.join(rec); err != nil {
@@ -259,10 +264,16 @@ func (s *source) begin(rec *store.Record) error {
 	unlock := s.release
 	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
-	if s.entry.Block() {
-		return s.measure()
+	if !s.keepsExtents() {
+		return nil
 	}
-	return nil
+	done, err := s.in.Pool.Node.TurnToCopy(ctx, s.id)
+	if err != nil {
+		return err
+	}
+	unpin := s.release
+	s.release = func() { done(); unpin() }
+	return s.measure()
 }
 
 // join makes a record one of the family of the source, if they share blocks, and the source

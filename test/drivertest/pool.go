@@ -306,7 +306,10 @@ func (p *Pool) limited(v Kept, r Record) error {
 		if v.Block {
 			// The file keeps the size. The limit leaves room for what keeps track of it.
 			largest := max(v.Bytes, p.Largest)
-			least, most = v.Bytes+mib, largest+largest/16+2*mib
+			least, most = v.Bytes+mib, largest+largest/8+2*mib
+			if f.Kind() == quota.Btrfs { // or which was discarded
+				least, most = least+v.Bytes, most+largest
+			}
 			if times := sharesTimes[f.Kind()]; r.Family != "" {
 				least, most = least+times*v.Bytes, most+times*largest
 			}
@@ -324,7 +327,7 @@ func (p *Pool) limited(v Kept, r Record) error {
 
 // sharesTimes is how often besides the size of a block volume is in its limit while it shares blocks: XFS counts what is for
 // later writes, and btrfs overwritten extents.
-var sharesTimes = map[quota.Kind]int64{quota.XFS: 1, quota.Btrfs: 2}
+var sharesTimes = map[quota.Kind]int64{quota.XFS: 1, quota.Btrfs: 3}
 
 const mib = 1 << 20
 

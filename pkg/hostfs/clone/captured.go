@@ -128,8 +128,9 @@ func (p *stillPass) captureFile(c *captured, from source, most int) error {
 			return err
 		}
 	}
+	data := DataOf(src)
 	for _, one := range inMemory {
-		if err := c.read(src, one, most, p.entries.next); err != nil {
+		if err := c.read(data, one, most, p.entries.next); err != nil {
 			return err
 		}
 	}
@@ -140,13 +141,13 @@ func (p *stillPass) captureFile(c *captured, from source, most int) error {
 	return p.shareBase(c, src, from, inMemory)
 }
 
-func (c *captured) read(src int, in span, most int, pause func() error) error {
-	err := eachData(src, in.from, in.to, pause, func(from, to int64) error {
+func (c *captured) read(of *Data, in span, most int, pause func() error) error {
+	err := of.each(in.from, in.to, pause, func(from, to int64) error {
 		if to-from > int64(most-c.bytes) {
 			return errTooLarge
 		}
 		data := make([]byte, to-from)
-		n, err := readAt(src, data, from)
+		n, err := readAt(of.fd, data, from)
 		c.parts = append(c.parts, part{from, data[:n]})
 		c.bytes += n
 		return err

@@ -46,10 +46,7 @@ func File(ctx context.Context, dst, src *os.File, method Method) error {
 	if method == Share {
 		err = share(int(dst.Fd()), int(src.Fd()))
 	} else {
-		buffer := make([]byte, bufferBytes)
-		err = copyData(int(dst.Fd()), int(src.Fd()), ctx.Err, func(from, to int64) error {
-			return copyRange(int(dst.Fd()), int(src.Fd()), from, to, buffer)
-		})
+		err = copyData(int(dst.Fd()), int(src.Fd()), ctx.Err, make([]byte, bufferBytes))
 	}
 	if err != nil {
 		return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
@@ -133,7 +130,7 @@ const bufferBytes = 1 << 20
 
 // copyData gives a file the size of another, has what is no hole there copied, and calls pause before each chunk. It reads and writes: where the
 // filesystem can share blocks, copy_file_range(2) has the copy share them.
-func copyData(dst, src int, pause func() error, transfer func(from, to int64) error) error {
+func copyData(dst, src int, pause func() error, buffer []byte) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return err
@@ -144,13 +141,23 @@ func copyData(dst, src int, pause func() error, transfer func(from, to int64) er
 	if err := unix.Ftruncate(dst, st.Size); err != nil {
 		return err
 	}
-	return eachData(src, 0, st.Size, pause, transfer)
+	data := DataOf(src)
+	return data.each(0, st.Size, pause, func(from, to int64) error { return data.copyRange(dst, from, to, buffer) })
 }
 
-// eachData calls do for each piece of what is no hole between two offsets, and pause before each.
-func eachData(src int, at, end int64, pause func() error, do func(from, to int64) error) error {
+// Data is what of an open file is no hole. It asks once whether the kernel knows that.
+type Data struct {
+	fd           int
+	asked, known bool
+}
+
+// DataOf is that of a file.
+func DataOf(fd int) *Data { return &Data{fd: fd} }
+
+// each calls do for each piece of what is no hole between two offsets, and pause before each.
+func (d *Data) each(at, end int64, pause func() error, do func(from, to int64) error) error {
 	for at < end {
-		from, to, err := NextData(src, at, end)
+		from, to, err := d.Next(at, end)
 		if err != nil {
 			return err
 		}
@@ -169,15 +176,15 @@ func eachData(src int, at, end int64, pause func() error, do func(from, to int64
 	return nil
 }
 
-// NextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile. Where it is not known
+// Next is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile. Where it is not known
 // where holes are, all may be data.
-func NextData(fd int, at, size int64) (from, to int64, err error) {
-	if knows, err := KnowsHoles(fd); err != nil || !knows {
+func (d *Data) Next(at, size int64) (from, to int64, err error) {
+	if known, err := d.KnowsHoles(); err != nil || !known {
 		return at, size, err
 	}
-	from, err = unix.Seek(fd, at, unix.SEEK_DATA)
+	from, err = unix.Seek(d.fd, at, unix.SEEK_DATA)
 	if err == nil {
-		to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
+		to, err = unix.Seek(d.fd, from, unix.SEEK_HOLE)
 	}
 	if errors.Is(err, unix.ENXIO) {
 		from, to, err = size, size, nil
@@ -190,34 +197,38 @@ func NextData(fd int, at, size int64) (from, to int64, err error) {
 	return min(from, size), min(to, size), err
 }
 
-// KnowsHoles says that the kernel finds all data of a file (lseek(2), SEEK_DATA), also what is in memory alone. ZFS has taken for holes what was
+// KnowsHoles says that the kernel finds all data of the file (lseek(2), SEEK_DATA), also what is in memory alone. ZFS has taken for holes what was
 // just written (openzfs/zfs#15526): a copy would have zeros there, and a comparison, which looks in the same way, would not show it.
-func KnowsHoles(fd int) (bool, error) {
+func (d *Data) KnowsHoles() (bool, error) {
+	if d.asked {
+		return d.known, nil
+	}
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(fd, &st); err != nil {
+	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return false, os.NewSyscallError("fstatfs", err)
 	}
 	switch int64(st.Type) {
 	case unix.XFS_SUPER_MAGIC, unix.EXT4_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC:
-		return true, nil
+		d.known = true
 	}
-	return false, nil
+	d.asked = true
+	return d.known, nil
 }
 
-// copyRange copies what lies between two offsets to the same ones, where the copy has nothing yet, as far as the source goes by now. Where it is not
+// copyRange copies what lies between two offsets to the same ones, where the copy has nothing yet, as far as the file goes by now. Where it is not
 // known where holes are, what is zero becomes one.
-func copyRange(dst, src int, from, to int64, buffer []byte) error {
-	knows, err := KnowsHoles(src)
+func (d *Data) copyRange(dst int, from, to int64, buffer []byte) error {
+	known, err := d.KnowsHoles()
 	if err != nil {
 		return err
 	}
 	for from < to {
 		data := buffer[:min(to-from, int64(len(buffer)))]
-		n, err := retryInterrupted(func() (int, error) { return unix.Pread(src, data, from) })
+		n, err := retryInterrupted(func() (int, error) { return unix.Pread(d.fd, data, from) })
 		if err != nil || n == 0 { // cut off meanwhile
 			return err
 		}
-		if data = data[:n]; knows || !isZero(data) {
+		if data = data[:n]; known || !isZero(data) {
 			if err := writeAt(dst, data, from); err != nil {
 				return err
 			}

@@ -79,7 +79,7 @@ type entryCopier struct {
 	torn    bool          // the attributes of a file changed during each attempt
 	watch   *watch        // of a file that changes; nil before the first
 	buffers xattrBuffers
-	data    []byte // what copyRange reads into
+	data    []byte // what is read goes through it
 }
 
 // next is before each step of a copy.
@@ -259,7 +259,7 @@ func (e *entryCopier) read(dst, src int, from source) error {
 	if e.data == nil {
 		e.data = make([]byte, bufferBytes)
 	}
-	return copyData(dst, src, e.next, func(from, to int64) error { return copyRange(dst, src, from, to, e.data) })
+	return copyData(dst, src, e.next, e.data)
 }
 
 // share shares the blocks of a file, if that does not stop its writers for too long.

@@ -92,12 +92,8 @@ func adopt(f *os.File) (*File, error) {
 
 // noCopyOnWrite has an effect only on empty files (ioctl_iflags(2)).
 func noCopyOnWrite(f *os.File) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return &fs.PathError{Op: "statfs", Path: f.Name(), Err: err}
-	}
-	if uint32(st.Type) != unix.BTRFS_SUPER_MAGIC {
-		return nil
+	if is, err := onBtrfs(f); err != nil || !is {
+		return err
 	}
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	if err == nil && flags&fsCompressed != 0 {
@@ -112,6 +108,18 @@ func noCopyOnWrite(f *os.File) error {
 	}
 	return nil
 }
+
+func onBtrfs(f *os.File) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: f.Name(), Err: err}
+	}
+	return uint32(st.Type) == unix.BTRFS_SUPER_MAGIC, nil
+}
+
+// KeepsDiscarded says that the filesystem keeps what users of a device discard as long as anything else of its extent is there, as btrfs does.
+// What they write in its place takes space beside that, without bounds.
+func (f *File) KeepsDiscarded() (bool, error) { return onBtrfs(f.f) }
 
 // Close closes the file. Devices that are attached to it stay.
 func (f *File) Close() error { return f.f.Close() }

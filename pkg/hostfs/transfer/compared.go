@@ -186,7 +186,7 @@ func (f *comparedFile) open(in *dir.Dir, name string, size int64) (err error) {
 	if f.fd, err = openFile(in, name, unix.O_RDONLY); err != nil {
 		return err
 	}
-	f.holes, err = clone.KnowsHoles(f.fd)
+	f.holes, err = clone.DataOf(f.fd).KnowsHoles()
 	return wrap("open", f.path, err)
 }
 

@@ -20,6 +20,7 @@ type digest [sha256.Size]byte
 // A reader makes digests of a file from an offset on.
 type reader struct {
 	fd       int
+	found    *clone.Data
 	size     int64
 	from, to int64 // data that is known, if from < to
 	known    int64 // up to where it is
@@ -28,13 +29,13 @@ type reader struct {
 }
 
 func newReader(fd int, at, size int64, buffer []byte) *reader {
-	return &reader{fd: fd, size: size, from: at, to: at, known: at, buffer: buffer}
+	return &reader{fd: fd, found: clone.DataOf(fd), size: size, from: at, to: at, known: at, buffer: buffer}
 }
 
 // data says whether there is any between two offsets, which never go back.
 func (r *reader) data(at, end int64) (bool, error) {
 	for r.to <= at && r.known < r.size {
-		from, to, err := clone.NextData(r.fd, max(at, r.known), r.size)
+		from, to, err := r.found.Next(max(at, r.known), r.size)
 		if err != nil {
 			return false, err
 		}

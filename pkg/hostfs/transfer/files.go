@@ -17,6 +17,7 @@ type files struct {
 	ctx       context.Context
 	wire      *wire
 	allocated bool // see Options
+	doubted   bool
 	block     []byte
 	lastID    uint64
 	pending   map[uint64]*target
@@ -119,6 +120,19 @@ func (f *files) want(k kind, t *target, until int64) error {
 	f.wire.put64(until - t.next)
 	t.next = until
 	return f.wire.send(f.ctx)
+}
+
+// open opens a file whose content stays as far as it is as in the source.
+func (f *files) open(in *dir.Dir, name string, access int) (int, error) {
+	fd, err := openFile(in, name, access)
+	if err != nil || !f.doubted {
+		return fd, err
+	}
+	if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return notOpen, pathError("read from the disk", in, name, err)
+	}
+	return fd, nil
 }
 
 func (f *files) drop(t *target) {
@@ -261,10 +275,13 @@ func (r *round) prepare(t *target, in *dir.Dir, name string, flags byte, link li
 func (r *round) openTarget(t *target, in *dir.Dir, name string, is *unix.Stat_t, usable bool) (err error) {
 	switch {
 	case usable:
-		t.fd, err = openFile(in, name, unix.O_RDWR)
+		t.fd, err = r.files.open(in, name, unix.O_RDWR)
 		return err
 	case is != nil && format(is) == unix.S_IFREG && is.Size > 0:
-		t.fd, err = separate(r.ctx, in, name)
+		old, err := r.files.open(in, name, unix.O_RDONLY)
+		if err == nil {
+			t.fd, err = separate(r.ctx, in, name, old)
+		}
 		return err
 	case is != nil:
 		if err := remove(r.ctx, in, name); err != nil {

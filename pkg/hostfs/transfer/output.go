@@ -136,8 +136,9 @@ func (o *output) sendXattrs(h xattr.Holder, path string) error {
 // target.
 func (o *output) sendRange(fd int, at, end int64, punch bool) error {
 	hole := at // where one begins that was not sent yet
+	found := clone.DataOf(fd)
 	for at < end {
-		from, to, err := clone.NextData(fd, at, end)
+		from, to, err := found.Next(at, end)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSource, err)
 		}

@@ -23,8 +23,13 @@ func Receive(ctx context.Context, conn io.ReadWriter, into *dir.Dir, o Options) 
 	}
 	defer release()
 	r := &receiver{ctx: ctx, wire: w, into: into, options: o, meter: &meter{call: o.Progress}, attrs: newAttributer(), block: newBlockBuffer()}
-	r.files = &files{ctx: ctx, wire: w, allocated: o.Allocated, block: r.block}
-	err = r.run()
+	r.files = &files{ctx: ctx, wire: w, allocated: o.Allocated, doubted: o.Doubted, block: r.block}
+	if o.Doubted { // only what is on its way to the disk no more can be taken out of memory
+		err = clone.Sync(into)
+	}
+	if err == nil {
+		err = r.run()
+	}
 	if err != nil && ctx.Err() == nil {
 		r.lastWords(err)
 	}

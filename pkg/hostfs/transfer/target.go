@@ -129,12 +129,8 @@ func makeFile(in *dir.Dir, name string) (int, error) {
 	return fd, nil
 }
 
-// separate makes a file that has the content of what has its name, with which it had that in common.
-func separate(ctx context.Context, in *dir.Dir, name string) (int, error) {
-	old, err := openFile(in, name, unix.O_RDONLY)
-	if err != nil {
-		return notOpen, err
-	}
+// separate makes a file that has the content of what has its name, which is open and with which it had that in common.
+func separate(ctx context.Context, in *dir.Dir, name string, old int) (int, error) {
 	src := os.NewFile(uintptr(old), name)
 	defer func() { _ = src.Close() }() // opened for reading
 	if err := in.Remove(name); err != nil {

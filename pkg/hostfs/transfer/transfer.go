@@ -49,6 +49,9 @@ type Options struct {
 	// Allocated has the receiver keep the blocks of files that are there, as those of a disk whose space is set aside: what is a
 	// hole in the source is made zero, and not given back.
 	Allocated bool
+	// Doubted has the receiver believe its disk alone of what is there: an earlier connection did not come to its Finish, so that the disk may
+	// have refused what is in memory still. The kernel says so once, perhaps to another process.
+	Doubted bool
 	// Finished is called by the receiver when all is on the disk after Sender.Finish, and before the sender hears of it.
 	Finished func() error
 	// Progress is called from time to time while a pass goes on, from the goroutine that works: it must be fast.

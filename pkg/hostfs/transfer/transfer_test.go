@@ -92,7 +92,7 @@ func connect(t testing.TB, dst string, o transfer.Options) *connection {
 	into := open(t, dst)
 	go func() {
 		defer close(c.received)
-		c.received <- transfer.Receive(context.Background(), there, into, transfer.Options{})
+		c.received <- transfer.Receive(context.Background(), there, into, transfer.Options{Doubted: o.Doubted})
 		_ = there.Close()
 	}()
 	t.Cleanup(c.cut)

@@ -74,7 +74,7 @@ func wait(reason, format string, args ...any) outcome {
 	return outcome{reason: reason, message: fmt.Sprintf(format, args...), after: poll}
 }
 
-// next has the move go on at once.
+// next has the move go on at once, after something was done.
 func next(reason, format string, args ...any) outcome {
 	return outcome{reason: reason, message: fmt.Sprintf(format, args...), after: soon}
 }
@@ -270,9 +270,8 @@ func (m reconciliation) switchOver(ctx context.Context) (outcome, error) {
 			return result, err
 		}
 	}
-	done, said, err := m.volume.moveTo(ctx, m.move.Status.TargetNode)
-	if err != nil || !done {
-		return next("Switching", "%s", said), err
+	if result, err := m.volume.moveTo(ctx, m.move.Status.TargetNode); err != nil || result != (outcome{}) {
+		return result, err
 	}
 	m.times.switched()
 	m.move.Status.Phase = v1alpha1.Removing
@@ -462,8 +461,8 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 	if left, err := m.objects.removePods(ctx, roleConfirm); err != nil || len(left) > 0 {
 		return wait("Undoing", "wait for the movers to end: %s", list(left)), err
 	}
-	if done, said, err := m.volume.putBack(ctx); err != nil || !done {
-		return next("Undoing", "%s", said), err
+	if result, err := m.volume.putBack(ctx); err != nil || result != (outcome{}) {
+		return result, err
 	}
 	if waits, err := m.undoSteps(ctx, wanted); err != nil || len(waits) > 0 {
 		return wait("Undoing", "%s", list(waits)), err

@@ -145,7 +145,14 @@ func (pl planner) snapshots(ctx context.Context, v *corev1.PersistentVolume, pol
 		for _, content := range list.Items {
 			driver, _, _ := unstructured.NestedString(content.Object, "spec", "driver")
 			handle, _, _ := unstructured.NestedString(content.Object, "spec", "source", "volumeHandle")
-			if driver == v.Spec.CSI.Driver && handle == v.Spec.CSI.VolumeHandle {
+			if driver != v.Spec.CSI.Driver || handle != v.Spec.CSI.VolumeHandle {
+				continue
+			}
+			on, err := place.OnlyNodeOfSnapshot(&content)
+			if err != nil {
+				return "", err
+			}
+			if on == "" || on == place.NodeOfVolume(v) { // others were left behind by an earlier move
 				return fmt.Sprintf("the volume has snapshots, such as the VolumeSnapshotContent %s, which stay on node %s: delete them, or move with snapshots: LeaveBehind",
 					content.GetName(), place.NodeOfVolume(v)), nil
 			}

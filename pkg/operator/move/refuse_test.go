@@ -106,6 +106,24 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Snapshots that an earlier move has left behind are on another node, and keep nothing where the volume is now.
+func TestSnapshotsOnAnotherNodeKeepNothing(t *testing.T) {
+	left := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": "left", "labels": map[string]any{"snapshot.storage.kubernetes.io/managed-by": nodeB}},
+		"spec":     map[string]any{"driver": "kubevirt.io.hostpath-provisioner", "source": map[string]any{"volumeHandle": "pvc-1"}},
+		"status":   map[string]any{"snapshotHandle": "snapshot-1@" + nodeB},
+	}}
+	left.SetGroupVersionKind(place.SnapshotContent)
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	must.Succeed(t, w.api.Create(t.Context(), left))
+	w.run("m", func(look int) {
+		if look == 20 && w.move("m").Status.Phase == v1alpha1.Pending {
+			t.Fatalf("it waits: %s", w.says("m"))
+		}
+	})
+	w.wantOn(nodeB)
+}
+
 // earlierDriver has a node still run what the DaemonSet was before.
 func earlierDriver(on string) func(*world) {
 	return func(w *world) {

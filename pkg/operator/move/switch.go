@@ -240,11 +240,21 @@ func (v claimedVolume) owns(volume *corev1.PersistentVolume) bool {
 		ref != nil && ref.Namespace == v.move.Namespace && ref.Name == v.move.Spec.ClaimName && ref.UID == v.move.Status.ClaimUID
 }
 
+// did is what moveTo did, of which more may follow at once.
+func (v claimedVolume) did(format string, args ...any) outcome {
+	return next(string(v.move.Status.Phase), format, args...)
+}
+
+// waits is what moveTo waits for, which others do, perhaps never.
+func (v claimedVolume) waits(format string, args ...any) outcome {
+	return wait(string(v.move.Status.Phase), format, args...)
+}
+
 // putBack undoes what moveTo has begun, if it has.
-func (v claimedVolume) putBack(ctx context.Context) (done bool, said string, err error) {
+func (v claimedVolume) putBack(ctx context.Context) (outcome, error) {
 	secret := &corev1.Secret{ObjectMeta: v.objects.meta("")}
 	if there, err := v.api.find(ctx, client.ObjectKeyFromObject(secret), secret); err != nil || !there || !v.objects.has(secret) || secret.Data[volumeFile] == nil {
-		return err == nil, "", err
+		return outcome{}, err
 	}
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
@@ -253,11 +263,11 @@ func (v claimedVolume) putBack(ctx context.Context) (done bool, said string, err
 	others := now.Annotations[movedBy] != string(v.move.UID) && now.UID != v.move.Status.VolumeUID
 	switch {
 	case err != nil || there && others:
-		return err == nil, "", err
+		return outcome{}, err
 	case there && untouched && v.isUndone(now):
-		return true, "", v.notePlaced(ctx, v.move.Status.SourceNode)
+		return outcome{}, v.notePlaced(ctx, v.move.Status.SourceNode)
 	case there && untouched:
-		return false, fmt.Sprintf("note on the PersistentVolume %s that the move is undone", now.Name), v.patch(ctx, now, v.noteUndone)
+		return v.did("note on the PersistentVolume %s that the move is undone", now.Name), v.patch(ctx, now, v.noteUndone)
 	}
 	return v.moveTo(ctx, v.move.Status.SourceNode)
 }
@@ -271,11 +281,11 @@ func (v claimedVolume) noteUndone(volume *corev1.PersistentVolume) {
 }
 
 // moveTo does the next step of having the PersistentVolume under the claim be on a node, by what is there. The volume is done when
-// its claim is bound again, or is gone.
-func (v claimedVolume) moveTo(ctx context.Context, node string) (done bool, said string, err error) {
+// its claim is bound again, or is gone: then the outcome is empty.
+func (v claimedVolume) moveTo(ctx context.Context, node string) (outcome, error) {
 	placed, err := v.placed(ctx, node)
 	if err != nil {
-		return false, "", err
+		return outcome{}, err
 	}
 	now := &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, now)
@@ -283,39 +293,39 @@ func (v claimedVolume) moveTo(ctx context.Context, node string) (done bool, said
 	mine := v.owns(now) && (now.Annotations[movedBy] == string(v.move.UID) || now.UID == v.move.Status.VolumeUID)
 	switch {
 	case err != nil:
-		return false, "", err
+		return outcome{}, err
 	case placed && (!there || node == v.move.Status.TargetNode && (!mine || at != node)):
-		return true, "", nil // it was removed or replaced by others, who may make another one
+		return outcome{}, nil // it was removed or replaced by others, who may make another one
 	case !there:
 		return v.recreate(ctx, node)
 	case !mine:
-		return false, fmt.Sprintf("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
+		return v.waits("the PersistentVolume %s is another one, which is in the way: delete it", now.Name), nil
 	case node == v.move.Status.TargetNode && v.isUndone(now):
-		return false, "the move is undone", nil
+		return v.waits("the move is undone"), nil
 	case at == node && (now.UID != v.move.Status.VolumeUID || now.DeletionTimestamp == nil):
 		if err := v.notePlaced(ctx, node); err != nil {
-			return false, "", err
+			return outcome{}, err
 		}
 		return v.bind(ctx, now)
 	}
-	said = fmt.Sprintf("replace the PersistentVolume %s", now.Name)
+	replaces := v.did("replace the PersistentVolume %s", now.Name)
 	if err := v.save(ctx, now, node); err != nil {
-		return false, "", err
+		return outcome{}, err
 	}
 	if now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		return false, said, v.patch(ctx, now, func(to *corev1.PersistentVolume) {
+		return replaces, v.patch(ctx, now, func(to *corev1.PersistentVolume) {
 			metav1.SetMetaDataAnnotation(&to.ObjectMeta, reclaimPolicy, string(to.Spec.PersistentVolumeReclaimPolicy))
 			to.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		})
 	}
 	if now.DeletionTimestamp == nil {
-		return false, said, client.IgnoreNotFound(v.api.writer.Delete(ctx, now, client.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}))
+		return replaces, client.IgnoreNotFound(v.api.writer.Delete(ctx, now, client.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}))
 	}
 	if i := slices.IndexFunc(now.Finalizers, func(f string) bool { return !slices.Contains(ownFinalizers, f) }); i >= 0 {
-		return false, fmt.Sprintf("the PersistentVolume %s has the finalizer %s, which another controller has to remove", now.Name, now.Finalizers[i]), nil
+		return v.waits("the PersistentVolume %s has the finalizer %s, which another controller has to remove", now.Name, now.Finalizers[i]), nil
 	}
 	// What is saved is what goes: a change since then is a conflict.
-	return false, said, v.patch(ctx, now, func(to *corev1.PersistentVolume) { to.Finalizers = nil })
+	return replaces, v.patch(ctx, now, func(to *corev1.PersistentVolume) { to.Finalizers = nil })
 }
 
 // patch changes a PersistentVolume as it was read.
@@ -330,17 +340,17 @@ func (v claimedVolume) patch(ctx context.Context, volume *corev1.PersistentVolum
 }
 
 // recreate makes the PersistentVolume on a node of what was saved.
-func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string, error) {
+func (v claimedVolume) recreate(ctx context.Context, node string) (outcome, error) {
 	secret, err := v.objects.secret(ctx)
 	if err != nil {
-		return false, "", err
+		return outcome{}, err
 	}
 	saved, err := savedIn(secret)
 	if err != nil {
-		return false, "", err
+		return outcome{}, err
 	}
 	if saved == nil {
-		return false, fmt.Sprintf("the secret %s was removed by force, and with it the PersistentVolume %s of the volume %s on node %s: make it with the annotation %s: %s",
+		return v.waits("the secret %s was removed by force, and with it the PersistentVolume %s of the volume %s on node %s: make it with the annotation %s: %s",
 			secret.Name, v.move.Status.Volume, v.move.Status.VolumeHandle, node, movedBy, v.move.UID), nil
 	}
 	saved.Spec.NodeAffinity = onNode(node)
@@ -348,18 +358,18 @@ func (v claimedVolume) recreate(ctx context.Context, node string) (bool, string,
 	case node == v.move.Status.SourceNode:
 		v.noteUndone(saved)
 	case v.isUndone(saved):
-		return false, "the move is undone", nil
+		return v.waits("the move is undone"), nil
 	}
 	if size, err := resource.ParseQuantity(string(secret.Data[sizeFile])); err == nil && node == v.move.Status.SourceNode {
 		saved.Spec.Capacity[corev1.ResourceStorage] = size
 	}
 	if ready, err := v.readyFor(ctx, saved); err != nil || !ready {
-		return false, fmt.Sprintf("wait for the claim %s to be seen without its volume", v.move.Spec.ClaimName), err
+		return v.waits("wait for the claim %s to be seen without its volume", v.move.Spec.ClaimName), err
 	}
 	if err := v.api.writer.Create(ctx, saved); err != nil && !apierrors.IsAlreadyExists(err) {
-		return false, "", err
+		return outcome{}, err
 	}
-	return false, fmt.Sprintf("the PersistentVolume %s is replaced", v.move.Status.Volume), nil
+	return v.did("the PersistentVolume %s is replaced", v.move.Status.Volume), nil
 }
 
 // readyFor says whether the claim will show the size of a volume that is made now: it does when it becomes Bound, and not if the controller
@@ -372,15 +382,15 @@ func (v claimedVolume) readyFor(ctx context.Context, volume *corev1.PersistentVo
 }
 
 // bind waits until the claim is bound again, and gives the volume its policy back.
-func (v claimedVolume) bind(ctx context.Context, volume *corev1.PersistentVolume) (bool, string, error) {
+func (v claimedVolume) bind(ctx context.Context, volume *corev1.PersistentVolume) (outcome, error) {
 	policy := corev1.PersistentVolumeReclaimPolicy(volume.Annotations[reclaimPolicy])
 	if policy == "" && volume.UID == v.move.Status.VolumeUID {
-		return true, "", nil
+		return outcome{}, nil
 	}
 	claim := &corev1.PersistentVolumeClaim{}
 	err := v.api.reader.Get(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
 	if client.IgnoreNotFound(err) != nil {
-		return false, "", err
+		return outcome{}, err
 	}
 	if gone := err != nil || claim.UID != v.move.Status.ClaimUID; !gone {
 		if claim.Annotations[movedBy] != string(volume.UID) {
@@ -390,16 +400,16 @@ func (v claimedVolume) bind(ctx context.Context, volume *corev1.PersistentVolume
 			if apierrors.IsConflict(err) {
 				err = nil
 			}
-			return false, "have the claim be bound", client.IgnoreNotFound(err)
+			return v.did("have the claim be bound"), client.IgnoreNotFound(err)
 		}
 		if claim.DeletionTimestamp == nil && (claim.Status.Phase != corev1.ClaimBound || volume.Status.Phase != corev1.VolumeBound) {
-			return false, fmt.Sprintf("wait for the claim %s to be bound", claim.Name), nil
+			return v.waits("wait for the claim %s to be bound", claim.Name), nil
 		}
 	}
 	if policy == "" {
-		return true, "", nil
+		return outcome{}, nil
 	}
-	return false, "", v.patch(ctx, volume, func(to *corev1.PersistentVolume) {
+	return outcome{after: soon}, v.patch(ctx, volume, func(to *corev1.PersistentVolume) {
 		to.Spec.PersistentVolumeReclaimPolicy = policy
 		delete(to.Annotations, reclaimPolicy)
 	})

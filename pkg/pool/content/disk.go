@@ -112,8 +112,13 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 	if err := c.whole(disk); err != nil {
 		return err
 	}
+	keeps, err := disk.KeepsDiscarded()
+	if err != nil {
+		return err
+	}
+	discards := c.Thin && !keeps
 	step := trace.Begin(ctx, "attach loop device")
-	device, err := c.attach(disk, at)
+	device, err := c.attach(disk, at, discards)
 	err = step.EndWith(err)
 	if errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w: %w", volume.ErrUnavailable, err)
@@ -121,8 +126,8 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 	if err != nil {
 		return DeviceError(err)
 	}
-	if device.Discard && !c.Thin {
-		c.Host.Log.Info("Discards cannot be switched off, because sysfs is read-only: they give space of the volume back to the pool",
+	if device.Discard && !discards {
+		c.Host.Log.Info("Discards cannot be switched off, because sysfs is read-only: they give space of the volume back to the pool, or on btrfs have it take more",
 			"volume", c.ID.String(), "device", device.Name)
 	}
 	if err := trace.Step(ctx, "mount", func() error {
@@ -134,7 +139,7 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 }
 
 // attach returns the device for a target. One that only reads is for that target alone, and may be there already.
-func (c *Disk) attach(disk *loop.File, at Target) (loop.Device, error) {
+func (c *Disk) attach(disk *loop.File, at Target, discards bool) (loop.Device, error) {
 	if at.ReadOnly {
 		there, err := c.Host.DeviceAt(at.Path)
 		if err != nil {
@@ -144,7 +149,7 @@ func (c *Disk) attach(disk *loop.File, at Target) (loop.Device, error) {
 			return c.Host.Devices.Restore(*there)
 		}
 	}
-	return c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: c.Thin, Mounted: c.Host.mounted})
+	return c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: discards, Mounted: c.Host.mounted})
 }
 
 // Measure has the facts be those of the file, which keeps its size whether there is a limit or

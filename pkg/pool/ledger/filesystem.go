@@ -262,6 +262,18 @@ func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	})
 }
 
+// keep notes on btrfs that so many bytes may be kept which nothing promises any more: the extents that a block volume has shared stay there
+// until it has overwritten all of them. They count as foreign until what volumes hold is counted again.
+func (f *Filesystem) keep(bytes int64) {
+	f.change(func(a accounts) *accounts {
+		if a.trees.Copies == 0 || !a.counted && !a.atMost {
+			return nil
+		}
+		a.base += bytes
+		return &a
+	})
+}
+
 // CannotCount notes that it cannot be counted what others occupy, since a pool came whose volumes are not. What was counted before
 // says nothing any more.
 func (l *Ledger) CannotCount() {

@@ -28,11 +28,15 @@ type piece struct {
 	logged   time.Time // when it was last logged that what it occupies cannot be counted
 	removed  bool      // it was a volume or a snapshot, and not an attempt to make one
 	family   string    // whose blocks it shares, if it was removed; empty for none
+	block    bool      // its content is a file of the driver
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
 	at uint64 // its number in waiting, or in stuck if there is an err
 }
+
+// mayBeKept reports whether block volumes may have shared blocks with a piece.
+func (p *piece) mayBeKept() bool { return !p.removed || p.block && p.family != "" }
 
 // add takes a piece in, unless it is known.
 func (t *trash) add(name string, promised int64, now time.Time) bool {
@@ -291,13 +295,13 @@ func (t Trash) Promise(name string) int64 {
 	return 0
 }
 
-// Removed notes that a piece of trash is what was removed, as its user asked, and the family that its record had. Of one from
-// before a start that is not known.
-func (t Trash) Removed(name, family string) {
+// Removed notes that a piece of trash is what was removed, as its user asked, the family that its record had, and whether it is of a block
+// volume. Of one from before a start that is not known.
+func (t Trash) Removed(name, family string, block bool) {
 	t.ledger.mu.Lock()
 	defer t.ledger.mu.Unlock()
 	if p := t.ledger.trash.pieces[name]; p != nil {
-		p.removed, p.family = true, family
+		p.removed, p.family, p.block = true, family, block
 	}
 }
 
@@ -327,6 +331,9 @@ func (t Trash) Tried(name string, err error) {
 	t.ledger.mu.Lock()
 	defer t.ledger.unlock()
 	if p := t.ledger.trash.pieces[name]; p != nil && err == nil {
+		if p.mayBeKept() && p.promised != volume.Unknown {
+			t.ledger.on.keep(p.promised)
+		}
 		t.ledger.sums.dropTrash(p.promised)
 		t.ledger.erased++
 	}

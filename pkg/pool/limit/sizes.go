@@ -52,6 +52,10 @@ func (s Sizes) Limit(c ledger.Info) quota.Limit {
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
 		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
+		if s.kind == quota.Btrfs {
+			// Earlier versions let thin disks be discarded, of which btrfs keeps whole extents: what is written in their place comes beside them.
+			limit.Bytes += c.Promised
+		}
 		switch {
 		case !c.Is(ledger.Shares):
 		case s.kind == quota.XFS:
@@ -61,8 +65,9 @@ func (s Sizes) Limit(c ledger.Info) quota.Limit {
 		case s.kind == quota.Btrfs:
 			// The extent that a shared block was in counts until all of that is overwritten. With a
 			// snapshot after each time that the file was written the old extents add up. Two sizes besides are
-			// more than scattered writes need; what keeps more is not copied: see measure in pkg/pool.
-			limit.Bytes += 2 * c.Promised
+			// more than scattered writes need; what keeps more is not copied: see measure in pkg/pool. The third is
+			// for what is written between that and the copy.
+			limit.Bytes += 3*c.Promised + c.Promised/16
 		}
 		return limit
 	}

@@ -14,7 +14,8 @@ package serve
 // Making the layout of a pool locks the whole lock file (store.ensureFormat), before any call is served.
 //
 // A call does not wait for 1 or 2 while another call has it, but returns ErrBusy. That is why a call that copies may take lock 1 of
-// its source out of this order: it cannot wait for a call that waits for it. Publishing and unpublishing at different targets share
+// its source out of this order: it cannot wait for a call that waits for it. Once it has given that back it may wait for its turn at
+// Node.copying, which no call has that waits for another lock. Publishing and unpublishing at different targets share
 // lock 1. Checks in the background hold lock 1 for an instant, as does a call that copies that of its source until it has pinned that; calls
 // and other checks wait for those, which wait for no other lock 1 meanwhile.
 // Recovery does not wait for 3 either: what another node works on it leaves to that node.
@@ -127,6 +128,11 @@ func (n *Node) LockToPin(id volume.ID) (unlock func(), err error) { return n.vol
 // TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.
 func (n *Node) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
 	return n.attaching.Wait(ctx, id)
+}
+
+// TurnToCopy waits for the turn at measuring and copying what is pinned until ctx ends. The caller has the lock of the copy.
+func (n *Node) TurnToCopy(ctx context.Context, id volume.ID) (done func(), err error) {
+	return n.copying.Wait(ctx, id)
 }
 
 // claim has the pool of a uuid served by the caller alone, in this process, or returns ErrBusy at once.

@@ -26,6 +26,7 @@ type Node struct {
 	volumes     Locks[volume.ID]
 	targets     Locks[string]    // by path
 	attaching   Turns[volume.ID] // devices of block volumes to files
+	copying     Turns[volume.ID] // what keeps more the more often its blocks are shared
 	marking     Turns[volume.ID] // that volumes of shared pools are published
 	publishing  Locks[volume.ID] // of shared pools; taken under marking
 	serving     Locks[string]    // the uuids of all pools that are open

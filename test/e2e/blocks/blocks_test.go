@@ -34,6 +34,7 @@ var checks = []check{
 	{"a disk ends where it was promised to", endsAtItsSize, "thick", false},
 	{"a thick disk has its space when nothing else is left", keepsItsSpace, "thick", false},
 	{"a thin disk takes space as it is written, and gives it back", takesWhatIsWritten, "thin", false},
+	{"a thin disk takes writes where it was discarded", takesWritesAfterDiscards, "thin", false},
 	{"a disk in use is not deleted", staysWhileUsed, "thick", false},
 	{"a device that another program attached counts as use", countsForeignDevices, "thick", true},
 	{"an image that was added by hand is a disk", takesImages, "thick", true},

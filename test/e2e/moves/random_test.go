@@ -1,9 +1,11 @@
 package moves
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // A mob kills processes at random moments.
@@ -137,4 +141,50 @@ func TestNameIsTaken(t *testing.T) {
 	w.to.pool.AwaitErased()
 	w.move()
 	w.end()
+}
+
+// onFailing is a filesystem on a disk that can fail.
+func onFailing(kind string, d **disk.Disk) place {
+	return place{name: kind, mount: func(t *testing.T) string {
+		t.Helper()
+		image := must.Value(loopfs.Format(t.Context(), t.TempDir(), kind, 512*mib))(t)
+		*d = disk.New(t, image, t.TempDir())
+		at := t.TempDir()
+		must.Succeed(t, os.Remove(image))
+		(*d).Mount(t, at, kind)
+		return at
+	}}
+}
+
+// The disk of the target refuses a write, as one that is full behind its back, and is well again. The copy is on the disk before the source goes.
+func TestDiskOfTargetRefusesAWrite(t *testing.T) {
+	for _, from := range []place{onXFS, onExt4} {
+		t.Run("from "+from.name, func(t *testing.T) {
+			var d *disk.Disk
+			w := newWorld(t, way{from, onFailing("xfs", &d), false}, none)
+			w.begin()
+			refused := bytes.Repeat([]byte("what is refused "), mib/16)
+			w.from.Must(os.WriteFile(filepath.Join(w.from.Target("pod"), "refused"), refused, 0o600))
+			d.RefuseWritesOf(refused[:64])
+			in := w.start("move-in", "copy")
+			out := w.start("move-out", "copy")
+			for again := time.NewTicker(10 * time.Millisecond); out.running(); <-again.C {
+				if out.says("waiting") {
+					t.Fatalf("a copy is taken for whole that the disk refuses:\n%s", out.output())
+				}
+			}
+			if last := out.last(); last.Event != "failed" || !strings.Contains(last.Error, "input/output error") {
+				t.Errorf("it ends with %+v", last)
+			}
+			in.kill()
+			d.Heal()
+			w.move()
+			copied := must.Value(os.Open(filepath.Join(w.to.pool.Path, w.volume.ID, "refused")))(t)
+			must.Succeed(t, unix.Fadvise(int(copied.Fd()), 0, 0, unix.FADV_DONTNEED), copied.Close())
+			if is := must.Value(os.ReadFile(copied.Name()))(t); !bytes.Equal(is, refused) {
+				t.Errorf("the disk has %d of %d bytes of the file", len(is)-bytes.Count(is, []byte{0}), len(refused))
+			}
+			w.end()
+		})
+	}
 }

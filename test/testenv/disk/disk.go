@@ -9,6 +9,7 @@
 package disk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -55,6 +57,7 @@ type Disk struct {
 	asked              chan struct{} // a test may take note of a request that is not answered
 	unwritten          *unwritten    // nil if writes are answered
 	forgetful          bool          // it finds no data in its file (lseek(2), SEEK_DATA)
+	refused            []byte        // writes that have it fail; nil for none
 
 	serving sync.Mutex // while a request is answered
 }
@@ -175,6 +178,19 @@ func New(t testing.TB, file, dir string) *Disk {
 	return d
 }
 
+// Mount mounts the filesystem of a kind that is on the disk, until the test ends. The kernel asks for no more at a time than the disk is asked
+// for at once: where a part of more is refused, the loop device says that all was written.
+func (d *Disk) Mount(t testing.TB, at, kind string) {
+	t.Helper()
+	device, err := loopfs.Attach(d.Path)
+	must.Succeed(t, err)
+	most := filepath.Join("/sys/block", filepath.Base(device.Name()), "queue/max_sectors_kb")
+	before, err := os.ReadFile(most)
+	must.Succeed(t, err, os.WriteFile(most, []byte(strconv.Itoa(fuseMaxWrite>>10)), 0o600), loopfs.MountDevice(t.Context(), device.Name(), at, kind), device.Close())
+	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(at), os.WriteFile(most, before, 0o600)) })
+	t.Cleanup(d.Heal) // before anything waits for the disk
+}
+
 // refusePoll has the kernel ask once whether the file can be polled, and never again once
 // it gets the answer that it cannot (ENOSYS). Go would ask by opening the file, in a call of which
 // its scheduler knows nothing (epoll_ctl): should the collector of garbage stop all
@@ -242,6 +258,13 @@ func (d *Disk) FailWith(errno unix.Errno, operations ...Operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failing, d.failure = operations, errno
+}
+
+// RefuseWritesOf fails writes that have a text with EIO: those of what a file has, and none of what its filesystem keeps of it.
+func (d *Disk) RefuseWritesOf(text []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refused = text
 }
 
 // FindNoData has it say that there is none in its file, wherever it is asked (lseek(2), SEEK_DATA), as ZFS does now and then of what was just
@@ -313,7 +336,7 @@ func (d *Disk) writeTakes(offset, bytes int64) time.Duration {
 // Heal has the disk answer everything again, what it was asked meanwhile included.
 func (d *Disk) Heal() {
 	d.mu.Lock()
-	d.failing = nil
+	d.failing, d.refused = nil, nil
 	d.slowRate = 0
 	if d.hanging != nil {
 		close(d.hanging)
@@ -364,9 +387,13 @@ func (d *Disk) fails(o Operation) unix.Errno {
 	return d.failure
 }
 
-func (d *Disk) write(data []byte, offset int64) {
+// write is refused as a whole.
+func (d *Disk) write(data []byte, offset int64) unix.Errno {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.refused != nil && bytes.Contains(data, d.refused) {
+		return unix.EIO
+	}
 	for len(data) > 0 {
 		n := min(len(data), unit-int(offset%unit))
 		p := piece{offset, append([]byte(nil), data[:n]...)}
@@ -374,6 +401,7 @@ func (d *Disk) write(data []byte, offset int64) {
 		d.pending = append(d.pending, p)
 		data, offset = data[n:], offset+int64(n)
 	}
+	return 0
 }
 
 func (d *Disk) flush() {
@@ -496,7 +524,9 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 	case fuseWrite:
 		size, offset := binary.NativeEndian.Uint32(in[16:]), int64(binary.NativeEndian.Uint64(in[8:]))
 		time.Sleep(d.writeTakes(offset, int64(size)))
-		d.write(in[fuseWriteIn:fuseWriteIn+size], offset)
+		if errno := d.write(in[fuseWriteIn:fuseWriteIn+size], offset); errno != 0 {
+			return nil, errno, true
+		}
 		return words(size, 0), 0, true
 	case fuseFsync:
 		d.flush()
