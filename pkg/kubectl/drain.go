@@ -61,11 +61,14 @@ type storage struct {
 	capacities []storagev1.CSIStorageCapacity
 	// snapshots are how many each volume has, by its id.
 	snapshots map[string]int
+	// moves are those that have begun and go on.
+	moves []v1alpha1.VolumeMove
 	// room is what nodes have, by class and node, less what is planned for them.
 	room map[string]map[string]int64
 }
 
-// PlanDrain plans to move all volumes of one node, by namespace and claim. Volumes of shared pools are of no node, and stay.
+// PlanDrain plans to move all volumes of one node, by namespace and claim, and names those that other moves bring there. Volumes of shared pools
+// are of no node, and stay.
 func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Planned, error) {
 	s, err := readStorage(ctx, k, node)
 	if err != nil {
@@ -81,7 +84,21 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
 	})
 	s.decide(plan, o)
-	return plan, nil
+	return append(plan, s.comingTo(node.Driver.Node, plan)...), nil
+}
+
+// comingTo are the volumes that moves bring to a node, but for those that a plan has.
+func (s *storage) comingTo(node string, plan []Planned) (coming []Planned) {
+	for i := range s.moves {
+		m := &s.moves[i]
+		if m.Status.TargetNode == node && !slices.ContainsFunc(plan, func(p Planned) bool { return p.Volume == m.Status.Volume }) {
+			coming = append(coming, Planned{
+				Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: node,
+				Problem: fmt.Sprintf("the VolumeMove %s brings it here: delete that, or drain the node again when it has ended", m.Name),
+			})
+		}
+	}
+	return coming
 }
 
 // PlanMove plans to move the volume of one claim, and with it those on the same node that pods use together with it. The operator knows
@@ -115,6 +132,11 @@ func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOpt
 
 func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 	s := &storage{snapshots: map[string]int{}, room: map[string]map[string]int64{}}
+	var err error
+	if s.moves, err = volumeMoves(ctx, k); err != nil { // before the volumes: what has come meanwhile is among them
+		return nil, err
+	}
+	s.moves = slices.DeleteFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return !m.Underway() || m.Status.Phase == v1alpha1.Undoing })
 	for _, read := range []func() error{
 		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
@@ -206,38 +228,60 @@ func hasEnded(pod corev1.Pod) bool {
 // decide says where volumes go, or why they cannot. Those that pods use together go to one node.
 func (s *storage) decide(plan []Planned, o MoveOptions) {
 	for i := range plan {
-		plan[i].Problem = s.keeps(&plan[i], s.volumeOf(&plan[i]), o)
+		if plan[i].To = s.going(plan[i].Volume); plan[i].To == "" {
+			plan[i].Problem = s.keeps(&plan[i], s.volumeOf(&plan[i]), o)
+		}
 	}
 	done := make([]bool, len(plan))
 	for i := range plan {
-		if done[i] {
+		if done[i] || plan[i].To != "" {
 			continue
 		}
-		done[i] = true
 		group, to := []*Planned{&plan[i]}, o.Target
 		if plan[i].Claim != "" {
 			claims := s.together(plan[i].Namespace, plan[i].Claim)
-			for j := i + 1; j < len(plan); j++ {
-				if plan[j].Namespace == plan[i].Namespace && slices.Contains(claims, plan[j].Claim) {
-					done[j] = true
-					group = append(group, &plan[j])
-				}
+			group = withClaims(plan, i, claims, done)
+			on := s.elsewhere(plan[i], claims)
+			if on != "" && to != "" && on != to { // the operator would wait for ever
+				plan[i].Problem = cmp.Or(plan[i].Problem, fmt.Sprintf("pods use a volume on node %s too", on))
 			}
-			to = cmp.Or(s.elsewhere(plan[i], claims), to)
+			to = cmp.Or(on, to)
 		}
 		s.place(group, to)
 	}
+}
+
+// withClaims are one of a plan and those after it that have one of the claims, which are done then.
+func withClaims(plan []Planned, first int, claims []string, done []bool) (group []*Planned) {
+	group = []*Planned{&plan[first]}
+	for i := first + 1; i < len(plan); i++ {
+		if plan[i].To == "" && plan[i].Namespace == plan[first].Namespace && slices.Contains(claims, plan[i].Claim) {
+			done[i] = true
+			group = append(group, &plan[i])
+		}
+	}
+	return group
 }
 
 func (s *storage) volumeOf(p *Planned) corev1.PersistentVolume {
 	return s.volumes[slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })]
 }
 
-// elsewhere is the node that has the volume of one of the claims already; empty for none.
+// going is the node that a move has begun to bring a volume to, where its room is promised; empty for none.
+func (s *storage) going(volume string) string {
+	i := slices.IndexFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return m.Status.Volume == volume })
+	if i < 0 {
+		return ""
+	}
+	return s.moves[i].Status.TargetNode
+}
+
+// elsewhere is the node that has the volume of one of the claims already, or gets it; empty for none.
 func (s *storage) elsewhere(than Planned, claims []string) string {
 	for _, v := range s.volumes {
-		if is := s.planned(v); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && is.From != "" && is.From != than.From {
-			return is.From
+		is := s.planned(v)
+		if on := cmp.Or(s.going(v.Name), is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
+			return on
 		}
 	}
 	return ""
@@ -275,11 +319,28 @@ func (s *storage) place(group []*Planned, to string) {
 	for _, p := range group {
 		p.To, p.Problem = on, problem
 	}
-	for class, bytes := range needed {
-		if on != "" && s.room[class] != nil {
-			s.room[class][on] -= bytes
+	for class, room := range s.room {
+		if _, known := room[on]; known {
+			room[on] -= s.inPoolOf(class, needed)
 		}
 	}
+}
+
+// inPoolOf is how many of the bytes that are needed by class are needed in the pool of one.
+func (s *storage) inPoolOf(class string, needed map[string]int64) (sum int64) {
+	pool := func(name string) string {
+		i := slices.IndexFunc(s.classes, func(c storagev1.StorageClass) bool { return c.Name == name })
+		if i < 0 { // it is gone
+			return "of " + name
+		}
+		return poolOf(s.classes[i])
+	}
+	for of, bytes := range needed {
+		if of == class || pool(of) == pool(class) {
+			sum += bytes
+		}
+	}
+	return sum
 }
 
 // refused says of nodes why the scheduler would have no pods of a group run there.
@@ -324,8 +385,8 @@ func (s *storage) roomiest(first *Planned, needed map[string]int64, to string, r
 	room := s.room[class]
 	for on, free := range room {
 		enough := refused[on] == ""
-		for of, bytes := range needed {
-			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= bytes)
+		for of := range needed {
+			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= s.inPoolOf(of, needed))
 		}
 		if on != first.From && (to == "" || on == to) && enough && (best == "" || free > room[best] || free == room[best] && on < best) {
 			best = on

@@ -112,9 +112,9 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 	ctx, cancel := k.inTime(ctx)
 	defer cancel()
-	var all []v1alpha1.VolumeMove
-	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
-		return fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
+	all, err := volumeMoves(ctx, k)
+	if err != nil {
+		return err
 	}
 	for i := range moves {
 		m := &moves[i]
@@ -135,6 +135,14 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 		}
 	}
 	return nil
+}
+
+// volumeMoves are those of all namespaces.
+func volumeMoves(ctx context.Context, k Kubectl) (all []v1alpha1.VolumeMove, err error) {
+	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
+		return nil, fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
+	}
+	return all, nil
 }
 
 var errSilent = errors.New("the API server has not answered")

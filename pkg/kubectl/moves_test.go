@@ -63,6 +63,7 @@ func TestPlanOfDrain(t *testing.T) {
 	alone := aUser("alone", "alone")
 	delete(alone["metadata"].(map[string]any), "ownerReferences")
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
 		"get persistentvolumes": listOf(
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
 			aVolume("machine", "1Gi"), aVolume("plugged", "1Gi"), aVolume("of-pod", "1Gi"), released,
@@ -118,6 +119,63 @@ func TestPlanOfDrain(t *testing.T) {
 	}
 }
 
+// The classes of one pool have its room together.
+func TestPlanOfClassesOfOnePool(t *testing.T) {
+	class := func(name, pool string) any {
+		return map[string]any{"metadata": map[string]any{"name": name}, "parameters": map[string]any{"storagePool": pool}}
+	}
+	room := func(class string) any {
+		c := aCapacity("node-b", "4Gi").(map[string]any)
+		c["storageClassName"] = class
+		return c
+	}
+	together := aUser("db-0", "data")
+	with(together, "spec", "volumes", append(together["spec"].(map[string]any)["volumes"].([]any), map[string]any{"name": "logs", "persistentVolumeClaim": map[string]any{"claimName": "logs"}}))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
+		"get persistentvolumes": listOf(
+			aVolume("data", "2Gi"), inClass(aVolume("logs", "3Gi"), "kept"), aVolume("one", "3Gi"), inClass(aVolume("other", "4Gi"), "other"), inClass(aVolume("second", "2Gi"), "kept"),
+		),
+		"get persistentvolumeclaims": listOf(),
+		"get pods":                   listOf(together),
+		"get csistoragecapacities":   listOf(room("local"), room("kept"), room("other")),
+		"get nodes":                  listOf(),
+		"get storageclasses":         listOf(class("local", "pool"), class("kept", "pool"), class("other", "another")),
+	}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	got := map[string]string{}
+	for _, p := range plan {
+		got[p.Claim] = p.To + p.Problem
+	}
+	const full = "no other node has room for it"
+	if diff := cmp.Diff(map[string]string{"data": full, "logs": full, "one": "node-b", "other": "node-b", "second": full}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A move that has begun has had its room promised: the same command follows it, and takes the volumes of its pods to the same node.
+func TestPlanOfMovesThatHaveBegun(t *testing.T) {
+	begun := says("Copying", "copies")
+	begun["volume"] = "pv-data"
+	both := aUser("db-0", "data")
+	with(both, "spec", "volumes", append(both["spec"].(map[string]any)["volumes"].([]any), map[string]any{"name": "logs", "persistentVolumeClaim": map[string]any{"claimName": "logs"}}))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(aMove("data-1", "data", begun)),
+		"get persistentvolumes":                           listOf(aVolume("data", "6Gi"), aVolume("logs", "2Gi")),
+		"get persistentvolumeclaims":                      listOf(),
+		"get pods":                                        listOf(both),
+		"get csistoragecapacities":                        listOf(aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
+		"get nodes":                                       listOf(),
+		"get storageclasses":                              listOf(),
+	}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	if len(plan) != 2 || plan[0].To+plan[0].Problem != "node-b" || plan[1].To+plan[1].Problem != "node-b" {
+		t.Errorf("the plan is %+v", plan)
+	}
+}
+
 func inClass(volume map[string]any, class string) map[string]any {
 	return with(volume, "spec", "storageClassName", class)
 }
@@ -137,6 +195,7 @@ func TestPlanAsksWherePodsMayRun(t *testing.T) {
 		map[string]any{"labelSelector": map[string]any{"matchLabels": map[string]any{"app": "apart"}}, "topologyKey": "kubernetes.io/hostname"},
 	}}}
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
 		"get persistentvolumes": listOf(
 			aVolume("free", "1Gi"), aVolume("bound", "1Gi"), aVolume("selects", "1Gi"), aVolume("unused", "1Gi"), aVolume("apart", "1Gi"),
 			inClass(aVolume("limited", "1Gi"), "limited"),
@@ -194,6 +253,7 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 	values := moved["spec"].(map[string]any)["nodeAffinity"].(map[string]any)["required"].(map[string]any)["nodeSelectorTerms"].([]any)[0]
 	values.(map[string]any)["matchExpressions"].([]any)[0].(map[string]any)["values"] = []any{"node-b"}
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
 		"get persistentvolumes": listOf(
 			aVolume("data", "2Gi"), aVolume("logs", "3Gi"), aVolume("after", "1Gi"), moved, aVolume("kept", "1Gi"), aVolume("with-kept", "1Gi"), aVolume("single", "1Gi"),
 		),
@@ -228,6 +288,9 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 				t.Errorf("for %q claim %s gets %q, want %q", of, p.Claim, got, want[p.Claim])
 			}
 		}
+	}
+	if plan, err := PlanMove(t.Context(), a.kubectl(t), "apps", "after", MoveOptions{Target: "node-c"}); err != nil || plan[0].Problem != "pods use a volume on node node-b too" {
+		t.Errorf("away from a volume on another node the plan is %+v, %v", plan, err)
 	}
 }
 
