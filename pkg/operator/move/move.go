@@ -358,6 +358,11 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode, wanted); err != nil || recovered {
 		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
+	if !wanted { // or by another PersistentVolume that leads to the target
+		if wanted, err = m.volume.hasAnother(ctx, m.move.Status.TargetNode); err != nil {
+			return outcome{}, err
+		}
+	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
 		return outcome{}, err

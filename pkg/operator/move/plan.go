@@ -65,6 +65,9 @@ func (pl planner) plan(ctx context.Context) (p plan, waits string, err error) {
 	if waits = movable(p.volume, p.claim); waits != "" {
 		return p, waits, nil
 	}
+	if waits, err = pl.moveOfVolume(ctx, p.volume); err != nil || waits != "" {
+		return p, waits, err
+	}
 	p.source = place.NodeOfVolume(p.volume)
 	if waits, err = pl.snapshots(ctx, p.volume, pl.move.Spec.Snapshots); err != nil || waits != "" {
 		return p, waits, err
@@ -91,6 +94,20 @@ func (pl planner) otherMove(ctx context.Context) (string, error) {
 		older := other.CreationTimestamp.Before(&pl.move.CreationTimestamp) || other.CreationTimestamp.Equal(&pl.move.CreationTimestamp) && other.Name < pl.move.Name
 		if other.Underway() || older && other.DeletionTimestamp == nil {
 			return fmt.Sprintf("the VolumeMove %s of the same claim goes first", other.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// moveOfVolume says which move of the volume goes first, which may have another claim by now: it waits for the target to say that it has the volume.
+func (pl planner) moveOfVolume(ctx context.Context, v *corev1.PersistentVolume) (string, error) {
+	all := &v1alpha1.VolumeMoveList{}
+	if err := pl.api.reader.List(ctx, all); err != nil {
+		return "", err
+	}
+	for i := range all.Items {
+		if other := &all.Items[i]; other.UID != pl.move.UID && other.Underway() && other.Status.VolumeHandle == v.Spec.CSI.VolumeHandle {
+			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, goes first", other.Name, other.Namespace), nil
 		}
 	}
 	return "", nil
