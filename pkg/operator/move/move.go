@@ -104,7 +104,7 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
 		move: move, api: api, objects: objects, movers: movers, users: users, times: times,
-		planner: planner{move: move, api: api, driver: driver},
+		planner: planner{move: move, api: api, driver: driver, now: r.now},
 		copying: copying{move: move, api: api, objects: objects, movers: movers, users: users, reports: r.Reports, times: times},
 		volume:  claimedVolume{move: move, api: api, objects: objects},
 	}
