@@ -67,8 +67,8 @@ type storage struct {
 	room map[string]map[string]int64
 }
 
-// PlanDrain plans to move all volumes of one node, by namespace and claim, and names those that other moves bring there. Volumes of shared pools
-// are of no node, and stay.
+// PlanDrain plans to move all volumes of one node, by namespace and claim, with those of moves that go on. Volumes of shared pools are of no node, and
+// stay.
 func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Planned, error) {
 	s, err := readStorage(ctx, k, node)
 	if err != nil {
@@ -84,21 +84,29 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
 	})
 	s.decide(plan, o)
-	return append(plan, s.comingTo(node.Driver.Node, plan)...), nil
+	return append(plan, s.moving(node.Driver.Node, plan)...), nil
 }
 
-// comingTo are the volumes that moves bring to a node, but for those that a plan has.
-func (s *storage) comingTo(node string, plan []Planned) (coming []Planned) {
+// moving are the volumes of moves that go on but for those that a plan has: what moves bring to a node, and what the node may have the last copy of until
+// they have ended.
+func (s *storage) moving(node string, plan []Planned) (found []Planned) {
 	for i := range s.moves {
 		m := &s.moves[i]
-		if m.Status.TargetNode == node && !slices.ContainsFunc(plan, func(p Planned) bool { return p.Volume == m.Status.Volume }) {
-			coming = append(coming, Planned{
-				Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: node,
-				Problem: fmt.Sprintf("the VolumeMove %s brings it here: delete that, or drain the node again when it has ended", m.Name),
-			})
+		p := Planned{Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: m.Status.TargetNode}
+		if m.Status.Phase == v1alpha1.Undoing {
+			p.From, p.To = p.To, p.From
 		}
+		switch {
+		case slices.ContainsFunc(plan, func(other Planned) bool { return other.Volume == p.Volume }):
+			continue
+		case p.To == node:
+			p.Problem = fmt.Sprintf("the VolumeMove %s brings it here: drain the node again when it has ended", m.Name)
+		case p.From != node || m.Status.Phase == v1alpha1.Undoing:
+			continue
+		}
+		found = append(found, p)
 	}
-	return coming
+	return found
 }
 
 // PlanMove plans to move the volume of one claim, and with it those on the same node that pods use together with it. The operator knows
@@ -136,7 +144,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 	if s.moves, err = volumeMoves(ctx, k); err != nil { // before the volumes: what has come meanwhile is among them
 		return nil, err
 	}
-	s.moves = slices.DeleteFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return !m.Underway() || m.Status.Phase == v1alpha1.Undoing })
+	s.moves = slices.DeleteFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return !m.Underway() })
 	for _, read := range []func() error{
 		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
@@ -228,8 +236,9 @@ func hasEnded(pod corev1.Pod) bool {
 // decide says where volumes go, or why they cannot. Those that pods use together go to one node.
 func (s *storage) decide(plan []Planned, o MoveOptions) {
 	for i := range plan {
-		if plan[i].To = s.going(plan[i].Volume); plan[i].To == "" {
-			plan[i].Problem = s.keeps(&plan[i], s.volumeOf(&plan[i]), o)
+		v := s.volumeOf(&plan[i])
+		if plan[i].To = s.going(v); plan[i].To == "" {
+			plan[i].Problem = s.keeps(&plan[i], v, o)
 		}
 	}
 	done := make([]bool, len(plan))
@@ -267,10 +276,12 @@ func (s *storage) volumeOf(p *Planned) corev1.PersistentVolume {
 	return s.volumes[slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })]
 }
 
-// going is the node that a move has begun to bring a volume to, where its room is promised; empty for none.
-func (s *storage) going(volume string) string {
-	i := slices.IndexFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return m.Status.Volume == volume })
-	if i < 0 {
+// going is the node that a move has begun to bring a volume to, where its room is promised; empty for none, and for one that is there.
+func (s *storage) going(v corev1.PersistentVolume) string {
+	i := slices.IndexFunc(s.moves, func(m v1alpha1.VolumeMove) bool {
+		return m.Status.Volume == v.Name && m.Status.Phase != v1alpha1.Undoing
+	})
+	if i < 0 || s.moves[i].Status.TargetNode == nodeOf(v) {
 		return ""
 	}
 	return s.moves[i].Status.TargetNode
@@ -280,7 +291,7 @@ func (s *storage) going(volume string) string {
 func (s *storage) elsewhere(than Planned, claims []string) string {
 	for _, v := range s.volumes {
 		is := s.planned(v)
-		if on := cmp.Or(s.going(v.Name), is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
+		if on := cmp.Or(s.going(v), is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
 			return on
 		}
 	}

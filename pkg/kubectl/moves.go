@@ -124,7 +124,7 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 		found := false
 		for j := range all {
 			of := &all[j]
-			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && !of.Ended()) {
+			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && m.takesUp(of)) {
 				m.note(of)
 				found = true
 				break
@@ -149,6 +149,11 @@ var errSilent = errors.New("the API server has not answered")
 
 func (k Kubectl) inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, cmp.Or(k.Within, within), errSilent)
+}
+
+// takesUp says that a VolumeMove goes on which takes the volume away: one that has brought it to where it is may have the old copy to remove still.
+func (m *Moved) takesUp(of *v1alpha1.VolumeMove) bool {
+	return !of.Ended() && (m.From == "" || of.Status.TargetNode != m.From)
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {

@@ -154,25 +154,45 @@ func TestPlanOfClassesOfOnePool(t *testing.T) {
 	}
 }
 
-// A move that has begun has had its room promised: the same command follows it, and takes the volumes of its pods to the same node.
+// A move that has begun has had its room promised: the same command follows it, and takes the volumes of its pods to the same node. Until it has
+// ended, the node may have the last copy, also where the PersistentVolume leads to another.
 func TestPlanOfMovesThatHaveBegun(t *testing.T) {
-	begun := says("Copying", "copies")
-	begun["volume"] = "pv-data"
+	begun := func(claim, phase, from, to string) any {
+		status := says(phase, "goes on")
+		status["volume"], status["sourceNode"], status["targetNode"] = "pv-"+claim, from, to
+		return aMove(claim+"-1", claim, status)
+	}
 	both := aUser("db-0", "data")
 	with(both, "spec", "volumes", append(both["spec"].(map[string]any)["volumes"].([]any), map[string]any{"name": "logs", "persistentVolumeClaim": map[string]any{"claimName": "logs"}}))
 	a := answers{
-		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(aMove("data-1", "data", begun)),
-		"get persistentvolumes":                           listOf(aVolume("data", "6Gi"), aVolume("logs", "2Gi")),
-		"get persistentvolumeclaims":                      listOf(),
-		"get pods":                                        listOf(both),
-		"get csistoragecapacities":                        listOf(aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
-		"get nodes":                                       listOf(),
-		"get storageclasses":                              listOf(),
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(
+			begun("data", "Copying", "node-a", "node-b"), begun("moved", "Removing", "node-a", "node-b"), begun("switches", "Switching", "node-a", "node-b"),
+			begun("comes", "Copying", "node-b", "node-a"), begun("returns", "Undoing", "node-a", "node-b"), begun("has-come", "Removing", "node-b", "node-a"),
+			begun("stays-away", "Undoing", "node-b", "node-a"), begun("elsewhere", "Copying", "node-b", "node-c"), begun("ended", "Succeeded", "node-a", "node-b"),
+		),
+		"get persistentvolumes":      listOf(aVolume("data", "6Gi"), aVolume("logs", "2Gi"), aVolume("has-come", "1Gi")),
+		"get persistentvolumeclaims": listOf(),
+		"get pods":                   listOf(both),
+		"get csistoragecapacities":   listOf(aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
+		"get nodes":                  listOf(),
+		"get storageclasses":         listOf(),
 	}
 	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
 	must.Succeed(t, err)
-	if len(plan) != 2 || plan[0].To+plan[0].Problem != "node-b" || plan[1].To+plan[1].Problem != "node-b" {
-		t.Errorf("the plan is %+v", plan)
+	got := map[string]string{}
+	for _, p := range plan {
+		got[p.Claim] = p.Problem
+		if p.Problem == "" {
+			got[p.Claim] = p.To
+		}
+	}
+	want := map[string]string{
+		"data": "node-b", "logs": "node-b", "moved": "node-b", "switches": "node-b", "has-come": "node-c",
+		"comes":   "the VolumeMove comes-1 brings it here: drain the node again when it has ended",
+		"returns": "the VolumeMove returns-1 brings it here: drain the node again when it has ended",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -337,6 +357,29 @@ func TestMovesGoOnAfterAnInterruption(t *testing.T) {
 	want := v1alpha1.VolumeMoveSpec{ClaimName: "first", Snapshots: "LeaveBehind", When: "Evict", Verify: "All", BytesPerSecond: 1 << 20}
 	if diff := cmp.Diff(want, made.Spec); diff != "" || made.GenerateName != "first-" || made.Namespace != "apps" {
 		t.Errorf("made is %+v: %s", made, diff)
+	}
+}
+
+// A move that has brought a volume to a node, where the old copy is still to be removed, takes it away from no node: it would be said to be moved.
+func TestMovesTakeUpNoneThatBroughtTheVolume(t *testing.T) {
+	brought := aMove("first-1", "first", says("Removing", "node node-a does not answer: the old copy is removed when it answers"))
+	away := says("Succeeded", "was moved")
+	away["sourceNode"], away["targetNode"] = "node-b", "node-c"
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(brought),
+		"made.0":   aMove("first-2", "first", nil),
+		"listed.0": listOf(brought, aMove("first-2", "first", away)),
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	plan := []Planned{{Namespace: "apps", Claim: "first", From: "node-b"}}
+	moves, err := Moves(ctx, a.kubectl(t), plan, 2, time.Millisecond, MoveOptions{}, func(p Progress) {
+		if len(p.Each) > 0 && p.Each[0].Move == "first-1" {
+			stop()
+		}
+	})
+	if err != nil || moves[0].Move != "first-2" || moves[0].To != "node-c" {
+		t.Errorf("the moves are %+v, %v", moves, err)
 	}
 }
 
