@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
@@ -33,6 +34,8 @@ type Planned struct {
 	To string `json:"to,omitempty"`
 	// Problem is why it cannot move, and what to do; empty for none.
 	Problem string `json:"problem,omitempty"`
+
+	move types.UID // of the VolumeMove that has begun to move it; empty for none
 }
 
 func (p Planned) cells() []string {
@@ -92,7 +95,7 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 func (s *storage) moving(node string, plan []Planned) (found []Planned) {
 	for i := range s.moves {
 		m := &s.moves[i]
-		p := Planned{Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: m.Status.TargetNode}
+		p := Planned{Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: m.Status.TargetNode, move: m.UID}
 		if m.Status.Phase == v1alpha1.Undoing {
 			p.From, p.To = p.To, p.From
 		}
@@ -237,7 +240,7 @@ func hasEnded(pod corev1.Pod) bool {
 func (s *storage) decide(plan []Planned, o MoveOptions) {
 	for i := range plan {
 		v := s.volumeOf(&plan[i])
-		if plan[i].To = s.going(v); plan[i].To == "" {
+		if plan[i].To, plan[i].move = s.going(v); plan[i].To == "" {
 			plan[i].Problem = s.keeps(&plan[i], v, o)
 		}
 	}
@@ -276,22 +279,23 @@ func (s *storage) volumeOf(p *Planned) corev1.PersistentVolume {
 	return s.volumes[slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })]
 }
 
-// going is the node that a move has begun to bring a volume to, where its room is promised; empty for none, and for one that is there.
-func (s *storage) going(v corev1.PersistentVolume) string {
+// going is the node that a move has begun to bring a volume to, where its room is promised, and that move; empty for none, and for one that is there.
+func (s *storage) going(v corev1.PersistentVolume) (to string, move types.UID) {
 	i := slices.IndexFunc(s.moves, func(m v1alpha1.VolumeMove) bool {
 		return m.Status.Volume == v.Name && m.Status.Phase != v1alpha1.Undoing
 	})
 	if i < 0 || s.moves[i].Status.TargetNode == nodeOf(v) {
-		return ""
+		return "", ""
 	}
-	return s.moves[i].Status.TargetNode
+	return s.moves[i].Status.TargetNode, s.moves[i].UID
 }
 
 // elsewhere is the node that has the volume of one of the claims already, or gets it; empty for none.
 func (s *storage) elsewhere(than Planned, claims []string) string {
 	for _, v := range s.volumes {
 		is := s.planned(v)
-		if on := cmp.Or(s.going(v), is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
+		to, _ := s.going(v)
+		if on := cmp.Or(to, is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
 			return on
 		}
 	}

@@ -79,7 +79,7 @@ const (
 func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every time.Duration, o MoveOptions, progress func(Progress)) ([]Moved, error) {
 	moves := make([]Moved, len(plan))
 	for i, p := range plan {
-		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target}
+		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target, uid: p.move}
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
