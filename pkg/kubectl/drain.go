@@ -87,7 +87,23 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
 	})
 	s.decide(plan, o)
-	return append(plan, s.moving(node.Driver.Node, plan)...), nil
+	if plan = append(plan, s.moving(node.Driver.Node, plan)...); !o.LeaveSnapshots {
+		plan = append(plan, s.leftOn(node.Driver.Node)...)
+	}
+	return plan, nil
+}
+
+// leftOn are the volumes that a node has snapshots of alone. Of one that moves it may have what the movers compare with.
+func (s *storage) leftOn(node string) (found []Planned) {
+	for _, source := range slices.Sorted(maps.Keys(s.snapshots)) {
+		here := slices.ContainsFunc(s.volumes, func(v corev1.PersistentVolume) bool { return nodeOf(v) == node && v.Spec.CSI.VolumeHandle == source })
+		moves := slices.ContainsFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return m.Status.VolumeHandle == source })
+		if !here && !moves {
+			found = append(found, Planned{Volume: source, From: node, Problem: fmt.Sprintf(
+				"%d snapshots of the volume %s, which is not there, stay on the node: delete them, or use --leave-snapshots", s.snapshots[source], source)})
+		}
+	}
+	return found
 }
 
 // moving are the volumes of moves that go on but for those that a plan has: what moves bring to a node, and what the node may have the last copy of until

@@ -60,10 +60,11 @@ func aCapacity(node, size string) any {
 func TestPlanOfDrain(t *testing.T) {
 	ofPod := map[string]any{"metadata": map[string]any{"namespace": "apps", "name": "of-pod", "ownerReferences": []any{map[string]any{"kind": "Pod", "name": "web"}}}}
 	released := with(aVolume("released", "1Gi"), "status", "phase", "Released")
+	moves := aMove("moves-1", "moves", map[string]any{"phase": "Removing", "sourceNode": "node-a", "targetNode": "node-b", "volume": "pv-moves", "volumeHandle": "pv-moves"})
 	alone := aUser("alone", "alone")
 	delete(alone["metadata"].(map[string]any), "ownerReferences")
 	a := answers{
-		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(moves),
 		"get persistentvolumes": listOf(
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
 			aVolume("machine", "1Gi"), aVolume("plugged", "1Gi"), aVolume("of-pod", "1Gi"), released,
@@ -84,7 +85,9 @@ func TestPlanOfDrain(t *testing.T) {
 		"get nodes":                listOf(),
 		"get storageclasses":       listOf(),
 	}
-	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{{Source: "pv-snapped"}, {Source: "pv-snapped"}}}}}}
+	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{
+		{Source: "pv-snapped"}, {Source: "pv-snapped"}, {Source: "pv-deleted"}, {Source: "pv-moves"}, // which has a reference
+	}}}}}
 	got := map[string]string{}
 	plan, err := PlanDrain(t.Context(), a.kubectl(t), node, MoveOptions{Evict: true})
 	must.Succeed(t, err)
@@ -101,6 +104,8 @@ func TestPlanOfDrain(t *testing.T) {
 		"pv-of-pod":   "it is deleted with its pod: delete the pod",
 		"pv-upstream": "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
 		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
+		"pv-deleted":  "1 snapshots of the volume pv-deleted, which is not there, stay on the node: delete them, or use --leave-snapshots",
+		"pv-moves":    "node-b",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
