@@ -141,9 +141,9 @@ unit: ## Run what needs neither root nor the network nor the race detector: seco
 
 .PHONY: test
 test: test-race ## Run every test but those of a cluster, the product's with the race detector, and print the coverage
-	@# The virtual machine computes. ALSO names targets that mostly wait, and share its time.
+	@# The virtual machine computes, then the modules have their turn. ALSO names targets that mostly wait, and share their time.
 	@source test/tools/beside; trap stop_beside EXIT; \
-		beside kernel 2 $(MAKE) test-kernel KERNEL_TIMEOUT=45m KERNEL_TEST_TIMEOUT=40m; \
+		beside kernel 2 $(MAKE) test-kernel test-modules KERNEL_TIMEOUT=45m KERNEL_TEST_TIMEOUT=40m; \
 		$(MAKE) test-rest $(ALSO); \
 		ended kernel
 
@@ -160,7 +160,9 @@ test-race:
 test-rest:
 	CGO_ENABLED=0 go build -o bin/static/ ./cmd/hostpath-csi-driver
 	HOSTPATH_CSI_DRIVER=$(CURDIR)/bin/static/hostpath-csi-driver $(GO_TEST_WITHOUT_RACE) -short $$(go list ./... | grep $(WITHOUT_RACE:%=-e '%'))
-	@$(MAKE) sanity
+
+.PHONY: test-modules
+test-modules: sanity
 	@# Without the race detector, for which Kubernetes' client would have to be compiled anew.
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && \
 		$(GO_TEST_WITHOUT_RACE) $$(go list ./... | grep -v -e /cases -e /lifecycle -e /cluster/release -e /publishing)); done

@@ -396,11 +396,11 @@ type HostPathProvisionerStatus struct {
 	// +optional
 	// +listType=atomic
 	MountedPools []MountedPool `json:"mountedPools,omitempty"`
-	// NodeStatuses are the nodes on which something is wrong.
+	// NodeStatuses are up to 100 nodes on which something is wrong.
 	// +optional
 	// +listType=atomic
 	NodeStatuses []NodeStatus `json:"nodeStatuses,omitempty"`
-	// DeletedNodes are nodes that are gone from the cluster while PersistentVolumes or VolumeSnapshotContents of the driver
+	// DeletedNodes are up to 50 nodes that are gone from the cluster while PersistentVolumes or VolumeSnapshotContents of the driver
 	// still name them.
 	// +optional
 	// +listType=map
@@ -424,7 +424,7 @@ type StoragePoolStatus struct {
 	// Message says what is wrong, and is empty if nothing is.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// ClaimStatuses are the claims of the pool's template.
+	// ClaimStatuses are the claims of the pool's template, of hundreds the first, before others those that are not bound.
 	// +optional
 	// +listType=atomic
 	ClaimStatuses []ClaimStatus `json:"claimStatuses,omitempty"`

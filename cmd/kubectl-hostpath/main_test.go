@@ -121,3 +121,72 @@ esac
 		t.Error("the wrong name completes")
 	}
 }
+
+// drained is a stand-in for kubectl in whose cluster VolumeMoves succeed at once, and a volume comes to a node when that is cordoned, as that of
+// a pod which was scheduled before.
+const drained = `#!/bin/sh
+cd "$CLUSTER"
+all() {
+	printf '{"items":['
+	between=
+	for f in "$1"/*; do
+		[ -f "$f" ] && printf '%s' "$between" && cat "$f" && between=,
+	done
+	printf ']}'
+}
+case "$*" in
+"exec "*) echo '{"version":1}' ;;
+*hostpath-csi-driver*) echo '{"items":[{"metadata":{"namespace":"hostpath-provisioner","name":"driver"},"spec":{"nodeName":"node-a","containers":[{"name":"driver"}]},"status":{"containerStatuses":[{"name":"driver","state":{"running":{}}}]}}]}' ;;
+"cordon node-a") mv late volumes/ ;;
+"get persistentvolumes "*) all volumes ;;
+"get volumemoves"*) all moves ;;
+"create "*)
+	claim=$(sed -n 's/.*"claimName":"\([^"]*\)".*/\1/p')
+	rm "volumes/$claim"
+	printf '{"metadata":{"namespace":"apps","name":"%s-1","uid":"%s"},"spec":{"claimName":"%s"},"status":{"phase":"Succeeded"}}' "$claim" "$claim" "$claim" | tee "moves/$claim"
+	;;
+*) echo '{"items":[]}' ;;
+esac
+`
+
+// drain drains node-a, which has the volume of the claim "first", and gets that of the claim "late". Moves are those that are there.
+func drain(t *testing.T, moves map[string]string) (status int, out string) {
+	t.Helper()
+	cluster := t.TempDir()
+	volume := func(claim string) string {
+		return `{"metadata":{"name":"pv-` + claim + `"},"spec":{"claimRef":{"namespace":"apps","name":"` + claim + `"},` +
+			`"csi":{"driver":"kubevirt.io.hostpath-provisioner","volumeHandle":"pv-` + claim + `"},"nodeAffinity":{"required":{"nodeSelectorTerms":` +
+			`[{"matchExpressions":[{"key":"topology.hostpath.csi/node","operator":"In","values":["node-a"]}]}]}}},"status":{"phase":"Bound"}}`
+	}
+	files := map[string]string{"kubectl": drained, "volumes/first": volume("first"), "late": volume("late")}
+	for name, text := range moves {
+		files["moves/"+name] = text
+	}
+	must.Succeed(t, os.Mkdir(filepath.Join(cluster, "volumes"), 0o700), os.Mkdir(filepath.Join(cluster, "moves"), 0o700))
+	for name, text := range files {
+		must.Succeed(t, os.WriteFile(filepath.Join(cluster, name), []byte(text), 0o700))
+	}
+	t.Setenv("CLUSTER", cluster)
+	var said, errs strings.Builder
+	status = run(t.Context(), []string{"drain", "node-a", "--kubectl=" + filepath.Join(cluster, "kubectl")}, &said, &errs, false)
+	return status, said.String() + errs.String()
+}
+
+// A node is empty when it is said to be drained: what came to it after it was read has moved, too.
+func TestDrainMovesWhatComesMeanwhile(t *testing.T) {
+	status, out := drain(t, nil)
+	if status != 0 || strings.Count(out, "Succeeded") != 2 || !strings.Contains(out, "late") {
+		t.Errorf("it ends with %d:\n%s", status, out)
+	}
+}
+
+// What other moves bring to the node keeps it from being drained.
+func TestDrainNamesWhatOtherMovesBring(t *testing.T) {
+	status, out := drain(t, map[string]string{
+		"comes": `{"metadata":{"namespace":"apps","name":"comes-1","uid":"c"},"spec":{"claimName":"comes"},` +
+			`"status":{"phase":"Copying","sourceNode":"node-b","targetNode":"node-a","volume":"pv-comes"}}`,
+	})
+	if status != abnormal || !strings.Contains(out, "the VolumeMove comes-1 brings it here") {
+		t.Errorf("it ends with %d:\n%s", status, out)
+	}
+}

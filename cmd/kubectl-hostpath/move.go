@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,32 +47,75 @@ func (r request) moves(ctx context.Context, out io.Writer, progress func(kubectl
 	if err != nil {
 		return false, fmt.Errorf("%s %s: %w", r.command, r.about, err)
 	}
-	var movable, kept []kubectl.Planned
-	for _, p := range plan {
-		if p.Problem == "" {
-			movable = append(movable, p)
-		} else {
-			kept = append(kept, p)
-		}
-	}
 	if r.dryRun {
-		return len(kept) > 0, write(r, out, kubectl.PlanHeadings, plan)
+		return slices.ContainsFunc(plan, stays), write(r, out, kubectl.PlanHeadings, plan)
 	}
 	if r.command == "drain" {
 		if err := r.kubectl.Cordon(ctx, r.about); err != nil {
 			return false, err
 		}
 	}
-	moved, err := kubectl.Moves(ctx, r.kubectl, movable, r.atOnce, lookEvery, r.move, progress)
+	moved, err := r.movePlanned(ctx, plan, progress)
 	for _, m := range moved {
 		wrong = wrong || !m.Done()
 	}
-	for _, p := range kept {
-		wrong = true
-		moved = append(moved, kubectl.Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, Message: p.Problem})
-	}
 	return wrong, errors.Join(err, write(r, out, kubectl.MovedHeadings, moved))
 }
+
+// movePlanned moves what is planned, and says what became of that, and what stays. A node that is drained is looked at again until nothing more
+// is to move: a pod that was scheduled before the node was cordoned may get its volume after that.
+func (r request) movePlanned(ctx context.Context, plan []kubectl.Planned, progress func(kubectl.Progress)) (all []kubectl.Moved, err error) {
+	tried := map[string]bool{}
+	untried := func(wanted func(kubectl.Planned) bool) (found []kubectl.Planned) {
+		for _, p := range plan {
+			if !tried[p.Volume] && wanted(p) {
+				found = append(found, p)
+			}
+		}
+		return found
+	}
+	for next := untried(moves); ; next = untried(moves) {
+		moved, err := kubectl.Moves(ctx, r.kubectl, next, r.atOnce, lookEvery, r.move, progress)
+		all = append(all, moved...)
+		for _, p := range next {
+			tried[p.Volume] = true
+		}
+		if err == nil && r.command == "drain" {
+			plan, err = r.planAgain(ctx, plan)
+		}
+		if err == nil && len(untried(moves)) > 0 {
+			continue
+		}
+		for _, p := range untried(stays) {
+			all = append(all, kubectl.Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, Message: p.Problem})
+		}
+		return all, err
+	}
+}
+
+// mostPlans are how often a plan may fail amid moves, which take long: a driver may be away for a moment.
+const mostPlans = 30
+
+// planAgain is plan in the place of an earlier one, which it returns with an error.
+func (r request) planAgain(ctx context.Context, before []kubectl.Planned) (plan []kubectl.Planned, err error) {
+	again := time.NewTicker(lookEvery)
+	defer again.Stop()
+	for range mostPlans {
+		if plan, err = r.plan(ctx); err == nil {
+			return plan, nil
+		}
+		select {
+		case <-ctx.Done():
+			return before, context.Cause(ctx)
+		case <-again.C:
+		}
+	}
+	return before, fmt.Errorf("see what is left on node %s: %w", r.about, err)
+}
+
+func moves(p kubectl.Planned) bool { return p.Problem == "" }
+
+func stays(p kubectl.Planned) bool { return !moves(p) }
 
 func (r request) plan(ctx context.Context) ([]kubectl.Planned, error) {
 	if r.command == "drain" {

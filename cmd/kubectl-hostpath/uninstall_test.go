@@ -12,12 +12,29 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
+// known are the objects of the files whose kinds the cluster has, and discovery is what kubectl says of the files and of the kinds.
+const known = `{"apiVersion":"v1","items":[{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"storage"}},` +
+	`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage"}}],"kind":"List"}`
+
+var discovery = map[string]string{
+	"files": `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"storage"}}
+{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingAdmissionPolicy","metadata":{"name":"node"}}
+{"apiVersion":"hostpathprovisioner.kubevirt.io/v1beta1","kind":"HostPathProvisioner","metadata":{"name":"hpp"}}
+{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage","labels":{"name":"operator"}},"spec":{}}`,
+	".apis": `{"kind":"APIGroupList","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]},` +
+		`{"name":"admissionregistration.k8s.io","versions":[{"groupVersion":"admissionregistration.k8s.io/v1","version":"v1"}]}]}`,
+	".api.v1":       `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"namespaces","kind":"Namespace"}]}`,
+	".apis.apps.v1": `{"kind":"APIResourceList","groupVersion":"apps/v1","resources":[{"name":"deployments","kind":"Deployment"}]}`,
+	".apis.admissionregistration.k8s.io.v1": `{"kind":"APIResourceList","groupVersion":"admissionregistration.k8s.io/v1",` +
+		`"resources":[{"name":"validatingwebhookconfigurations","kind":"ValidatingWebhookConfiguration"}]}`,
+}
+
 // Nothing is removed before the user has said so, and the operator not before it has ended what only it can. Then only what was shown is, and
-// nothing that may have data.
+// nothing that may have data. The cluster may not have all kinds, as those of policies before Kubernetes 1.30: kubectl shows nothing of files with
+// an object of such a kind.
 func TestUninstall(t *testing.T) {
 	const (
-		files    = "--filename=operator.yaml --kustomize=classes"
-		objects  = "get " + files + " --ignore-not-found --output=json"
+		objects  = "get --filename=- --ignore-not-found --output=json"
 		asked    = "exec --namespace=storage deployment/hostpath-provisioner-operator --container=hostpath-provisioner-operator -- /hostpath-provisioner-operator uninstall"
 		removed  = "delete --filename=- --ignore-not-found"
 		operator = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"hostpath-provisioner-operator","namespace":"storage","uid":"2","labels":{LABELS}},"spec":{}}`
@@ -62,13 +79,21 @@ func TestUninstall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			script := `#!/bin/sh
+case "$*" in
+"label --local --filename=operator.yaml --kustomize=classes "*) cat ` + dir + `/files; exit ;;
+"get --raw="*) cat ` + dir + `/$(echo "${2#--raw=}" | tr / .); exit ;;
+get*operator.yaml*) exit 1 ;;
+esac
 printf '%s\n' "$*" >>` + dir + `/asked
 case $1 in
-get) cat ` + dir + `/found ;;
+get) cat >` + dir + `/searched && cat ` + dir + `/found ;;
 exec) sed -i "s/\"uid\":\"$ANEW\"/\"uid\":\"anew\"/" ` + dir + `/found; exit ${REFUSES:-0} ;;
 delete) cat >>` + dir + `/asked && echo >>` + dir + `/asked ;;
 esac
 `
+			for name, content := range discovery {
+				must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+			}
 			program := filepath.Join(dir, "kubectl")
 			must.Succeed(t, os.WriteFile(program, []byte(script), 0o700))
 			if c.found == "" {
@@ -86,6 +111,11 @@ esac
 			err = r.uninstall(t.Context(), strings.NewReader(c.answer), &out, &errs)
 			if (err == nil) != (c.problem == "") || err != nil && !strings.Contains(err.Error(), c.problem) {
 				t.Errorf("it ends with %v, want %q", err, c.problem)
+			}
+			searched, err := os.ReadFile(filepath.Join(dir, "searched"))
+			must.Succeed(t, err)
+			if diff := cmp.Diff(known, string(searched)); diff != "" {
+				t.Errorf("kubectl was to find (-want +got):\n%s", diff)
 			}
 			asked, err := os.ReadFile(filepath.Join(dir, "asked"))
 			must.Succeed(t, err)

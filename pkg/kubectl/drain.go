@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
@@ -33,6 +34,8 @@ type Planned struct {
 	To string `json:"to,omitempty"`
 	// Problem is why it cannot move, and what to do; empty for none.
 	Problem string `json:"problem,omitempty"`
+
+	move types.UID // of the VolumeMove that has begun to move it; empty for none
 }
 
 func (p Planned) cells() []string {
@@ -61,11 +64,14 @@ type storage struct {
 	capacities []storagev1.CSIStorageCapacity
 	// snapshots are how many each volume has, by its id.
 	snapshots map[string]int
+	// moves are those that have begun and go on.
+	moves []v1alpha1.VolumeMove
 	// room is what nodes have, by class and node, less what is planned for them.
 	room map[string]map[string]int64
 }
 
-// PlanDrain plans to move all volumes of one node, by namespace and claim. Volumes of shared pools are of no node, and stay.
+// PlanDrain plans to move all volumes of one node, by namespace and claim, with those of moves that go on. Volumes of shared pools are of no node, and
+// stay.
 func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Planned, error) {
 	s, err := readStorage(ctx, k, node)
 	if err != nil {
@@ -81,7 +87,45 @@ func PlanDrain(ctx context.Context, k Kubectl, node Node, o MoveOptions) ([]Plan
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Volume, b.Volume))
 	})
 	s.decide(plan, o)
+	if plan = append(plan, s.moving(node.Driver.Node, plan)...); !o.LeaveSnapshots {
+		plan = append(plan, s.leftOn(node.Driver.Node)...)
+	}
 	return plan, nil
+}
+
+// leftOn are the volumes that a node has snapshots of alone. Of one that moves it may have what the movers compare with.
+func (s *storage) leftOn(node string) (found []Planned) {
+	for _, source := range slices.Sorted(maps.Keys(s.snapshots)) {
+		here := slices.ContainsFunc(s.volumes, func(v corev1.PersistentVolume) bool { return nodeOf(v) == node && v.Spec.CSI.VolumeHandle == source })
+		moves := slices.ContainsFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return m.Status.VolumeHandle == source })
+		if !here && !moves {
+			found = append(found, Planned{Volume: source, From: node, Problem: fmt.Sprintf(
+				"%d snapshots of the volume %s, which is not there, stay on the node: delete them, or use --leave-snapshots", s.snapshots[source], source)})
+		}
+	}
+	return found
+}
+
+// moving are the volumes of moves that go on but for those that a plan has: what moves bring to a node, and what the node may have the last copy of until
+// they have ended.
+func (s *storage) moving(node string, plan []Planned) (found []Planned) {
+	for i := range s.moves {
+		m := &s.moves[i]
+		p := Planned{Namespace: m.Namespace, Claim: m.Spec.ClaimName, Volume: m.Status.Volume, From: m.Status.SourceNode, To: m.Status.TargetNode, move: m.UID}
+		if m.Status.Phase == v1alpha1.Undoing {
+			p.From, p.To = p.To, p.From
+		}
+		switch {
+		case slices.ContainsFunc(plan, func(other Planned) bool { return other.Volume == p.Volume }):
+			continue
+		case p.To == node:
+			p.Problem = fmt.Sprintf("the VolumeMove %s brings it here: drain the node again when it has ended", m.Name)
+		case p.From != node || m.Status.Phase == v1alpha1.Undoing:
+			continue
+		}
+		found = append(found, p)
+	}
+	return found
 }
 
 // PlanMove plans to move the volume of one claim, and with it those on the same node that pods use together with it. The operator knows
@@ -115,6 +159,11 @@ func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOpt
 
 func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 	s := &storage{snapshots: map[string]int{}, room: map[string]map[string]int64{}}
+	var err error
+	if s.moves, err = volumeMoves(ctx, k); err != nil { // before the volumes: what has come meanwhile is among them
+		return nil, err
+	}
+	s.moves = slices.DeleteFunc(s.moves, func(m v1alpha1.VolumeMove) bool { return !m.Underway() })
 	for _, read := range []func() error{
 		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
@@ -206,38 +255,64 @@ func hasEnded(pod corev1.Pod) bool {
 // decide says where volumes go, or why they cannot. Those that pods use together go to one node.
 func (s *storage) decide(plan []Planned, o MoveOptions) {
 	for i := range plan {
-		plan[i].Problem = s.keeps(&plan[i], s.volumeOf(&plan[i]), o)
+		v := s.volumeOf(&plan[i])
+		if plan[i].To, plan[i].move = s.going(v); plan[i].To == "" {
+			plan[i].Problem = s.keeps(&plan[i], v, o)
+		}
 	}
 	done := make([]bool, len(plan))
 	for i := range plan {
-		if done[i] {
+		if done[i] || plan[i].To != "" {
 			continue
 		}
-		done[i] = true
 		group, to := []*Planned{&plan[i]}, o.Target
 		if plan[i].Claim != "" {
 			claims := s.together(plan[i].Namespace, plan[i].Claim)
-			for j := i + 1; j < len(plan); j++ {
-				if plan[j].Namespace == plan[i].Namespace && slices.Contains(claims, plan[j].Claim) {
-					done[j] = true
-					group = append(group, &plan[j])
-				}
+			group = withClaims(plan, i, claims, done)
+			on := s.elsewhere(plan[i], claims)
+			if on != "" && to != "" && on != to { // the operator would wait for ever
+				plan[i].Problem = cmp.Or(plan[i].Problem, fmt.Sprintf("pods use a volume on node %s too", on))
 			}
-			to = cmp.Or(s.elsewhere(plan[i], claims), to)
+			to = cmp.Or(on, to)
 		}
 		s.place(group, to)
 	}
+}
+
+// withClaims are one of a plan and those after it that have one of the claims, which are done then.
+func withClaims(plan []Planned, first int, claims []string, done []bool) (group []*Planned) {
+	group = []*Planned{&plan[first]}
+	for i := first + 1; i < len(plan); i++ {
+		if plan[i].To == "" && plan[i].Namespace == plan[first].Namespace && slices.Contains(claims, plan[i].Claim) {
+			done[i] = true
+			group = append(group, &plan[i])
+		}
+	}
+	return group
 }
 
 func (s *storage) volumeOf(p *Planned) corev1.PersistentVolume {
 	return s.volumes[slices.IndexFunc(s.volumes, func(v corev1.PersistentVolume) bool { return v.Name == p.Volume })]
 }
 
-// elsewhere is the node that has the volume of one of the claims already; empty for none.
+// going is the node that a move has begun to bring a volume to, where its room is promised, and that move; empty for none, and for one that is there.
+func (s *storage) going(v corev1.PersistentVolume) (to string, move types.UID) {
+	i := slices.IndexFunc(s.moves, func(m v1alpha1.VolumeMove) bool {
+		return m.Status.Volume == v.Name && m.Status.Phase != v1alpha1.Undoing
+	})
+	if i < 0 || s.moves[i].Status.TargetNode == nodeOf(v) {
+		return "", ""
+	}
+	return s.moves[i].Status.TargetNode, s.moves[i].UID
+}
+
+// elsewhere is the node that has the volume of one of the claims already, or gets it; empty for none.
 func (s *storage) elsewhere(than Planned, claims []string) string {
 	for _, v := range s.volumes {
-		if is := s.planned(v); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && is.From != "" && is.From != than.From {
-			return is.From
+		is := s.planned(v)
+		to, _ := s.going(v)
+		if on := cmp.Or(to, is.From); is.Namespace == than.Namespace && slices.Contains(claims, is.Claim) && on != "" && on != than.From {
+			return on
 		}
 	}
 	return ""
@@ -275,11 +350,28 @@ func (s *storage) place(group []*Planned, to string) {
 	for _, p := range group {
 		p.To, p.Problem = on, problem
 	}
-	for class, bytes := range needed {
-		if on != "" && s.room[class] != nil {
-			s.room[class][on] -= bytes
+	for class, room := range s.room {
+		if _, known := room[on]; known {
+			room[on] -= s.inPoolOf(class, needed)
 		}
 	}
+}
+
+// inPoolOf is how many of the bytes that are needed by class are needed in the pool of one.
+func (s *storage) inPoolOf(class string, needed map[string]int64) (sum int64) {
+	pool := func(name string) string {
+		i := slices.IndexFunc(s.classes, func(c storagev1.StorageClass) bool { return c.Name == name })
+		if i < 0 { // it is gone
+			return "of " + name
+		}
+		return poolOf(s.classes[i])
+	}
+	for of, bytes := range needed {
+		if of == class || pool(of) == pool(class) {
+			sum += bytes
+		}
+	}
+	return sum
 }
 
 // refused says of nodes why the scheduler would have no pods of a group run there.
@@ -324,8 +416,8 @@ func (s *storage) roomiest(first *Planned, needed map[string]int64, to string, r
 	room := s.room[class]
 	for on, free := range room {
 		enough := refused[on] == ""
-		for of, bytes := range needed {
-			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= bytes)
+		for of := range needed {
+			enough = enough && (len(s.room[of]) == 0 || s.room[of][on] >= s.inPoolOf(of, needed))
 		}
 		if on != first.From && (to == "" || on == to) && enough && (best == "" || free > room[best] || free == room[best] && on < best) {
 			best = on

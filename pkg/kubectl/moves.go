@@ -79,7 +79,7 @@ const (
 func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every time.Duration, o MoveOptions, progress func(Progress)) ([]Moved, error) {
 	moves := make([]Moved, len(plan))
 	for i, p := range plan {
-		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target}
+		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target, uid: p.move}
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -112,9 +112,9 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 	ctx, cancel := k.inTime(ctx)
 	defer cancel()
-	var all []v1alpha1.VolumeMove
-	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
-		return fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
+	all, err := volumeMoves(ctx, k)
+	if err != nil {
+		return err
 	}
 	for i := range moves {
 		m := &moves[i]
@@ -124,7 +124,7 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 		found := false
 		for j := range all {
 			of := &all[j]
-			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && !of.Ended()) {
+			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && m.takesUp(of)) {
 				m.note(of)
 				found = true
 				break
@@ -137,10 +137,23 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 	return nil
 }
 
+// volumeMoves are those of all namespaces.
+func volumeMoves(ctx context.Context, k Kubectl) (all []v1alpha1.VolumeMove, err error) {
+	if err := get(ctx, k, &all, "volumemoves.hostpathprovisioner.kubevirt.io"); err != nil {
+		return nil, fmt.Errorf("%w: moving needs the operator (docs/moves.md)", err)
+	}
+	return all, nil
+}
+
 var errSilent = errors.New("the API server has not answered")
 
 func (k Kubectl) inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, cmp.Or(k.Within, within), errSilent)
+}
+
+// takesUp says that a VolumeMove goes on which takes the volume away: one that has brought it to where it is may have the old copy to remove still.
+func (m *Moved) takesUp(of *v1alpha1.VolumeMove) bool {
+	return !of.Ended() && (m.From == "" || of.Status.TargetNode != m.From)
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {

@@ -60,9 +60,11 @@ func aCapacity(node, size string) any {
 func TestPlanOfDrain(t *testing.T) {
 	ofPod := map[string]any{"metadata": map[string]any{"namespace": "apps", "name": "of-pod", "ownerReferences": []any{map[string]any{"kind": "Pod", "name": "web"}}}}
 	released := with(aVolume("released", "1Gi"), "status", "phase", "Released")
+	moves := aMove("moves-1", "moves", map[string]any{"phase": "Removing", "sourceNode": "node-a", "targetNode": "node-b", "volume": "pv-moves", "volumeHandle": "pv-moves"})
 	alone := aUser("alone", "alone")
 	delete(alone["metadata"].(map[string]any), "ownerReferences")
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(moves),
 		"get persistentvolumes": listOf(
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
 			aVolume("machine", "1Gi"), aVolume("plugged", "1Gi"), aVolume("of-pod", "1Gi"), released,
@@ -83,7 +85,9 @@ func TestPlanOfDrain(t *testing.T) {
 		"get nodes":                listOf(),
 		"get storageclasses":       listOf(),
 	}
-	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{{Source: "pv-snapped"}, {Source: "pv-snapped"}}}}}}
+	node := Node{Driver: Driver{Node: "node-a"}, Report: Report{Pools: []Pool{{Snapshots: []Snapshot{
+		{Source: "pv-snapped"}, {Source: "pv-snapped"}, {Source: "pv-deleted"}, {Source: "pv-moves"}, // which has a reference
+	}}}}}
 	got := map[string]string{}
 	plan, err := PlanDrain(t.Context(), a.kubectl(t), node, MoveOptions{Evict: true})
 	must.Succeed(t, err)
@@ -100,6 +104,8 @@ func TestPlanOfDrain(t *testing.T) {
 		"pv-of-pod":   "it is deleted with its pod: delete the pod",
 		"pv-upstream": "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
 		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
+		"pv-deleted":  "1 snapshots of the volume pv-deleted, which is not there, stay on the node: delete them, or use --leave-snapshots",
+		"pv-moves":    "node-b",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -115,6 +121,82 @@ func TestPlanOfDrain(t *testing.T) {
 		if _, err := PlanMove(t.Context(), a.kubectl(t), "apps", claim, MoveOptions{}); err == nil {
 			t.Errorf("claim %s is planned", claim)
 		}
+	}
+}
+
+// The classes of one pool have its room together.
+func TestPlanOfClassesOfOnePool(t *testing.T) {
+	class := func(name, pool string) any {
+		return map[string]any{"metadata": map[string]any{"name": name}, "parameters": map[string]any{"storagePool": pool}}
+	}
+	room := func(class string) any {
+		c := aCapacity("node-b", "4Gi").(map[string]any)
+		c["storageClassName"] = class
+		return c
+	}
+	together := aUser("db-0", "data")
+	with(together, "spec", "volumes", append(together["spec"].(map[string]any)["volumes"].([]any), map[string]any{"name": "logs", "persistentVolumeClaim": map[string]any{"claimName": "logs"}}))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
+		"get persistentvolumes": listOf(
+			aVolume("data", "2Gi"), inClass(aVolume("logs", "3Gi"), "kept"), aVolume("one", "3Gi"), inClass(aVolume("other", "4Gi"), "other"), inClass(aVolume("second", "2Gi"), "kept"),
+		),
+		"get persistentvolumeclaims": listOf(),
+		"get pods":                   listOf(together),
+		"get csistoragecapacities":   listOf(room("local"), room("kept"), room("other")),
+		"get nodes":                  listOf(),
+		"get storageclasses":         listOf(class("local", "pool"), class("kept", "pool"), class("other", "another")),
+	}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	got := map[string]string{}
+	for _, p := range plan {
+		got[p.Claim] = p.To + p.Problem
+	}
+	const full = "no other node has room for it"
+	if diff := cmp.Diff(map[string]string{"data": full, "logs": full, "one": "node-b", "other": "node-b", "second": full}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A move that has begun has had its room promised: the same command follows it, and takes the volumes of its pods to the same node. Until it has
+// ended, the node may have the last copy, also where the PersistentVolume leads to another.
+func TestPlanOfMovesThatHaveBegun(t *testing.T) {
+	begun := func(claim, phase, from, to string) any {
+		status := says(phase, "goes on")
+		status["volume"], status["sourceNode"], status["targetNode"] = "pv-"+claim, from, to
+		return aMove(claim+"-1", claim, status)
+	}
+	both := aUser("db-0", "data")
+	with(both, "spec", "volumes", append(both["spec"].(map[string]any)["volumes"].([]any), map[string]any{"name": "logs", "persistentVolumeClaim": map[string]any{"claimName": "logs"}}))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(
+			begun("data", "Copying", "node-a", "node-b"), begun("moved", "Removing", "node-a", "node-b"), begun("switches", "Switching", "node-a", "node-b"),
+			begun("comes", "Copying", "node-b", "node-a"), begun("returns", "Undoing", "node-a", "node-b"), begun("has-come", "Removing", "node-b", "node-a"),
+			begun("stays-away", "Undoing", "node-b", "node-a"), begun("elsewhere", "Copying", "node-b", "node-c"), begun("ended", "Succeeded", "node-a", "node-b"),
+		),
+		"get persistentvolumes":      listOf(aVolume("data", "6Gi"), aVolume("logs", "2Gi"), aVolume("has-come", "1Gi")),
+		"get persistentvolumeclaims": listOf(),
+		"get pods":                   listOf(both),
+		"get csistoragecapacities":   listOf(aCapacity("node-b", "4Gi"), aCapacity("node-c", "5Gi")),
+		"get nodes":                  listOf(),
+		"get storageclasses":         listOf(),
+	}
+	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	got := map[string]string{}
+	for _, p := range plan {
+		if got[p.Claim] = p.Problem; p.Problem == "" {
+			got[p.Claim] = p.To + " " + string(p.move)
+		}
+	}
+	want := map[string]string{
+		"data": "node-b uid-data-1", "logs": "node-b ", "moved": "node-b uid-moved-1", "switches": "node-b uid-switches-1", "has-come": "node-c ",
+		"comes":   "the VolumeMove comes-1 brings it here: drain the node again when it has ended",
+		"returns": "the VolumeMove returns-1 brings it here: drain the node again when it has ended",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -137,6 +219,7 @@ func TestPlanAsksWherePodsMayRun(t *testing.T) {
 		map[string]any{"labelSelector": map[string]any{"matchLabels": map[string]any{"app": "apart"}}, "topologyKey": "kubernetes.io/hostname"},
 	}}}
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
 		"get persistentvolumes": listOf(
 			aVolume("free", "1Gi"), aVolume("bound", "1Gi"), aVolume("selects", "1Gi"), aVolume("unused", "1Gi"), aVolume("apart", "1Gi"),
 			inClass(aVolume("limited", "1Gi"), "limited"),
@@ -194,6 +277,7 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 	values := moved["spec"].(map[string]any)["nodeAffinity"].(map[string]any)["required"].(map[string]any)["nodeSelectorTerms"].([]any)[0]
 	values.(map[string]any)["matchExpressions"].([]any)[0].(map[string]any)["values"] = []any{"node-b"}
 	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
 		"get persistentvolumes": listOf(
 			aVolume("data", "2Gi"), aVolume("logs", "3Gi"), aVolume("after", "1Gi"), moved, aVolume("kept", "1Gi"), aVolume("with-kept", "1Gi"), aVolume("single", "1Gi"),
 		),
@@ -228,6 +312,9 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 				t.Errorf("for %q claim %s gets %q, want %q", of, p.Claim, got, want[p.Claim])
 			}
 		}
+	}
+	if plan, err := PlanMove(t.Context(), a.kubectl(t), "apps", "after", MoveOptions{Target: "node-c"}); err != nil || plan[0].Problem != "pods use a volume on node node-b too" {
+		t.Errorf("away from a volume on another node the plan is %+v, %v", plan, err)
 	}
 }
 
@@ -274,6 +361,38 @@ func TestMovesGoOnAfterAnInterruption(t *testing.T) {
 	want := v1alpha1.VolumeMoveSpec{ClaimName: "first", Snapshots: "LeaveBehind", When: "Evict", Verify: "All", BytesPerSecond: 1 << 20}
 	if diff := cmp.Diff(want, made.Spec); diff != "" || made.GenerateName != "first-" || made.Namespace != "apps" {
 		t.Errorf("made is %+v: %s", made, diff)
+	}
+}
+
+// A move that has brought a volume to a node, where the old copy is still to be removed, takes it away from no node: it would be said to be moved.
+func TestMovesTakeUpNoneThatBroughtTheVolume(t *testing.T) {
+	brought := aMove("first-1", "first", says("Removing", "node node-a does not answer: the old copy is removed when it answers"))
+	away := says("Succeeded", "was moved")
+	away["sourceNode"], away["targetNode"] = "node-b", "node-c"
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(brought),
+		"made.0":   aMove("first-2", "first", nil),
+		"listed.0": listOf(brought, aMove("first-2", "first", away)),
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	plan := []Planned{{Namespace: "apps", Claim: "first", From: "node-b"}}
+	moves, err := Moves(ctx, a.kubectl(t), plan, 2, time.Millisecond, MoveOptions{}, func(p Progress) {
+		if len(p.Each) > 0 && p.Each[0].Move == "first-1" {
+			stop()
+		}
+	})
+	if err != nil || moves[0].Move != "first-2" || moves[0].To != "node-c" {
+		t.Errorf("the moves are %+v, %v", moves, err)
+	}
+}
+
+// A move that had begun when it was planned may end before it is looked at: none is made in its place, which would move the volume once more.
+func TestMovesFollowOneThatHasEnded(t *testing.T) {
+	a := answers{"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(aMove("first-1", "first", says("Succeeded", "was moved")))}
+	moves, err := Moves(t.Context(), a.kubectl(t), []Planned{{Namespace: "apps", Claim: "first", From: "node-a", move: "uid-first-1"}}, 2, time.Millisecond, MoveOptions{}, func(Progress) {})
+	if err != nil || moves[0].Move != "first-1" || !moves[0].Done() {
+		t.Errorf("the moves are %+v, %v", moves, err)
 	}
 }
 

@@ -88,9 +88,23 @@ func (u Uninstallation) Find(ctx context.Context) (c Contents, err error) {
 	return c, u.check(operator)
 }
 
-// read returns the objects of the files that are in the cluster.
+// read returns the objects of the files that are in the cluster. kubectl finds none of them if the cluster does not have the kind of one, as that
+// of policies before Kubernetes 1.30, or what an interrupted uninstallation has removed.
 func (u Uninstallation) read(ctx context.Context) ([]Object, error) {
-	out, err := u.Kubectl.run(ctx, slices.Concat([]string{"get"}, u.Files, []string{"--ignore-not-found", "--output=json"})...)
+	objects, err := u.named(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the files: %w", err)
+	}
+	there, err := u.Kubectl.kinds(ctx, objects)
+	if err != nil {
+		return nil, fmt.Errorf("ask which kinds the cluster has: %w", err)
+	}
+	objects = slices.DeleteFunc(objects, func(o Object) bool { return !there[o.GroupVersionKind()] })
+	text, err := identities(objects)
+	if err != nil || len(objects) == 0 {
+		return nil, err
+	}
+	out, err := u.Kubectl.feed(ctx, bytes.NewReader(text), "get", "--filename=-", "--ignore-not-found", "--output=json")
 	if err != nil {
 		return nil, fmt.Errorf("look for the objects of the files: %w", err)
 	}
@@ -107,6 +121,65 @@ func (u Uninstallation) read(ctx context.Context) ([]Object, error) {
 		return []Object{found.Object}, nil
 	}
 	return found.Items, nil
+}
+
+// named are the objects of the files. This command asks no API server.
+func (u Uninstallation) named(ctx context.Context) (objects []Object, err error) {
+	out, err := u.Kubectl.run(ctx, slices.Concat([]string{"label", "--local"}, u.Files, []string{"--overwrite", "--output=json", "hostpath-uninstall=reads"})...)
+	if err != nil {
+		return nil, err
+	}
+	for all := json.NewDecoder(bytes.NewReader(out)); ; {
+		var one Object
+		if err := all.Decode(&one); errors.Is(err, io.EOF) {
+			return objects, nil
+		} else if err != nil {
+			return nil, err
+		}
+		objects = append(objects, one)
+	}
+}
+
+// kinds are those of the objects that the cluster has.
+func (k Kubectl) kinds(ctx context.Context, objects []Object) (map[schema.GroupVersionKind]bool, error) {
+	var groups metav1.APIGroupList
+	if err := k.raw(ctx, "/apis", &groups); err != nil {
+		return nil, err
+	}
+	at := map[string]string{"v1": "/api/v1"}
+	for _, group := range groups.Groups {
+		for _, version := range group.Versions {
+			at[version.GroupVersion] = "/apis/" + version.GroupVersion
+		}
+	}
+	found := map[schema.GroupVersionKind]bool{}
+	for _, object := range objects {
+		path := at[object.APIVersion]
+		if path == "" {
+			continue
+		}
+		delete(at, object.APIVersion) // it is asked once
+		var kinds metav1.APIResourceList
+		if err := k.raw(ctx, path, &kinds); err != nil {
+			return nil, err
+		}
+		for _, kind := range kinds.APIResources {
+			found[schema.FromAPIVersionAndKind(object.APIVersion, kind.Kind)] = true
+		}
+	}
+	return found, nil
+}
+
+// raw reads what the API server has at a path.
+func (k Kubectl) raw(ctx context.Context, path string, to any) error {
+	out, err := k.run(ctx, "get", "--raw="+path)
+	if err == nil {
+		err = json.Unmarshal(out, to)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
 }
 
 // check refuses an operator that is not there, is another one, or was not installed from files.
@@ -152,8 +225,7 @@ func (u Uninstallation) Run(ctx context.Context, found Contents, out, errs io.Wr
 			others = append(others, o)
 		}
 	}
-	// Objects of a definition go with it, and one that was made meanwhile needs the operator for that. A policy without the definition of its
-	// parameter denies every request that it is for.
+	// Objects of a definition go with it, and one that was made meanwhile needs the operator for that.
 	if err := u.remove(ctx, slices.Concat(admission, definitions), out, errs); err != nil {
 		return err
 	}
@@ -174,6 +246,18 @@ func (u Uninstallation) remove(ctx context.Context, objects []Object, out, errs 
 	if len(objects) == 0 {
 		return nil
 	}
+	text, err := identities(objects)
+	if err != nil {
+		return err
+	}
+	if err := u.Kubectl.show(ctx, bytes.NewReader(text), out, errs, "delete", "--filename=-", "--ignore-not-found"); err != nil {
+		return fmt.Errorf("remove the objects of the files: %w", err)
+	}
+	return nil
+}
+
+// identities are objects as kubectl takes them, with nothing but their kinds and names.
+func identities(objects []Object) ([]byte, error) {
 	items := make([]map[string]any, len(objects))
 	for i, o := range objects {
 		name := map[string]string{"name": o.Name}
@@ -182,14 +266,7 @@ func (u Uninstallation) remove(ctx context.Context, objects []Object, out, errs 
 		}
 		items[i] = map[string]any{"apiVersion": o.APIVersion, "kind": o.Kind, "metadata": name}
 	}
-	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
-	if err != nil {
-		return err
-	}
-	if err := u.Kubectl.show(ctx, bytes.NewReader(text), out, errs, "delete", "--filename=-", "--ignore-not-found"); err != nil {
-		return fmt.Errorf("remove the objects of the files: %w", err)
-	}
-	return nil
+	return json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
 }
 
 // show runs kubectl, and has the user see what it prints.

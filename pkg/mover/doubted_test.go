@@ -17,10 +17,12 @@ import (
 func TestCopyIsDoubted(t *testing.T) {
 	r := newRig(t)
 	var doubted []bool
+	began := make(chan struct{}, 4)
 	r.in.Receive = func(ctx context.Context, conn net.Conn, into *dir.Dir, is mover.Receiving, finished func() error) error {
 		r.mu.Lock()
 		doubted = append(doubted, is.Doubted)
 		r.mu.Unlock()
+		began <- struct{}{}
 		return receive(ctx, conn, into, is, finished)
 	}
 	want := func(what string, all ...bool) {
@@ -33,7 +35,10 @@ func TestCopyIsDoubted(t *testing.T) {
 		doubted = nil
 	}
 	ended := r.listen()
-	r.plane.during = func(mover.Pass) error { return errors.New("cut") }
+	r.plane.during = func(mover.Pass) error {
+		<-began
+		return errors.New("cut")
+	}
 	if _, err := r.out.Copy(t.Context()); err == nil {
 		t.Fatal("a pass that fails has copied all")
 	}

@@ -1,14 +1,17 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -38,13 +41,24 @@ func CheckAlone(ctx context.Context, api client.Reader, namespace string) error 
 		return fmt.Errorf("look for operators in other namespaces: %w", err)
 	}
 	var own, other *corev1.Pod
+	var rights accountRights
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		switch runs := pod.Status.Phase == corev1.PodRunning; {
-		case ended(pod), at == "" && !runs:
-		case pod.Namespace == namespace:
+		if runs := pod.Status.Phase == corev1.PodRunning; ended(pod) || at == "" && !runs {
+			continue
+		}
+		if pod.Namespace == namespace {
 			own = oldest(own, pod)
-		default:
+			continue
+		}
+		// Where the driver is, only its administrators make pods, and one that was applied elsewhere too has lost its rights to that.
+		is := at != ""
+		if !is {
+			if is, err = rights.isOperator(ctx, api, pod); err != nil {
+				return err
+			}
+		}
+		if is {
 			other = oldest(other, pod)
 		}
 	}
@@ -52,6 +66,49 @@ func CheckAlone(ctx context.Context, api client.Reader, namespace string) error 
 		return nil
 	}
 	return &ElsewhereError{other.Namespace}
+}
+
+// accountRights are who may do what in the cluster, read once.
+type accountRights struct {
+	bindings *rbacv1.ClusterRoleBindingList
+	// writing are the names of the roles that let an account write the status of HostPathProvisioners.
+	writing sets.Set[string]
+}
+
+// isOperator says whether the account of a pod has the rights of an operator, which only an administrator gives: each user who can make pods
+// can label them.
+func (r *accountRights) isOperator(ctx context.Context, api client.Reader, pod *corev1.Pod) (bool, error) {
+	if r.bindings == nil {
+		if err := r.read(ctx, api); err != nil {
+			return false, fmt.Errorf("look for the rights of operators in other namespaces: %w", err)
+		}
+	}
+	account := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: pod.Namespace, Name: cmp.Or(pod.Spec.ServiceAccountName, "default")}
+	return slices.ContainsFunc(r.bindings.Items, func(b rbacv1.ClusterRoleBinding) bool {
+		return r.writing.Has(b.RoleRef.Name) && slices.ContainsFunc(b.Subjects, func(s rbacv1.Subject) bool {
+			return s.Kind == account.Kind && s.Namespace == account.Namespace && s.Name == account.Name
+		})
+	}), nil
+}
+
+func (r *accountRights) read(ctx context.Context, api client.Reader) error {
+	roles, bindings := &rbacv1.ClusterRoleList{}, &rbacv1.ClusterRoleBindingList{}
+	if err := errors.Join(api.List(ctx, roles), api.List(ctx, bindings)); err != nil {
+		return err
+	}
+	r.bindings, r.writing = bindings, sets.New[string]()
+	for i := range roles.Items {
+		if slices.ContainsFunc(roles.Items[i].Rules, writesObjects) {
+			r.writing.Insert(roles.Items[i].Name)
+		}
+	}
+	return nil
+}
+
+func writesObjects(rule rbacv1.PolicyRule) bool {
+	has := func(all []string, one string) bool { return slices.Contains(all, "*") || slices.Contains(all, one) }
+	return has(rule.APIGroups, hppv1.GroupVersion.Group) && (has(rule.Verbs, "update") || has(rule.Verbs, "patch")) &&
+		(has(rule.Resources, "hostpathprovisioners/status") || slices.Contains(rule.Resources, "*/status"))
 }
 
 func oldest(a, b *corev1.Pod) *corev1.Pod {

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,14 +21,26 @@ import (
 func operatorPod(namespace string, created int64, phase corev1.PodPhase) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "operator", Labels: operatorLabel, CreationTimestamp: metav1.Unix(created, 0)},
+		Spec:       corev1.PodSpec{ServiceAccountName: "operator"},
 		Status:     corev1.PodStatus{Phase: phase},
+	}
+}
+
+// operatorRights are those that an operator in a namespace has in the cluster.
+func operatorRights(namespace string) []client.Object {
+	meta := metav1.ObjectMeta{Name: "operator-in-" + namespace}
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"hostpathprovisioner.kubevirt.io"}, Resources: []string{"hostpathprovisioners/status"}, Verbs: []string{"update"}}}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: meta.Name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "operator", Namespace: namespace}}},
 	}
 }
 
 // Each of two operators would give its own driver the rights that the other one needs.
 func TestSecondOperatorDoesNothing(t *testing.T) {
 	first := operatorPod("storage", 1, corev1.PodRunning)
-	s := newStage(t, stored("hpp", 1, false), first, operatorPod("other", 2, corev1.PodRunning))
+	s := newStage(t, append(slices.Concat(operatorRights("storage"), operatorRights("other")), stored("hpp", 1, false), first, operatorPod("other", 2, corev1.PodRunning))...)
 	s.reconcile("hpp")
 	subjects := func() string {
 		t.Helper()
@@ -58,6 +71,7 @@ func TestSecondOperatorDoesNothing(t *testing.T) {
 	}
 }
 
+// Any user who can make pods can label one as an operator's. Only an administrator gives it the rights of one.
 func TestCheckAlone(t *testing.T) {
 	binding := func(namespace string) client.Object {
 		return &rbacv1.ClusterRoleBinding{
@@ -79,9 +93,14 @@ func TestCheckAlone(t *testing.T) {
 		"it is just starting there again":        {[]client.Object{own, operatorPod("other", now+1, corev1.PodPending), binding("other")}, false},
 		"it was removed there":                   {[]client.Object{own, binding("other")}, true},
 		"it is in a third namespace":             {[]client.Object{own, younger, binding("third")}, true},
+		"nothing but a label":                    {[]client.Object{own, operatorPod("tenant", now-1, corev1.PodRunning)}, true},
+		"its rights were taken by another one":   {[]client.Object{own, operatorPod("first", now-1, corev1.PodRunning), binding("first")}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := CheckAlone(t.Context(), newStage(t, c.objects...), "storage")
+			view := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "view"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get"}}}}
+			mayView := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "view"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"},
+				Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "operator", Namespace: "tenant"}}}
+			err := CheckAlone(t.Context(), newStage(t, append(slices.Concat(c.objects, operatorRights("other")), view, mayView)...), "storage")
 			if _, found := errors.AsType[*ElsewhereError](err); found == c.alone || c.alone && err != nil {
 				t.Errorf("%v, want it alone: %t", err, c.alone)
 			}

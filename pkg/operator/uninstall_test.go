@@ -186,7 +186,7 @@ func TestUninstallationInVain(t *testing.T) {
 
 // Of two operators one can be removed by hand alone: what both have in common would go.
 func TestUninstallationOfTheSecondOperator(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))
+	s := newStage(t, append(operatorRights("other"), stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))...)
 	err := s.uninstallation(func() { t.Error("it waits") }).Run(t.Context())
 	if elsewhere, ok := errors.AsType[*ElsewhereError](err); !ok || elsewhere.Namespace != "other" || !s.has(stored("hpp", 1, false)) {
 		t.Errorf("it ends with %v", err)

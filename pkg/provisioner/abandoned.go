@@ -31,6 +31,7 @@ const page = 500
 
 // remove removes what is abandoned and empty, and confirms what has its PersistentVolume: with the uid of that, once a claim has it.
 func (a *abandoned) remove(ctx context.Context) {
+	there := make(map[volume.ID]types.UID)
 	for after := (volume.ID{}); ; {
 		volumes, next := a.pool.List(ctx, after, page)
 		known, err := a.known()
@@ -43,17 +44,21 @@ func (a *abandoned) remove(ctx context.Context) {
 			pv, is := known[name]
 			had := a.boundTo(v.ID, pv)
 			last, settled := a.settled[v.ID]
+			if settled {
+				there[v.ID] = last
+			}
 			if name == "" || settled && last == had || is && pv == nil {
 				continue
 			}
 			if err := a.settle(ctx, v.ID, name, pv, had); err != nil {
 				a.events.log.Error(err, "Failed to check a directory that may have no PersistentVolume", "volume", v.ID)
-				delete(a.settled, v.ID)
+				delete(there, v.ID)
 				continue
 			}
-			a.settled[v.ID] = had
+			there[v.ID] = had
 		}
 		if after = next; next == (volume.ID{}) {
+			a.settled = there
 			return
 		}
 	}

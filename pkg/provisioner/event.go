@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -56,7 +57,7 @@ func (r reporter) report(ctx context.Context, about runtime.Object, kind, reason
 func newEvent(object *corev1.ObjectReference, kind, reason, message string) *corev1.Event {
 	sum := sha256.Sum256([]byte(string(object.UID) + "\x00" + reason + "\x00" + message))
 	now := metav1.NewTime(time.Now())
-	name := object.Name[:min(len(object.Name), 200)] // of 253 that a name may have
+	name := strings.TrimRight(object.Name[:min(len(object.Name), 200)], "-.") // of 253 bytes that a name may have
 	return &corev1.Event{
 		// Events about objects of no namespace belong into the default one.
 		ObjectMeta:     metav1.ObjectMeta{Name: name + "." + hex.EncodeToString(sum[:8]), Namespace: cmp.Or(object.Namespace, metav1.NamespaceDefault)},

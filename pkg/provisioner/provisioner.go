@@ -93,6 +93,8 @@ type Provisioner struct {
 	bound   bounds
 	// upstream says how KubeVirt's provisioner is removed, which has the same directory; empty if there is none.
 	upstream atomic.Pointer[string]
+	// near says that there is a DaemonSet which would, with pods.
+	near atomic.Bool
 }
 
 var (

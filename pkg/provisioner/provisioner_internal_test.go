@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -741,6 +742,7 @@ func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt-hostpath-provisioner", Name: "kubevirt-hostpath-provisioner"}}
 		set.Spec.Template.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
 			HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(path, "POOL", r.config.Path, 1)}}}}
+		set.Status.UpdatedNumberScheduled = 1
 		must.Succeed(t, r.client.Tracker().Add(set))
 		r.findUpstream(t.Context())
 		_, _, err := r.Provision(t.Context(), request())
@@ -751,6 +753,35 @@ func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 		r.findUpstream(t.Context())
 		_, _, err = r.Provision(t.Context(), request())
 		must.Succeed(t, err)
+	}
+}
+
+// Each user of a namespace can make a DaemonSet of any name, of whose pods the API server then refuses those with a hostPath. While it is not known
+// whether it has any, nothing is provisioned, and it is looked at again soon in any case.
+func TestDaemonSetWithoutPods_stopsNoProvisioning(t *testing.T) {
+	for name, test := range map[string]struct {
+		generation int64
+		status     appsv1.DaemonSetStatus
+		refused    bool
+	}{
+		"no pod may run": {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3}, false},
+		"its pods are of before it had the directory": {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3}, false},
+		"it has just changed":                         {2, appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 3}, true},
+		"a pod runs":                                  {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, UpdatedNumberScheduled: 1}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "kubevirt-hostpath-provisioner", Generation: test.generation}, Status: test.status}
+			set.Spec.Template.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: r.config.Path}}}}
+			must.Succeed(t, r.client.Tracker().Add(set))
+			r.findUpstream(t.Context())
+			if _, _, err := r.Provision(t.Context(), request()); (err != nil) != test.refused {
+				t.Error(err)
+			}
+			if !r.maySee() {
+				t.Error("it is not looked at again")
+			}
+		})
 	}
 }
 
@@ -773,6 +804,7 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 				Labels: map[string]string{"k8s-app": "hostpath-provisioner"}, Annotations: map[string]string{test.annotation: "{}"}}}
 			set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "pv-volume", VolumeSource: corev1.VolumeSource{
 				HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(test.path, "POOL", r.config.Path, 1)}}}}
+			set.Status.UpdatedNumberScheduled = 1
 			must.Succeed(t, r.client.Tracker().Add(set))
 			r.findUpstream(t.Context())
 			_, _, err := r.Provision(t.Context(), request())
@@ -871,6 +903,32 @@ func (r *rig) checkTwice() {
 	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
 	for range 2 {
 		a.remove(r.Context())
+	}
+}
+
+// A provisioner runs for months, while volumes come and go.
+func TestAbandonedDirectories_areForgottenWithTheirVolumes(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	_, _, err := r.Provision(t.Context(), request())
+	must.Succeed(t, err)
+	must.Succeed(t, r.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
+	a.remove(t.Context())
+	before := len(a.settled)
+	must.Succeed(t, r.pool.Delete(t.Context(), must.Value(volume.ParseID(name))(t)))
+	a.remove(t.Context())
+	if before != 1 || len(a.settled) != 0 {
+		t.Errorf("it remembers %d volumes, and %d once they are gone", before, len(a.settled))
+	}
+}
+
+// The API server takes no event whose name has a part that ends with a dash.
+func TestEventAboutAnObjectWithALongName(t *testing.T) {
+	for _, end := range []string{"-b", ".b", "bb"} {
+		e := newEvent(&corev1.ObjectReference{Name: strings.Repeat("a", 199) + end}, corev1.EventTypeWarning, "Reason", "message")
+		if wrong := validation.IsDNS1123Subdomain(e.Name); wrong != nil {
+			t.Errorf("%s: %v", e.Name, wrong)
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ const (
 // findUpstream notes whether KubeVirt's provisioner is deployed with the same directory, in any namespace. If that cannot be seen, what was
 // seen before holds.
 func (p *Provisioner) findUpstream(ctx context.Context) {
-	remedy := ""
+	remedy, near := "", false
 	for _, name := range []string{upstreamName, operatedName} {
 		// By the name alone: the right is to DaemonSets of these two names.
 		sets, err := p.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -32,23 +32,35 @@ func (p *Provisioner) findUpstream(ctx context.Context) {
 			return
 		}
 		for i := range sets.Items {
-			if set := &sets.Items[i]; set.Name == name && p.config.servedBy(set) {
+			set := &sets.Items[i]
+			if set.Name != name || !p.config.isFor(set) {
+				continue
+			}
+			if near = true; mayServe(set) {
 				remedy = removalOf(set)
 			}
 		}
 	}
+	p.near.Store(near)
 	if before := p.upstream.Swap(&remedy); remedy != "" && (before == nil || *before != remedy) {
 		p.events.log.Error(p.refuseUpstream(), "Not provisioning")
 	}
 }
 
-func (c Config) servedBy(set *appsv1.DaemonSet) bool {
+// isFor says whether the pods of a DaemonSet are to have the directory.
+func (c Config) isFor(set *appsv1.DaemonSet) bool {
 	if _, operated := set.Annotations[operatedAnnotation]; set.Name == operatedName && (!operated || set.Namespace == c.Namespace) {
 		return false
 	}
 	return slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.HostPath != nil && path.Clean(v.HostPath.Path) == c.Path
 	})
+}
+
+// mayServe says whether a DaemonSet has pods as it wants them, or that this is not known yet. Each user of a namespace can make one of any name, whose
+// pods the API server refuses. Only its controller says how many there are.
+func mayServe(set *appsv1.DaemonSet) bool {
+	return set.Status.ObservedGeneration < set.Generation || set.Status.UpdatedNumberScheduled > 0
 }
 
 // removalOf says how a DaemonSet of KubeVirt's is removed. Its operator makes its own again.
@@ -59,7 +71,8 @@ func removalOf(set *appsv1.DaemonSet) string {
 	return fmt.Sprintf("delete it with kubectl -n %s delete daemonset %s", set.Namespace, set.Name)
 }
 
-func (p *Provisioner) foundUpstream() bool { return p.refuseUpstream() != nil }
+// maySee says whether there is a DaemonSet that serves the directory, or will if it gets pods.
+func (p *Provisioner) maySee() bool { return p.near.Load() || p.refuseUpstream() != nil }
 
 // refuseUpstream refuses to share the directory with KubeVirt's provisioner: each would serve the claims of the other.
 func (p *Provisioner) refuseUpstream() error {

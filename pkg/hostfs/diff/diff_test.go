@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/diff"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -207,6 +208,40 @@ func TestFiles(t *testing.T) {
 			t.Errorf("other ranges differ (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// What lies at the same place of two devices is not the same.
+func TestFilesOnSeveralDevices(t *testing.T) {
+	var layers []string
+	var places []uint64
+	for _, name := range []string{"a", "b"} {
+		layer := testenv.LoopFS(t, "ext4", 512*mib)
+		path := filepath.Join(layer, name)
+		must.Succeed(t, os.WriteFile(path, bytes.Repeat([]byte(name), mib), 0o600))
+		f, err := os.Open(path)
+		must.Succeed(t, err)
+		got := ioctl.Extents{Length: mib, Flags: 1} // FIEMAP_FLAG_SYNC
+		got.Wanted = uint32(len(got.Extents))
+		must.Succeed(t, errors.Join(ioctl.Do(ioctl.File{File: f}, ioctl.GetExtents, &got), f.Close()))
+		layers, places = append(layers, layer), append(places, got.Extents[0].Physical)
+	}
+	if places[0] != places[1] {
+		t.Fatalf("the files lie at %d and %d of their devices: nothing is tested", places[0], places[1])
+	}
+	both := t.TempDir()
+	must.Succeed(t, syscall.Mount("overlay", both, "overlay", syscall.MS_RDONLY, "lowerdir="+strings.Join(layers, ":")))
+	defer func() { must.Succeed(t, syscall.Unmount(both, 0)) }()
+	a, err := os.Open(filepath.Join(both, "a"))
+	must.Succeed(t, err)
+	defer a.Close()
+	b, err := os.Open(filepath.Join(both, "b"))
+	must.Succeed(t, err)
+	defer b.Close()
+	var all []diff.Range
+	must.Succeed(t, diff.Files(t.Context().Err, a, b, func(r diff.Range) error { all = append(all, r); return nil }))
+	if diff := cmp.Diff([]diff.Range{{0, mib}}, all); diff != "" {
+		t.Errorf("other ranges differ (-want +got):\n%s", diff)
+	}
 }
 
 // What shares its blocks is not read.

@@ -124,7 +124,7 @@ type mapping struct {
 	// segments are known, in order and without a gap; those before where the reader is are gone.
 	segments []segment
 	known    int64 // end of the last
-	blind    bool  // the filesystem does not say
+	blind    bool  // the filesystem does not say, or is not believed
 	synced   bool  // what was written to it before is on the disk
 }
 
@@ -146,7 +146,17 @@ func newMapping(f *os.File) (*mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mapping{file: f, size: info.Size()}, nil
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return nil, &os.PathError{Op: "statfs", Path: f.Name(), Err: err}
+	}
+	return &mapping{file: f, size: info.Size(), blind: !namesPlaces(int64(st.Type))}, nil
+}
+
+// namesPlaces says of a kind of filesystem that no two places of it are said to be the same (FIEMAP). Where it lies on several devices, each of
+// them may have one, as with bcachefs: what was written to another device would be taken for what was there before.
+func namesPlaces(kind int64) bool {
+	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 
 // at is the segment of an offset. Offsets must grow.

@@ -165,3 +165,37 @@ func TestPutBackIsDeletedWithItsClaim(t *testing.T) {
 		})
 	}
 }
+
+// What another claim has by now is wanted as much as by the one before, whose deletion does not remove the last copy while the target, which may
+// have lost the volume, does not answer.
+func TestVolumeGoesToAnotherClaimWhileTargetIsAway(t *testing.T) {
+	for name, anew := range map[string]string{"with its PersistentVolume": "pv", "with another PersistentVolume": "pv-2"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			by := administrator{world: w}
+			w.run("m", func(look int) {
+				switch {
+				case by.began == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
+					w.goes(nodeB)
+					before := volumeOf("pv")
+					w.has(before)
+					by.removes(look)
+					must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+					volume := before.DeepCopy()
+					volume.Name, volume.ResourceVersion = anew, ""
+					volume.Spec.ClaimRef = &corev1.ObjectReference{Namespace: space, Name: "data-2", UID: "claim data-2"}
+					must.Succeed(t, w.api.Create(t.Context(), volume))
+				case by.began > 0 && look == by.began+long:
+					if w.records[nodeA] == nil {
+						t.Errorf("the last copy is gone, and the move says %q", w.says("m"))
+					}
+					w.comes(nodeB)
+				}
+			})
+			if by.began == 0 || w.looked < by.began+long || w.records[nodeA] != nil || !w.records[nodeB].publishes() {
+				t.Errorf("the nodes have %+v", w.records)
+			}
+			w.wantNothingLeft()
+		})
+	}
+}

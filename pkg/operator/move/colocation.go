@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
 )
 
@@ -23,15 +24,24 @@ type colocation struct {
 	beside []corev1.Pod
 	// to is the node where one of them is already, or goes, and by whom what says that; empty for none.
 	to, by string
-	// follow are how many bytes the volumes have that move to the same node later, by their StorageClass.
-	follow map[string]int64
+	// claims are those of the volumes, with the one that moves.
+	claims []string
+	// follow are how many bytes the volumes have that move to the same node later.
+	follow map[share]int64
 	// bound are volumes that do not move, and that not every node reaches.
 	bound []*corev1.PersistentVolume
 }
 
+// A share is of what volumes take room: the pool, and the StorageClass, by which nodes say how much they have of it. A pool may have several.
+type share struct{ class, pool string }
+
+func shareOf(v *corev1.PersistentVolume) share {
+	return share{v.Spec.StorageClassName, v.Spec.CSI.VolumeAttributes[render.PoolParameter]}
+}
+
 // colocation finds them, or says why the volume waits for others.
 func (pl planner) colocation(ctx context.Context, source string) (c *colocation, waits string, err error) {
-	c = &colocation{follow: map[string]int64{}}
+	c = &colocation{follow: map[share]int64{}}
 	var all []corev1.Pod
 	if err := pl.api.eachPod(ctx, pl.move.Namespace, func(pod *corev1.Pod) {
 		if usesClaims(pod) {
@@ -44,16 +54,15 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	}); err != nil {
 		return nil, "", err
 	}
-	var claims []string
-	c.pods, claims = together(all, pl.move.Spec.ClaimName)
-	if len(claims) == 1 {
+	c.pods, c.claims = together(all, pl.move.Spec.ClaimName)
+	if len(c.claims) == 1 {
 		return c, "", nil
 	}
 	moves := &v1alpha1.VolumeMoveList{}
 	if err := pl.api.reader.List(ctx, moves, client.InNamespace(pl.move.Namespace)); err != nil {
 		return nil, "", err
 	}
-	for _, name := range claims[1:] {
+	for _, name := range c.claims[1:] {
 		if waits, err = pl.accept(ctx, c, name, source, moves.Items); err != nil || waits != "" {
 			return nil, waits, err
 		}
@@ -125,7 +134,7 @@ func (pl planner) follows(ctx context.Context, c *colocation, claim *corev1.Pers
 			return fmt.Sprintf("pods use the claim %s too, which cannot move: %s", claim.Name, waits), err
 		}
 		size := v1alpha1.Size(claim, v)
-		c.follow[v.Spec.StorageClassName] += size.Value()
+		c.follow[shareOf(v)] += size.Value()
 	}
 	if to == "" {
 		return "", nil

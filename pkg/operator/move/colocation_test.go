@@ -70,6 +70,7 @@ func TestVolumesOfOnePod(t *testing.T) {
 		"the other is elsewhere":             {append(withLogs(nodeC), pod()), to(""), nodeC},
 		"this has to go where no other goes": {append(withLogs(nodeC), pod()), to(nodeB), "the claim logs, which pods use too, is on node node-c"},
 		"both have no room":                  {append(withLogs(nodeA, sized("95Gi")), pod(), ofLogs()), to(""), "no room"},
+		"both have no room in one pool":      {append(withLogs(nodeA, sized("95Gi"), inClass("another")), pod(), ofLogs()), to(""), "no room"},
 		"both have room elsewhere only":      {append(withLogs(nodeA, sized("45Gi")), pod(), ofLogs()), to(nodeC), "50Gi of 55Gi"},
 		"the other cannot move":              {append(withLogs(nodeA, guarded), pod(), ofLogs()), to(""), "which cannot move: the volume pv-logs has the finalizer"},
 		"the other's move is deleted":        {append(withLogs(nodeA), pod(), leaving(ofLogs())), to(""), "make a VolumeMove for it, too"},
@@ -101,6 +102,11 @@ func sized(size string) func(*corev1.PersistentVolume) {
 	}
 }
 
+// inClass has a volume be of another StorageClass of the same pool.
+func inClass(name string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = name }
+}
+
 func guarded(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }
 
 func everywhere(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }
@@ -128,5 +134,31 @@ func TestVolumesOfOnePodMeet(t *testing.T) {
 		if w.has(one); !w.has(two) || one.Status.TargetNode != nodeC || two.Status.TargetNode != nodeC {
 			t.Errorf("the first goes to %q, the second to %q: %s", one.Status.TargetNode, two.Status.TargetNode, w.says(second))
 		}
+	}
+}
+
+// What goes to a node is promised there before the node says that it has less room: of two volumes that move at once the second goes where there
+// is room for it, too. It would wait on a node without, and never go to another.
+func TestMovesThatBeginTogether(t *testing.T) {
+	for name, tt := range map[string]struct {
+		looks int // at the first
+		want  string
+	}{
+		"the first has just begun":       {1, nodeC},
+		"the first has begun long since": {2, nodeB}, // its mover was made at the time zero
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := more("logs-0")
+			w := newWorld(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
+			change(volumeOf("pv"), sized("60Gi"))(w)
+			for range tt.looks {
+				w.reconcile("m")
+			}
+			w.reconcile("logs")
+			one, two := moveOf("m"), moveOf("logs")
+			if w.has(one); !w.has(two) || one.Status.TargetNode != nodeB || two.Status.TargetNode != tt.want {
+				t.Errorf("the first goes to %q, the second to %q, want %s: %s", one.Status.TargetNode, two.Status.TargetNode, tt.want, w.says("logs"))
+			}
+		})
 	}
 }

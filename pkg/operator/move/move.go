@@ -104,7 +104,7 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
 		move: move, api: api, objects: objects, movers: movers, users: users, times: times,
-		planner: planner{move: move, api: api, driver: driver},
+		planner: planner{move: move, api: api, driver: driver, now: r.now},
 		copying: copying{move: move, api: api, objects: objects, movers: movers, users: users, reports: r.Reports, times: times},
 		volume:  claimedVolume{move: move, api: api, objects: objects},
 	}
@@ -357,6 +357,11 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 	}
 	if recovered, err := m.volume.recovered(ctx, m.move.Status.SourceNode, wanted); err != nil || recovered {
 		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
+	}
+	if !wanted { // or by another PersistentVolume that leads to the target
+		if wanted, err = m.volume.hasAnother(ctx, m.move.Status.TargetNode); err != nil {
+			return outcome{}, err
+		}
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {

@@ -1,10 +1,12 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -34,6 +36,7 @@ type planner struct {
 	move   *v1alpha1.VolumeMove
 	api    apiServer
 	driver driver
+	now    func() time.Time
 }
 
 // plan finds what is to move, or says what keeps it from moving for now.
@@ -65,6 +68,9 @@ func (pl planner) plan(ctx context.Context) (p plan, waits string, err error) {
 	if waits = movable(p.volume, p.claim); waits != "" {
 		return p, waits, nil
 	}
+	if waits, err = pl.moveOfVolume(ctx, p.volume); err != nil || waits != "" {
+		return p, waits, err
+	}
 	p.source = place.NodeOfVolume(p.volume)
 	if waits, err = pl.snapshots(ctx, p.volume, pl.move.Spec.Snapshots); err != nil || waits != "" {
 		return p, waits, err
@@ -91,6 +97,20 @@ func (pl planner) otherMove(ctx context.Context) (string, error) {
 		older := other.CreationTimestamp.Before(&pl.move.CreationTimestamp) || other.CreationTimestamp.Equal(&pl.move.CreationTimestamp) && other.Name < pl.move.Name
 		if other.Underway() || older && other.DeletionTimestamp == nil {
 			return fmt.Sprintf("the VolumeMove %s of the same claim goes first", other.Name), nil
+		}
+	}
+	return "", nil
+}
+
+// moveOfVolume says which move of the volume goes first, which may have another claim by now: it waits for the target to say that it has the volume.
+func (pl planner) moveOfVolume(ctx context.Context, v *corev1.PersistentVolume) (string, error) {
+	all := &v1alpha1.VolumeMoveList{}
+	if err := pl.api.reader.List(ctx, all); err != nil {
+		return "", err
+	}
+	for i := range all.Items {
+		if other := &all.Items[i]; other.UID != pl.move.UID && other.Underway() && other.Status.VolumeHandle == v.Spec.CSI.VolumeHandle {
+			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, goes first", other.Name, other.Namespace), nil
 		}
 	}
 	return "", nil
@@ -199,6 +219,7 @@ type candidates struct {
 	driver map[string]string                       // see readyNodes
 	room   map[string]map[string]resource.Quantity // by StorageClass and node
 	class  *storagev1.StorageClass                 // may be nil
+	coming map[string]map[share]int64              // see planner.coming
 }
 
 func (pl planner) candidates(ctx context.Context, p plan, with *colocation) (*candidates, error) {
@@ -235,7 +256,52 @@ func (pl planner) candidates(ctx context.Context, p plan, with *colocation) (*ca
 		}
 		of[capacity.NodeTopology.MatchLabels[place.TopologyKey]] = *ptrOr(capacity.MaximumVolumeSize, capacity.Capacity)
 	}
-	return c, nil
+	c.coming, err = pl.coming(ctx, with)
+	return c, err
+}
+
+// coming are how many bytes moves bring to nodes that have begun, but for those of the volumes together with this one, which were counted when the
+// first of them began. A move that has begun goes to no other node, and what a node says of its room may not have it yet.
+func (pl planner) coming(ctx context.Context, with *colocation) (map[string]map[share]int64, error) {
+	all := &v1alpha1.VolumeMoveList{}
+	if err := pl.api.reader.List(ctx, all); err != nil {
+		return nil, err
+	}
+	found := map[string]map[share]int64{}
+	for i := range all.Items {
+		m := &all.Items[i]
+		if m.Status.Phase != v1alpha1.Copying || m.Namespace == pl.move.Namespace && slices.Contains(with.claims, m.Spec.ClaimName) {
+			continue
+		}
+		v, err := pl.uncounted(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if v == nil {
+			continue
+		}
+		if found[m.Status.TargetNode] == nil {
+			found[m.Status.TargetNode] = map[share]int64{}
+		}
+		found[m.Status.TargetNode][shareOf(v)] += m.Status.PromisedBytes
+	}
+	return found, nil
+}
+
+// counted is after how long what a node says of its room has what a mover has had promised there: csi-provisioner asks each minute.
+const counted = 3 * time.Minute
+
+// uncounted is the PersistentVolume of a move, or nil if its target has counted it in what it says of its room.
+func (pl planner) uncounted(ctx context.Context, m *v1alpha1.VolumeMove) (*corev1.PersistentVolume, error) {
+	mover, v := &corev1.Pod{ObjectMeta: objects{move: m, namespace: pl.driver.namespace}.meta("-" + string(roleIn))}, &corev1.PersistentVolume{}
+	there, err := pl.api.find(ctx, client.ObjectKeyFromObject(mover), mover)
+	if err != nil || there && pl.now().Sub(mover.CreationTimestamp.Time) > counted {
+		return nil, err
+	}
+	if there, err = pl.api.find(ctx, client.ObjectKey{Name: m.Status.Volume}, v); err != nil || !there || !place.OfDriver(v) {
+		return nil, err
+	}
+	return v, nil
 }
 
 // ptrOr is the first that is set, or 0.
@@ -270,15 +336,21 @@ func (c *candidates) refuses(name string) string {
 	return c.hasNoRoom(name)
 }
 
-// hasNoRoom says so of a node for the volume and those that follow it. Where a class is gone or publishes no capacity, the driver of the
-// target decides.
+// hasNoRoom says so of a node for the volume, those that follow it, and those that come there. Where a class is gone or publishes no capacity, the
+// driver of the target decides.
 func (c *candidates) hasNoRoom(name string) string {
 	needed := maps.Clone(c.follow)
 	own := v1alpha1.Size(c.claim, c.volume)
-	needed[c.volume.Spec.StorageClassName] += own.Value()
-	for _, class := range slices.Sorted(maps.Keys(needed)) {
-		size, room := resource.NewQuantity(needed[class], resource.BinarySI), c.room[class][name]
-		if len(c.room[class]) > 0 && room.Cmp(*size) < 0 {
+	needed[shareOf(c.volume)] += own.Value()
+	inPool := map[string]int64{}
+	for _, all := range []map[share]int64{needed, c.coming[name]} {
+		for of, bytes := range all {
+			inPool[of.pool] += bytes
+		}
+	}
+	for _, of := range slices.SortedFunc(maps.Keys(needed), func(a, b share) int { return cmp.Compare(a.class, b.class) }) {
+		size, room := resource.NewQuantity(inPool[of.pool], resource.BinarySI), c.room[of.class][name]
+		if len(c.room[of.class]) > 0 && room.Cmp(*size) < 0 {
 			return fmt.Sprintf("node %s has no room: %s of %s are available", name, room.String(), size.String())
 		}
 	}

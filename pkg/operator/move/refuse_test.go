@@ -161,6 +161,18 @@ func TestSecondMoveWaits(t *testing.T) {
 	w.wantOn(nodeB)
 }
 
+// So do two of one volume, which another claim in another namespace may have had when the first began: that one waits for the target's word, which a
+// source would not give.
+func TestSecondMoveOfVolumeWaits(t *testing.T) {
+	first := begun(moveOf("first"), nodeA)
+	first.Namespace, first.Spec.ClaimName, first.Status.VolumeHandle, first.Status.Phase = "another", "before", "pvc-1", v1alpha1.Removing
+	w := newWorld(t, first, moveOf("m"), appPod("data-0", false))
+	w.reconcile("m")
+	if m := w.move("m"); m.Status.Phase != v1alpha1.Pending || !strings.Contains(w.says("m"), "VolumeMove first") {
+		t.Errorf("the second is %s: %q", m.Status.Phase, w.says("m"))
+	}
+}
+
 // For a move that has begun pods may stand still: those that wait to begin, of which a tenant may make thousands, do not hold it up.
 func TestMovesThatWaitGoLast(t *testing.T) {
 	w := newWorld(t, moveOf("a"), moveOf("b", func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "none" }), appPod("data-0", false))

@@ -155,8 +155,8 @@ func (v claimedVolume) stillBound(ctx context.Context) (*corev1.PersistentVolume
 // owner is what keeps the last copy: see wanted.
 const owner = "the claim, and with the policy Retain the PersistentVolume"
 
-// wanted says whether the claim is there, or the PersistentVolume of a claim whose volume outlives it. Until then, the last copy of the
-// volume is not removed.
+// wanted says whether the claim is there, or a PersistentVolume that does not go with it: one that is retained, or that another claim has by
+// now. Until then, the last copy of the volume is not removed.
 func (v claimedVolume) wanted(ctx context.Context) (bool, error) {
 	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	there, err := v.api.find(ctx, client.ObjectKey{Namespace: v.move.Namespace, Name: v.move.Spec.ClaimName}, claim)
@@ -164,8 +164,17 @@ func (v claimedVolume) wanted(ctx context.Context) (bool, error) {
 		return err == nil, err
 	}
 	there, err = v.api.find(ctx, client.ObjectKey{Name: v.move.Status.Volume}, volume)
-	return there && policyOf(volume) == corev1.PersistentVolumeReclaimRetain &&
-		place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle, err
+	ref := volume.Spec.ClaimRef
+	goes := policyOf(volume) != corev1.PersistentVolumeReclaimRetain && ref != nil && ref.UID == v.move.Status.ClaimUID
+	return there && !goes && place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle, err
+}
+
+// hasAnother says whether a PersistentVolume of another name leads to what a node has.
+func (v claimedVolume) hasAnother(ctx context.Context, on string) (found bool, err error) {
+	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
+		found = found || one.Name != v.move.Status.Volume && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == on
+	})
+	return found, err
 }
 
 // gone says whether the claim and the PersistentVolume are.

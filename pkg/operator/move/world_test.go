@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const (
@@ -94,7 +96,10 @@ var scheme = func() *runtime.Scheme {
 
 // every is how many of the steps a test does something at: short runs take some.
 func every() int {
-	if testing.Short() {
+	switch {
+	case os.Getenv(testenv.UnitVariable) != "":
+		return 31
+	case testing.Short():
 		return 11
 	}
 	return 1

@@ -49,6 +49,9 @@ const (
 	// UpstreamPoolLabel is the only one that all pods of mounters have, also those of the upstream operator.
 	UpstreamPoolLabel = "hpp-pool"
 
+	// sharedAnnotation of the CSIDriver has the names of the pools that are shared, with commas.
+	sharedAnnotation = "hostpathprovisioner.kubevirt.io/shared-pools"
+
 	mounterImage = "ghcr.io/kubevirt/hostpath-provisioner/pool-mounter"
 
 	// clusterServicesLabel lets pods at the API server where KubeVirt's network policies keep others from it.

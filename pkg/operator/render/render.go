@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -196,9 +197,19 @@ func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.Pol
 	)
 }
 
+// csiDriver also says which pools are shared, for the policy of deploy/operator/node-policy.yaml: their volumes are of no node.
 func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 	driver := r.manifests.csiDriver.DeepCopy()
 	driver.ObjectMeta = r.config.clusterMeta(driver.Name, driver.Labels)
+	var shared []string
+	for i := range r.pools {
+		if r.pools[i].IsShared() {
+			shared = append(shared, r.pools[i].Name)
+		}
+	}
+	if len(shared) > 0 {
+		metav1.SetMetaDataAnnotation(&driver.ObjectMeta, sharedAnnotation, strings.Join(shared, ","))
+	}
 	return driver
 }
 

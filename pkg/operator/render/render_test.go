@@ -50,6 +50,26 @@ func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvi
 	return found
 }
 
+// Volumes of shared pools are of no node. The policy that holds the token of a node to what is of that goes by what the CSIDriver says of them.
+func TestSharedPoolsAreSaidToThePolicy(t *testing.T) {
+	spec := onePoolSpec()
+	spec.StoragePools = append(spec.StoragePools, hppv1.StoragePool{Name: "nfs", Path: "/var/nfs", Shared: true},
+		hppv1.StoragePool{Name: "everywhere", Path: "/var/everywhere", PVCTemplate: &hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}}})
+	for want, of := range map[string]hppv1.HostPathProvisionerSpec{"": onePoolSpec(), "nfs,everywhere": spec} {
+		driver := rendered(t, testConfig, allFacts, of)["CSIDriver "+DriverName]
+		if got, has := driver.GetAnnotations()[sharedAnnotation]; got != want || has != (want != "") {
+			t.Errorf("the annotations of the CSIDriver are %q, want the pools %q", driver.GetAnnotations(), want)
+		}
+	}
+	policy, err := os.ReadFile("../../../deploy/operator/node-policy.yaml")
+	must.Succeed(t, err)
+	for _, want := range []string{"params.metadata.?annotations[?'" + sharedAnnotation + "'].orValue('').split(',')", "\n    name: " + DriverName + "\n"} {
+		if !strings.Contains(string(policy), want) {
+			t.Errorf("the policy has no %q", want)
+		}
+	}
+}
+
 func onePoolSpec() hppv1.HostPathProvisionerSpec {
 	return hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}}
 }

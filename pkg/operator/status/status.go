@@ -84,13 +84,13 @@ func (s Service) unknown() bool { return s.Asked && s.Serving.Len() == 0 && s.No
 func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
 	status := begin(object, operatorVersion)
 	status.TargetVersion = operatorVersion
-	status.NodeStatuses = nodeProblems(seen.Pods)
+	status.NodeStatuses = first(nodeProblems(seen.Pods), mostNodes)
 	pools := poolStates(object, seen)
 	status.StoragePoolStatuses = nil
 	for _, pool := range pools {
 		status.StoragePoolStatuses = append(status.StoragePoolStatuses, pool.StoragePoolStatus)
 	}
-	status.DeletedNodes, status.MountedPools = seen.DeletedNodes, seen.MountedPools
+	status.DeletedNodes, status.MountedPools = first(seen.DeletedNodes, mostDeleted), seen.MountedPools
 
 	r := newRollout(&status, operatorVersion, seen, pools)
 	if r.complete {
@@ -139,8 +139,16 @@ func newRollout(status *hppv1.HostPathProvisionerStatus, operatorVersion string,
 	return r
 }
 
-// mostMessage is how many bytes the message of a condition has. It could have 32768, but is for people.
-const mostMessage = 2048
+const (
+	// mostMessage is how many bytes the message of a condition, or of a pool, has. It could have 32768, but is for people.
+	mostMessage = 2048
+	// Of what a large cluster has thousands the status has the first: the API server takes no object of more than 1.5 MiB, and would never take
+	// a status again. The claims are those of all pools.
+	mostNodes, mostClaims, mostDeleted = 100, 500, 50
+)
+
+// first are the first of many.
+func first[T any](all []T, most int) []T { return all[:min(most, len(all))] }
 
 type conditions struct {
 	status     *hppv1.HostPathProvisionerStatus
@@ -391,7 +399,7 @@ func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 	var found []hppv1.NodeStatus
 	for i := range pods {
 		if problem := ProblemOf(&pods[i]); problem != nil {
-			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: problem.String()})
+			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: Shorten(problem.String(), mostMessage)})
 		}
 	}
 	slices.SortFunc(found, func(a, b hppv1.NodeStatus) int {
@@ -509,7 +517,8 @@ func textsOf(pools []poolState, lacks string) []string {
 // published only while a StorageClass names the pool.
 func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 	var states []poolState
-	for _, pool := range render.Pools(object) {
+	pools := render.Pools(object)
+	for _, pool := range pools {
 		state := poolState{StoragePoolStatus: hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}}
 		set := seen.DaemonSets[render.DriverDaemonSet]
 		if set != nil {
@@ -520,6 +529,7 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 		if pool.PVCTemplate != nil {
 			state.CurrentReady = mounted(pool.Name, seen.Mounters)
 			state.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
+			state.ClaimStatuses = firstClaims(state.ClaimStatuses, mostClaims/len(pools))
 		}
 		state.judge(seen.Services[pool.Name], unbound, &pool)
 		if state.lacks == "" && set != nil && state.CurrentReady >= state.DesiredReady && state.DesiredReady > 0 {
@@ -527,6 +537,7 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 		} else if state.Message == "" {
 			state.Message = fmt.Sprintf("usable on %d of %d nodes", state.CurrentReady, state.DesiredReady)
 		}
+		state.Message = Shorten(state.Message, mostMessage)
 		states = append(states, state)
 	}
 	slices.SortFunc(states, func(a, b poolState) int { return strings.Compare(a.Name, b.Name) })
@@ -600,6 +611,17 @@ func claimStatuses(pool string, seen Observed) (statuses []hppv1.ClaimStatus, un
 	slices.SortFunc(statuses, func(a, b hppv1.ClaimStatus) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(unbound)
 	return statuses, unbound
+}
+
+// firstClaims has those that are not bound before others, if there are too many.
+func firstClaims(all []hppv1.ClaimStatus, most int) []hppv1.ClaimStatus {
+	if len(all) <= most {
+		return all
+	}
+	isBound := func(s hppv1.ClaimStatus) bool { return s.Status.Phase == corev1.ClaimBound }
+	waiting := slices.DeleteFunc(slices.Clone(all), isBound)
+	bound := slices.DeleteFunc(all, func(s hppv1.ClaimStatus) bool { return !isBound(s) })
+	return first(append(waiting, bound...), most)
 }
 
 func joined(first string, more []string) string {
