@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
@@ -93,8 +94,8 @@ type Provisioner struct {
 	bound   bounds
 	// upstream says how KubeVirt's provisioner is removed, which has the same directory; empty if there is none.
 	upstream atomic.Pointer[string]
-	// near says that there is a DaemonSet which would, with pods.
-	near atomic.Bool
+	// served are the DaemonSets that served it when they were last looked for.
+	served map[types.UID]bool
 }
 
 var (

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -734,54 +735,132 @@ func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
 	}
 }
 
-// As deploy/kubevirt-hostpath-provisioner.yaml of kubevirt/hostpath-provisioner v0.25.2 has it. What is applied over it takes only its
-// rights.
-func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
-	for path, refused := range map[string]bool{"POOL/": true, "/var/other": false} {
-		r := newRig(t, Config{Mode: PerNode})
-		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt-hostpath-provisioner", Name: "kubevirt-hostpath-provisioner"}}
-		set.Spec.Template.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
-			HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(path, "POOL", r.config.Path, 1)}}}}
-		set.Status.UpdatedNumberScheduled = 1
-		must.Succeed(t, r.client.Tracker().Add(set))
-		r.findUpstream(t.Context())
-		_, _, err := r.Provision(t.Context(), request())
-		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "delete daemonset kubevirt-hostpath-provisioner") {
-			t.Errorf("%s: %v", path, err)
+// mayMakeVolumes has the API server let these accounts, NAMESPACE:NAME, make PersistentVolumes, and no others.
+func (r *rig) mayMakeVolumes(accounts ...string) {
+	r.client.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review, ok := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
+		if !ok || review.Spec.ResourceAttributes == nil || *review.Spec.ResourceAttributes != (authorizationv1.ResourceAttributes{Verb: "create", Resource: "persistentvolumes"}) {
+			r.Errorf("the API server is asked for %v", review)
+			return true, nil, errors.New("this is another question")
 		}
-		must.Succeed(t, r.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
-		r.findUpstream(t.Context())
-		_, _, err = r.Provision(t.Context(), request())
-		must.Succeed(t, err)
+		answer := review.DeepCopy()
+		answer.Status.Allowed = slices.ContainsFunc(accounts, func(account string) bool { return review.Spec.User == "system:serviceaccount:"+account })
+		return true, answer, nil
+	})
+}
+
+// serving is a DaemonSet whose pods are to have a directory.
+func serving(namespace, name, account, directory string) *appsv1.DaemonSet {
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	set.Spec.Template.Spec.ServiceAccountName = account
+	set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "pv-volume", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}}}
+	return set
+}
+
+// As deploy/kubevirt-hostpath-provisioner.yaml of kubevirt/hostpath-provisioner v0.25.2 has it. What is applied over it takes only its
+// rights, and its pods go on for a while. Where it is updated, none of its pods are as it wants them at first, or for long.
+func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
+	const name = "kubevirt-hostpath-provisioner"
+	for test, c := range map[string]struct {
+		namespace, path string
+		account         []string // that may make PersistentVolumes
+		refused         bool
+	}{
+		"with its rights":                        {name, "POOL/", []string{name + ":kubevirt-hostpath-provisioner-admin"}, true},
+		"in another namespace":                   {"elsewhere", "POOL", []string{"elsewhere:kubevirt-hostpath-provisioner-admin"}, true},
+		"whose rights this one has taken over":   {"storage", "POOL", nil, true},
+		"with another directory":                 {name, "/var/other", []string{name + ":kubevirt-hostpath-provisioner-admin"}, false},
+		"which has no more than the name of one": {name, "POOL", []string{name + ":another"}, false},
+	} {
+		t.Run(test, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+			r.mayMakeVolumes(c.account...)
+			set := serving(c.namespace, name, "kubevirt-hostpath-provisioner-admin", strings.Replace(c.path, "POOL", r.config.Path, 1))
+			set.Generation = 2
+			set.Status = appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3}
+			must.Succeed(t, r.client.Tracker().Add(set))
+			r.findUpstream(t.Context())
+			_, _, err := r.Provision(t.Context(), request())
+			if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), "delete daemonset kubevirt-hostpath-provisioner") {
+				t.Error(err)
+			}
+			must.Succeed(t, r.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
+			r.findUpstream(t.Context())
+			_, _, err = r.Provision(t.Context(), request())
+			must.Succeed(t, err)
+		})
 	}
 }
 
-// Each user of a namespace can make a DaemonSet of any name, of whose pods the API server then refuses those with a hostPath. While it is not known
-// whether it has any, nothing is provisioned, and it is looked at again soon in any case.
-func TestDaemonSetWithoutPods_stopsNoProvisioning(t *testing.T) {
-	for name, test := range map[string]struct {
-		generation int64
-		status     appsv1.DaemonSetStatus
-		refused    bool
-	}{
-		"no pod may run": {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3}, false},
-		"its pods are of before it had the directory": {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3}, false},
-		"it has just changed":                         {2, appsv1.DaemonSetStatus{ObservedGeneration: 1, DesiredNumberScheduled: 3}, true},
-		"a pod runs":                                  {2, appsv1.DaemonSetStatus{ObservedGeneration: 2, UpdatedNumberScheduled: 1}, true},
+// Each user of a namespace can make a DaemonSet of any name, of whose pods the API server then refuses those with a hostPath. Its controller does not
+// look at one any more that is deleted and that a finalizer keeps, so that nothing is known of its pods for ever, and it counts pods without an owner
+// that have the labels of its own (syncDaemonSet and updateDaemonSetStatus of pkg/controller/daemon/daemon_controller.go, Kubernetes 1.37).
+func TestDaemonSetOfAUser_stopsNoProvisioning(t *testing.T) {
+	for name, status := range map[string]appsv1.DaemonSetStatus{
+		"no pod may run":                              {ObservedGeneration: 2, DesiredNumberScheduled: 3},
+		"it is deleted, and kept by a finalizer":      {ObservedGeneration: 1, DesiredNumberScheduled: 3},
+		"it has other pods, with the labels of its":   {ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, UpdatedNumberScheduled: 3, NumberReady: 3},
+		"its pods are of before it had the directory": {ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "kubevirt-hostpath-provisioner", Generation: test.generation}, Status: test.status}
-			set.Spec.Template.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: r.config.Path}}}}
-			must.Succeed(t, r.client.Tracker().Add(set))
-			r.findUpstream(t.Context())
-			if _, _, err := r.Provision(t.Context(), request()); (err != nil) != test.refused {
-				t.Error(err)
-			}
-			if !r.maySee() {
-				t.Error("it is not looked at again")
-			}
+		for _, of := range []string{upstreamName, operatedName} {
+			t.Run(of+" "+name, func(t *testing.T) {
+				r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+				r.mayMakeVolumes("storage:default", "other:tenant")
+				set := serving("tenant", of, "", r.config.Path)
+				set.Annotations, set.Generation, set.Status = map[string]string{operatedAnnotation: "{}"}, 2, status
+				if status.ObservedGeneration == 1 {
+					now := metav1.Now()
+					set.DeletionTimestamp, set.Finalizers = &now, []string{"example.com/kept"}
+				}
+				must.Succeed(t, r.client.Tracker().Add(set))
+				r.findUpstream(t.Context())
+				if _, _, err := r.Provision(t.Context(), request()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// While it cannot be asked who may make PersistentVolumes, as where this one lacks the right to, a DaemonSet counts. One that is not of the upstream
+// provisioner is forgotten with the first answer.
+func TestDaemonSetOfUnknownRights_stopsProvisioning(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+	r.mayMakeVolumes()
+	asked := errors.New("not now")
+	r.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return asked != nil, nil, asked
+	})
+	must.Succeed(t, r.client.Tracker().Add(serving("tenant", upstreamName, "", r.config.Path)))
+	r.findUpstream(t.Context())
+	if _, _, err := r.Provision(t.Context(), request()); err == nil {
+		t.Error("a claim is provisioned beside a DaemonSet of which nothing is known")
+	}
+	asked = nil
+	r.findUpstream(t.Context())
+	_, _, err := r.Provision(t.Context(), request())
+	must.Succeed(t, err)
+}
+
+// A DaemonSet that served the directory does so also when it may not make PersistentVolumes any more: a pod goes on with what it has begun, and
+// removes the directory of a claim whose PersistentVolume it cannot make, as its library does, also if another one has made it too.
+func TestUpstreamProvisionerThatLosesItsRights_stopsProvisioning(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+	r.mayMakeVolumes("elsewhere:admin")
+	set := serving("elsewhere", upstreamName, "admin", r.config.Path)
+	set.UID = "uid"
+	must.Succeed(t, r.client.Tracker().Add(set))
+	r.findUpstream(t.Context())
+	for what, answer := range map[string]error{"the API server does not answer": errors.New("not now"), "it has no rights": nil} {
+		r.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &authorizationv1.SubjectAccessReview{}, answer
 		})
+		for range 2 {
+			r.findUpstream(t.Context())
+		}
+		if _, _, err := r.Provision(t.Context(), request()); err == nil {
+			t.Errorf("%s, and a claim is provisioned", what)
+		}
 	}
 }
 
@@ -800,11 +879,9 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
 			// As createDaemonSetObject of its pkg/controller/hostpathprovisioner/daemonset.go has it (v0.25.2).
-			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: test.namespace, Name: "hostpath-provisioner",
-				Labels: map[string]string{"k8s-app": "hostpath-provisioner"}, Annotations: map[string]string{test.annotation: "{}"}}}
-			set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "pv-volume", VolumeSource: corev1.VolumeSource{
-				HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(test.path, "POOL", r.config.Path, 1)}}}}
-			set.Status.UpdatedNumberScheduled = 1
+			set := serving(test.namespace, "hostpath-provisioner", "hostpath-provisioner-admin", strings.Replace(test.path, "POOL", r.config.Path, 1))
+			set.Labels, set.Annotations = map[string]string{"k8s-app": "hostpath-provisioner"}, map[string]string{test.annotation: "{}"}
+			r.mayMakeVolumes(test.namespace + ":hostpath-provisioner-admin")
 			must.Succeed(t, r.client.Tracker().Add(set))
 			r.findUpstream(t.Context())
 			_, _, err := r.Provision(t.Context(), request())

@@ -53,7 +53,7 @@ func (i *Instance) watch(ctx context.Context) {
 			}
 			directories.remove(ctx)
 			if p.config.Mode == PerNode { // else it serves all claims itself
-				if p.maySee() || now.Sub(lookedForUpstream) > strayAgain {
+				if p.foundUpstream() || now.Sub(lookedForUpstream) > strayAgain {
 					p.findUpstream(ctx)
 					lookedForUpstream = now
 				}

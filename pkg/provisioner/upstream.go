@@ -1,14 +1,18 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -20,10 +24,10 @@ const (
 	operatedAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
 )
 
-// findUpstream notes whether KubeVirt's provisioner is deployed with the same directory, in any namespace. If that cannot be seen, what was
-// seen before holds.
+// findUpstream notes whether KubeVirt's provisioner is deployed with the same directory, in any namespace. If the DaemonSets cannot be seen, what
+// was seen before holds; one that is seen counts as long as its rights are not known.
 func (p *Provisioner) findUpstream(ctx context.Context) {
-	remedy, near := "", false
+	remedy, served := "", make(map[types.UID]bool)
 	for _, name := range []string{upstreamName, operatedName} {
 		// By the name alone: the right is to DaemonSets of these two names.
 		sets, err := p.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -36,12 +40,16 @@ func (p *Provisioner) findUpstream(ctx context.Context) {
 			if set.Name != name || !p.config.isFor(set) {
 				continue
 			}
-			if near = true; mayServe(set) {
+			switch is, err := p.mayServe(ctx, set); {
+			case err != nil: // unknown: it is asked again soon
+				p.events.log.Error(err, "Failed to ask whether a DaemonSet may be the upstream provisioner", "namespace", set.Namespace, "daemonSet", name)
 				remedy = removalOf(set)
+			case is:
+				remedy, served[set.UID] = removalOf(set), true
 			}
 		}
 	}
-	p.near.Store(near)
+	p.served = served
 	if before := p.upstream.Swap(&remedy); remedy != "" && (before == nil || *before != remedy) {
 		p.events.log.Error(p.refuseUpstream(), "Not provisioning")
 	}
@@ -57,10 +65,24 @@ func (c Config) isFor(set *appsv1.DaemonSet) bool {
 	})
 }
 
-// mayServe says whether a DaemonSet has pods as it wants them, or that this is not known yet. Each user of a namespace can make one of any name, whose
-// pods the API server refuses. Only its controller says how many there are.
-func mayServe(set *appsv1.DaemonSet) bool {
-	return set.Status.ObservedGeneration < set.Generation || set.Status.UpdatedNumberScheduled > 0
+// mayServe says whether the pods of a DaemonSet may make PersistentVolumes, which only an administrator lets its account. Each user of a namespace can
+// make one of any name whose pods the API server refuses, and have its status say what it likes: that stays as it was while a finalizer keeps the
+// DaemonSet, and counts other pods by their labels. One whose account has lost the right, as to this one in its namespace, which users do not have,
+// goes on for a while: its pods make directories, and remove them when they cannot make the PersistentVolume.
+func (p *Provisioner) mayServe(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
+	if set.Namespace == p.config.Namespace || p.served[set.UID] {
+		return true, nil
+	}
+	const accounts = "system:serviceaccounts"
+	review, err := p.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               strings.Join([]string{"system:serviceaccount", set.Namespace, cmp.Or(set.Spec.Template.Spec.ServiceAccountName, "default")}, ":"),
+		Groups:             []string{accounts, accounts + ":" + set.Namespace, "system:authenticated"},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "create", Resource: "persistentvolumes"},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
 }
 
 // removalOf says how a DaemonSet of KubeVirt's is removed. Its operator makes its own again.
@@ -71,8 +93,7 @@ func removalOf(set *appsv1.DaemonSet) string {
 	return fmt.Sprintf("delete it with kubectl -n %s delete daemonset %s", set.Namespace, set.Name)
 }
 
-// maySee says whether there is a DaemonSet that serves the directory, or will if it gets pods.
-func (p *Provisioner) maySee() bool { return p.near.Load() || p.refuseUpstream() != nil }
+func (p *Provisioner) foundUpstream() bool { return p.refuseUpstream() != nil }
 
 // refuseUpstream refuses to share the directory with KubeVirt's provisioner: each would serve the claims of the other.
 func (p *Provisioner) refuseUpstream() error {

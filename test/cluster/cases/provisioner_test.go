@@ -14,9 +14,11 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -110,8 +112,32 @@ func madeOn(node string) func(*corev1.PersistentVolumeClaim) {
 	}
 }
 
+// lookalike makes a DaemonSet by the name of KubeVirt's provisioner, as each user can who may have no hostPath: no pod of it runs. It is deleted, and
+// stays until the end of the test, so that its controller says nothing of it any more.
+func (s *scene) lookalike(path string) {
+	s.Helper()
+	labels := map[string]string{"app": "lookalike"}
+	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+		NodeSelector: map[string]string{"example.com/node": "none"},
+		Containers:   []corev1.Container{{Name: "any", Image: "any"}},
+		Volumes:      []corev1.Volume{{Name: "directory", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}}},
+	}}
+	sets := c.Client.AppsV1().DaemonSets(s.namespace)
+	set, err := sets.Create(s.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubevirt-hostpath-provisioner", Finalizers: []string{"example.com/kept"}},
+		Spec:       appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: pod},
+	}, metav1.CreateOptions{})
+	must.Succeed(s, err)
+	s.Cleanup(func() {
+		_, err := sets.Patch(context.Background(), set.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		must.Succeed(s, err)
+	})
+	must.Succeed(s, sets.Delete(s.Context(), set.Name, metav1.DeleteOptions{}))
+}
+
 func TestProvisionerOnEachNode(t *testing.T) {
 	s := begin(t)
+	s.lookalike(perNode.path)
 	s.install(perNode)
 	for _, pod := range s.provisioners(perNode, len(c.Nodes), true) {
 		s.wantEndpoints(pod, "")
