@@ -134,7 +134,7 @@ func (c *cleaner) unmount(ctx context.Context, l *leftover) (waiting string, err
 		// the pool: the mounter may end, and what it may have mounted since is unmounted by the next clean-up.
 		return l.waits("its mounter is shutting down"), errors.Join(c.scale(ctx, l, 0), c.removeJob(ctx, job))
 	case done:
-		return "", c.forget(ctx, l)
+		return c.unmounted(ctx, l, job)
 	case mounts && (slices.ContainsFunc(pods, running) || !l.besides(mounters)):
 		return l.waits("its mounter is shutting down"), c.scale(ctx, l, 0)
 	case job == nil:
@@ -147,6 +147,19 @@ func (c *cleaner) unmount(ctx context.Context, l *leftover) (waiting string, err
 		err = c.removeJob(ctx, job)
 	}
 	return l.waits("it is being unmounted" + troubles(pods)), err
+}
+
+// unmounted forgets a mounter whose clean-up is done. The API server is asked whether that is there: the cache may have one yet that was removed
+// because the pool was mounted again after it, for as long as it takes to connect to an API server that was restarted.
+func (c *cleaner) unmounted(ctx context.Context, l *leftover, job *batchv1.Job) (waiting string, err error) {
+	jobs, err := listFrom[batchv1.Job](ctx, c.cluster, c.api, client.InNamespace(c.namespace))
+	if err != nil {
+		return "", err
+	}
+	if !slices.ContainsFunc(jobs, func(now batchv1.Job) bool { return now.Name == job.Name && now.UID == job.UID }) {
+		return l.waits("it is being unmounted"), nil
+	}
+	return "", c.forget(ctx, l)
 }
 
 // keep has the mounter of a pool that is used run, and ends its clean-up once it does. A mounter that was deleted is not made anew: there

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -255,5 +256,42 @@ func TestNodeThatDoesNotAnswerDoesNotKeepOthers(t *testing.T) {
 	}
 	if s.has(stuck); *stuck.Spec.Replicas != 1 {
 		t.Error("the mounter on the node whose driver has not ended has")
+	}
+}
+
+// The cache of the manager may have a clean-up yet that was removed because the pool was mounted again after it. What has mounted it since is not
+// forgotten before it is unmounted.
+func TestCleanUpThatWasRemovedDoesNotCount(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job)
+	s.completed(job)
+	before := empty(batchv1.SchemeGroupVersion.WithKind("Job"))
+	must.Succeed(t, s.Get(t.Context(), client.ObjectKeyFromObject(job), before))
+	must.Succeed(t, s.Delete(t.Context(), job))
+	api := s.reconciler.Client
+	s.reconciler.Client = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			if cached, is := object.(*unstructured.Unstructured); is && cached.GetKind() == "Job" && key == client.ObjectKeyFromObject(job) {
+				before.DeepCopyInto(cached)
+				return nil
+			}
+			return api.Get(ctx, key, object, options...)
+		},
+	})
+	s.reconcile("hpp")
+	if !s.has(mounter) {
+		t.Fatal("the mounter is forgotten, and with it that its pool is mounted")
+	}
+	s.reconciler.Client = api
+	s.reconcile("hpp")
+	if !s.has(job) {
+		t.Error("the pool is not unmounted")
+	}
+	s.completed(job)
+	s.reconcile("hpp")
+	if s.has(job) || s.has(mounter) {
+		t.Error("the mounter or its clean-up is left over")
 	}
 }

@@ -189,7 +189,7 @@ func (c *cluster) volumes(ctx context.Context) (found []corev1.PersistentVolume,
 	return found, err
 }
 
-// snapshots are the VolumeSnapshotContents of the cluster, which has the kind, read page by page.
+// snapshots are the VolumeSnapshotContents of the driver in a cluster that has the kind, read page by page: there may be many of other drivers.
 func (c *cluster) snapshots(ctx context.Context) (found []unstructured.Unstructured, err error) {
 	for next := ""; ; {
 		list := &unstructured.UnstructuredList{}
@@ -197,7 +197,7 @@ func (c *cluster) snapshots(ctx context.Context) (found []unstructured.Unstructu
 		if err := c.api.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
 			return nil, err
 		}
-		found = append(found, list.Items...)
+		found = append(found, slices.DeleteFunc(list.Items, func(content unstructured.Unstructured) bool { return !place.SnapshotOfDriver(&content) })...)
 		if next = list.GetContinue(); next == "" {
 			return found, nil
 		}

@@ -228,20 +228,31 @@ func (c *cluster) bound(ctx context.Context, snapshots []unstructured.Unstructur
 	return names, nil
 }
 
-// removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
+// removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others. Many take minutes, in which
+// the node may come back: then nothing of it is left that could be removed.
 func (c *cluster) removeVolumes(ctx context.Context, node *goneNode) (removed []string, err error) {
 	var problems []error
+	back := false
 	node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {
-		if volume.Spec.ClaimRef == nil || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+		if back || volume.Spec.ClaimRef == nil || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 			return false
 		}
-		if err := c.removeVolume(ctx, &volume); err != nil {
+		now, err := c.state(ctx, node.name)
+		if back = now.there; err == nil && !back {
+			err = c.removeVolume(ctx, &volume)
+		}
+		if err != nil {
 			problems = append(problems, fmt.Errorf("remove the PersistentVolume %s of the deleted node %s: %w", volume.Name, node.name, err))
+		}
+		if err != nil || back {
 			return false
 		}
 		removed = append(removed, volume.Name)
 		return true
 	})
+	if back {
+		node.volumes, node.snapshots = nil, nil
+	}
 	return removed, errors.Join(problems...)
 }
 

@@ -220,6 +220,44 @@ func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 	}
 }
 
+// To remove many volumes takes minutes. A node that comes back meanwhile keeps those that are left, and is not offered for removal.
+func TestVolumesOfDeletedNodes_stayOnceTheNodeIsBack(t *testing.T) {
+	object := stored("hpp", 1, false)
+	object.Spec.DeletedNodes = hppv1.RemoveVolumes
+	volumes := []client.Object{volumeOn("a", "gone"), volumeOn("b", "gone"), volumeOn("c", "gone")}
+	s := newStage(t, append(volumes, object, nodeThat("here", corev1.ConditionTrue))...)
+	api := s.reconciler.Client.(client.WithWatch)
+	s.reconciler.Client = interceptor.NewClient(api, interceptor.Funcs{
+		Delete: func(ctx context.Context, api client.WithWatch, volume client.Object, options ...client.DeleteOption) error {
+			if volume.GetName() == "a" {
+				must.Succeed(t, api.Create(ctx, nodeThat("gone", corev1.ConditionTrue)))
+			}
+			return api.Delete(ctx, volume, options...)
+		}})
+	now := time.Now()
+	s.reconciler.Now = func() time.Time { return now }
+	s.reconcile("hpp")
+	now = now.Add(GoneAfter)
+	s.reconcile("hpp")
+	if diff := cmp.Diff([]string{"a"}, s.gone(volumes)); diff != "" {
+		t.Errorf("removed: %s", diff)
+	}
+	if s.has(object); len(object.Status.DeletedNodes) > 0 {
+		t.Errorf("the status offers %+v", object.Status.DeletedNodes)
+	}
+}
+
+// Users make as many snapshots of other drivers as they like: none is kept in memory.
+func TestSnapshotsOfOtherDriversAreNotKept(t *testing.T) {
+	own, foreign := snapshotOn("own", "gone", render.DriverName), snapshotOn("foreign", "gone", "example.com")
+	s := newStage(t, &own, &foreign)
+	found, err := s.reconciler.cluster().snapshots(t.Context())
+	must.Succeed(t, err)
+	if len(found) != 1 || found[0].GetName() != "own" {
+		t.Errorf("it has %v", found)
+	}
+}
+
 // A VolumeSnapshot that was made anew by the name of one of a deleted node is one of another node.
 func TestSnapshotsOfDeletedNodes_areRemovedWithTheirOwnVolumeSnapshot(t *testing.T) {
 	object := stored("hpp", 1, false)

@@ -52,6 +52,12 @@ func OfLegacyProvisioner(volume *corev1.PersistentVolume) bool {
 	return volume.Spec.HostPath != nil && volume.Annotations[origin.ProvisionedBy] == origin.PerNodeName
 }
 
+// SnapshotOfDriver says whether a VolumeSnapshotContent is of the driver, or may be.
+func SnapshotOfDriver(content *unstructured.Unstructured) bool {
+	driver, _, err := unstructured.NestedString(content.Object, "spec", "driver")
+	return driver == render.DriverName || err != nil
+}
+
 // NodeOfVolume is the only node of a volume, as all that is written about it says alike. It is empty if the volume is on several
 // nodes, or if its node is not known for sure: such a volume is never taken for one of a deleted node.
 func NodeOfVolume(volume *corev1.PersistentVolume) string {
