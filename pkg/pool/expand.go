@@ -72,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.durable(), v.restoreIfCounted(), v.use().GrowDevices())
+		return has, errors.Join(v.durable(), restoreIfCounted(v), v.use().GrowDevices())
 	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
@@ -91,7 +91,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if bytes, err = v.grownTo(bytes, r); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), v.mayGrow()); err != nil {
+	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), mayGrow(v)); err != nil {
 		return 0, err
 	}
 	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
@@ -113,7 +113,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 }
 
 // mayGrow returns ErrCannotGrow for a directory that its limit does not count, as one that came from a backup.
-func (v *found) mayGrow() error {
+func mayGrow(v *found) error {
 	counted, err := v.visit.Enforcer.Counts(v.dir, reconcile.InfoOf(v.entry))
 	if err == nil && !counted {
 		err = fmt.Errorf("%w: its directory is not counted as its record says, as after a restore from a backup: docs/layout.md says what it needs", volume.ErrCannotGrow)
@@ -122,7 +122,7 @@ func (v *found) mayGrow() error {
 }
 
 // restoreIfCounted makes a repeated call finish what the first had left, unless the limit could not hold.
-func (v *found) restoreIfCounted() error {
+func restoreIfCounted(v *found) error {
 	counted, err := v.visit.Enforcer.Counts(v.dir, reconcile.InfoOf(v.entry))
 	if err != nil || !counted {
 		return err

@@ -74,7 +74,7 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 }
 
 // keepsExtents reports whether a source is a block volume that shares its blocks on a btrfs which counts what its file keeps.
-func (s *source) keepsExtents() bool {
+func keepsExtents(s *source) bool {
 	enforcer := s.in.Enforcer
 	return s.entry.Block() && !s.fixed && s.method != volume.ByCopy && enforcer.Kind() == quota.Btrfs && enforcer.Enforces(reconcile.InfoOf(s.entry))
 }
@@ -264,7 +264,7 @@ func (s *source) begin(ctx context.Context, rec *store.Record) error {
 	unlock := s.release
 	s.release = s.in.Pool.Node.Pins.Pin(s.id, s.exclusive())
 	unlock()
-	if !s.keepsExtents() {
+	if !keepsExtents(s) {
 		return nil
 	}
 	done, err := s.in.Pool.Node.TurnToCopy(ctx, s.id)
