@@ -99,7 +99,7 @@ func TestRights(t *testing.T) {
 			"nodes":                                     "get",
 			"daemonsets.apps":                           "list",
 			"subjectaccessreviews.authorization.k8s.io": "create",
-			"events":                                    "create patch",
+			"events": "create patch",
 		},
 		"single-node": {
 			"persistentvolumes":             "create delete get list patch watch",
