@@ -224,6 +224,33 @@ func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 	}
 }
 
+// A pool that was closed can be unmounted at once, also if its background work could not be entered from memory.
+func TestClosedPoolHoldsNothing(t *testing.T) {
+	a := newArena(t, swap{})
+	a.makeAll(swap{path: "pool"})
+	defer a.exchange(swaps["the records"])()
+	for range 60 {
+		must.Succeed(t, a.Close(t.Context()))
+		for _, held := range descriptors(t) {
+			if strings.HasPrefix(held, a.path("pool")) {
+				t.Fatalf("%s is still open", held)
+			}
+		}
+		a.start()
+	}
+}
+
+// descriptors are the paths of what this process has open.
+func descriptors(t *testing.T) (paths []string) {
+	t.Helper()
+	for _, fd := range must.Value(os.ReadDir("/proc/self/fd"))(t) {
+		if path, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil { // that of the directory itself was closed
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
 // calls are those that resolve a path.
 var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Inspect", "Start", "Unpublish", "Delete",
 	"Snapshot", "Restore", "FindSnapshot", "Snapshots", "DeleteSnapshot"}

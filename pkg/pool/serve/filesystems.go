@@ -108,11 +108,11 @@ func (u *usage) run(ctx context.Context) {
 		if !u.countsForAll() {
 			continue
 		}
-		s, err := u.pool.Enter(ctx)
+		s, err := u.pool.enter()
 		if err != nil {
 			continue
 		}
-		s.count(ctx)
+		s.count()
 		s.Close()
 	}
 }
@@ -132,7 +132,7 @@ func (u *usage) countsForAll() bool {
 
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
 // that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
-func (v *Visit) count(ctx context.Context) (all bool) {
+func (v *Visit) count() (all bool) {
 	trees, err := v.Enforcer.Trees(v.Store.Root())
 	if err != nil {
 		return false
@@ -148,7 +148,7 @@ func (v *Visit) count(ctx context.Context) (all bool) {
 	var held int64
 	all = true
 	for _, p := range v.Pool.onFilesystem() {
-		bytes, entered, counts := p.usage.held(ctx, v, look)
+		bytes, entered, counts := p.usage.held(v, look)
 		if !counts {
 			v.Pool.Ledger.CannotCount()
 			return true
@@ -168,11 +168,11 @@ func (v *Visit) count(ctx context.Context) (all bool) {
 
 // held is what the volumes and the trash of a pool hold, if that is counted. The visit
 // is one of this pool, or of another on its filesystem. A pool that is not entered holds nothing.
-func (u *usage) held(ctx context.Context, by *Visit, look func()) (bytes int64, entered, counts bool) {
+func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool) {
 	v := by
 	if v.Pool != u.pool {
 		var err error
-		if v, err = u.pool.Enter(ctx); err != nil {
+		if v, err = u.pool.enter(); err != nil {
 			in := u.pool.View()
 			if in.Enforcer == nil {
 				in.Enforcer = by.Enforcer

@@ -231,13 +231,13 @@ func (c *checks) openToServe(ctx context.Context) (_ *Visit, err error) {
 		giveUp()
 		return nil, err
 	}
-	all := v.count(ctx)
+	all := v.count()
 	c.synced = time.Now()
 	c.giveUp = giveUp
 	c.pool.directory.seen.CompareAndSwap(nil, &seen)
 	c.pool.identity.Store(id)
 	if !all { // of pools that are opened at once the later ones can enter the others by now
-		v.count(ctx)
+		v.count()
 	}
 	return v, nil
 }

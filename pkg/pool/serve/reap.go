@@ -42,7 +42,7 @@ func (r *reaper) reap(ctx context.Context, stuckToo bool) {
 	if len(queued) == 0 {
 		return
 	}
-	s, err := r.pool.Enter(ctx)
+	s, err := r.pool.enter()
 	if err != nil {
 		return // the watcher wakes the reaper when the pool is back
 	}

@@ -83,7 +83,7 @@ func (s *searches) search(ctx context.Context) {
 }
 
 func (s *searches) volume(ctx context.Context, id volume.ID) error {
-	v, err := s.pool.Enter(ctx)
+	v, err := s.pool.enter()
 	if err != nil {
 		return err
 	}

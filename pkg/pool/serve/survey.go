@@ -113,14 +113,14 @@ func (s *surveys) survey(ctx context.Context) {
 	found := &reconcile.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
 	for some := s.pool.Ledger.After(volume.ID{}, reconcile.Burst); len(some) > 0; some = s.pool.Ledger.After(some[len(some)-1].ID, reconcile.Burst) {
 		began := time.Now()
-		if err := s.surveySome(ctx, some, found); err != nil {
+		if err := s.surveySome(some, found); err != nil {
 			return // the check of the pool says why
 		}
 		if reconcile.Rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
 		}
 	}
-	found.Upstream = s.countUpstream(ctx)
+	found.Upstream = s.countUpstream()
 	if s.pool.state.Load().err == nil {
 		last := s.last.Swap(found)
 		s.logAbnormal(last, found)
@@ -154,11 +154,11 @@ func (s *surveys) doubtLimits(found *reconcile.Survey) {
 
 // countUpstream is how many snapshots the pool's snapshotPath seems to have; volume.Unknown if it cannot be read. One outside of the
 // pool is not asked: if its filesystem hangs, each survey would leave a thread behind.
-func (s *surveys) countUpstream(ctx context.Context) int {
+func (s *surveys) countUpstream() int {
 	if _, inside := upstream.Below(&s.pool.Config); !inside {
 		return volume.Unknown
 	}
-	v, err := s.pool.Enter(ctx)
+	v, err := s.pool.enter()
 	if err != nil {
 		return volume.Unknown
 	}
@@ -183,8 +183,8 @@ func (v *Visit) upstreamInside() ([]volume.ID, error) {
 	return upstream.List(in)
 }
 
-func (s *surveys) surveySome(ctx context.Context, some []ledger.Volume, found *reconcile.Survey) error {
-	visit, err := s.pool.Enter(ctx)
+func (s *surveys) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
+	visit, err := s.pool.enter()
 	if err != nil {
 		return err
 	}

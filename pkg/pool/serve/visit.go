@@ -73,6 +73,9 @@ func (p *Pool) Enter(ctx context.Context) (v *Visit, err error) {
 	return v, nil
 }
 
+// enter is Enter for background work: what is being opened is closed before that has ended, and so before Close returns.
+func (p *Pool) enter() (*Visit, error) { return p.Enter(context.Background()) }
+
 // closed is why no call may begin in the pool, as the last checks have found; nil if it may.
 func (p *Pool) closed(st *state, id *opened) error {
 	// What cannot be read from the disk any more may still be cached, and must not be served.

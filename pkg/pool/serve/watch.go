@@ -171,7 +171,7 @@ func (c *checks) check(ctx context.Context) state {
 		return state{err: c.pool.Unavailable(err), errors: volume.Unknown}
 	}
 	if joined { // it was unmounted, and is on another device now
-		s.count(ctx)
+		s.count()
 	}
 	s.View().Usage().LearnForeign(space)
 	s.remember(c.pool.identity.Load())
