@@ -188,9 +188,8 @@ func (d *Device) prepare(ctx context.Context, device blockdev.Device, state *dir
 		return "", false, fmt.Errorf("%s: %w: it has %s. %s", device, ErrForeign, found, erase)
 	case !zero:
 		return "", false, fmt.Errorf("%s: %w: its first 4096 bytes have data of an unknown kind. %s", device, ErrForeign, erase)
-	case unfinished:
-		// A mounter found it blank, and mkfs was killed before it had written what has a name.
 	default:
+		// What mkfs had written when it was killed, and has no name, cannot be told from data of another program.
 		if zero, err = device.Blank(ctx); err != nil {
 			return "", false, err
 		}
