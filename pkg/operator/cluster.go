@@ -257,8 +257,11 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if len(of) == 0 {
 		return users, nil
 	}
-	pools, paths := byClaim{}, byClaim{}
+	byName, pools, paths := map[string]string{}, byClaim{}, byClaim{}
 	err := place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
+		if place.OfDriver(volume) {
+			byName[volume.Name] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+		}
 		ref := volume.Spec.ClaimRef
 		if ref == nil {
 			return
@@ -283,7 +286,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if err != nil {
 		return nil, err
 	}
-	usersOf(moves, of, pools, add)
+	usersOf(moves, of, byName, add)
 	return users, c.eachPod(ctx, func(pod *corev1.Pod) {
 		if !counts(pod) {
 			return

@@ -7,7 +7,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,14 +44,15 @@ func (c *cluster) moving(ctx context.Context) (sets.Set[string], error) {
 	return names, err
 }
 
-// usersOf adds the moves that use pools on nodes, by the pools of claims. A volume whose pool is not known may be in any.
-func usersOf(moves []movev1.VolumeMove, of []leftover, pools byClaim, add func(at render.Spot, user string)) {
+// usersOf adds the moves that use pools on nodes, by the pools of PersistentVolumes. One that is not there, as while a move replaces it, may be in
+// any. Others that name the claim say nothing of it.
+func usersOf(moves []movev1.VolumeMove, of []leftover, pools map[string]string, add func(at render.Spot, user string)) {
 	for i := range moves {
 		m := &moves[i]
-		in := pools[types.NamespacedName{Namespace: m.Namespace, Name: m.Spec.ClaimName}]
+		pool := pools[m.Status.Volume]
 		for j := range of {
 			at := of[j].spot()
-			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (in.Len() == 0 || in.HasAny(at.Pool, "")) {
+			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (pool == "" || pool == at.Pool) {
 				add(at, "VolumeMove "+m.Namespace+"/"+m.Name)
 			}
 		}

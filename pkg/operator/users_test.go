@@ -168,13 +168,20 @@ func TestRemovalWithoutDefinitionOfMoves(t *testing.T) {
 // A pool stays mounted on the two nodes of a move, whether it is removed or a node leaves.
 func TestPoolIsUsedByMoves(t *testing.T) {
 	for name, tt := range map[string]struct {
-		pool string
-		uses bool
-	}{"its own": {"old", true}, "one that is not known": {"", true}, "another": {"local", false}} {
-		t.Run("the volume is in "+name, func(t *testing.T) {
+		volume, pool string
+		uses         bool
+	}{
+		"the volume is in its own":                                      {"data", "old", true},
+		"the volume is in one that is unknown":                          {"data", "", true},
+		"the volume is in another":                                      {"data", "local", false},
+		"it is replaced, and an earlier one of the claim is in another": {"earlier", "local", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			volume := volumeOn(tt.volume, "there", inPool(tt.pool))
+			volume.Spec.ClaimRef.Name = "claim-of-data"
 			from, to, beside := mounterOf("old", "there"), mounterOf("old", "here"), mounterOf("old", "beside")
 			s := newStage(t, stored("hpp", 1, false), from, to, beside, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), nodeThat("beside", corev1.ConditionTrue),
-				underway("data", "there", "here", movev1.Copying), volumeOn("data", "there", inPool(tt.pool)))
+				underway("data", "there", "here", movev1.Copying), volume)
 			s.reconcile("hpp")
 			s.reconcile("hpp")
 			for _, at := range []*appsv1.Deployment{from, to, beside} {
