@@ -49,34 +49,34 @@ func (o *Others) checkPods(directories *Watch) error {
 	for i := range o.Pods {
 		pod := &o.Pods[i]
 		for _, v := range pod.Spec.Volumes {
-			at := directory(pod, v, claims)
-			if at == "" {
-				continue
-			}
-			if err := checkVolume(pod, v.Name, at, directories); err != nil {
-				return err
+			for _, at := range paths(pod, v, claims) {
+				if err := checkVolume(pod, v.Name, at, directories); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return nil
 }
 
-func (o *Others) claims() map[types.NamespacedName]string {
-	paths := make(map[types.NamespacedName]string)
+// claims are the directories of claims. One that was made anew has the name of that of an earlier volume, which is retained.
+func (o *Others) claims() map[types.NamespacedName][]string {
+	all := make(map[types.NamespacedName][]string)
 	for i := range o.Volumes {
-		if ref := o.Volumes[i].Spec.ClaimRef; ref != nil {
-			paths[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = origin.Path(&o.Volumes[i])
+		if ref, at := o.Volumes[i].Spec.ClaimRef, origin.Path(&o.Volumes[i]); ref != nil && at != "" {
+			name := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+			all[name] = append(all[name], at)
 		}
 	}
-	return paths
+	return all
 }
 
-// directory is what a volume of a pod is of, on the node; empty if that is something else.
-func directory(pod *corev1.Pod, v corev1.Volume, claims map[types.NamespacedName]string) string {
+// paths are what a volume of a pod may be of, on the node; none if that is something else.
+func paths(pod *corev1.Pod, v corev1.Volume, claims map[types.NamespacedName][]string) []string {
 	claim := types.NamespacedName{Namespace: pod.Namespace}
 	switch {
 	case v.HostPath != nil:
-		return v.HostPath.Path
+		return []string{v.HostPath.Path}
 	case v.PersistentVolumeClaim != nil:
 		claim.Name = v.PersistentVolumeClaim.ClaimName
 	case v.Ephemeral != nil:

@@ -170,11 +170,14 @@ func TestSubPath(t *testing.T) {
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
 			n := newNode(t)
+			n.mkdir("retained")
 			for _, claim := range []string{"all", "user-data"} {
-				n.Volumes = append(n.Volumes, corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
-					ClaimRef:               &corev1.ObjectReference{Namespace: "space", Name: claim},
-					PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: n.path("old")}},
-				}})
+				for _, path := range []string{"retained", "old", "retained"} { // those of earlier claims of the name
+					n.Volumes = append(n.Volumes, corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
+						ClaimRef:               &corev1.ObjectReference{Namespace: "space", Name: claim},
+						PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: n.path(path)}},
+					}})
+				}
 			}
 			source := hostPath(n.path("old"))
 			if tt.source != nil {
