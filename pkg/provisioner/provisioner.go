@@ -13,10 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
@@ -84,18 +82,15 @@ type Pool interface {
 // A Provisioner is what the controller of sig-storage-lib-external-provisioner calls: a controller.Provisioner,
 // controller.Qualifier and controller.DeletionGuard.
 type Provisioner struct {
-	config  Config
-	pool    Pool
-	client  kubernetes.Interface
-	events  reporter
-	volumes cache.Indexer // as ownVolumes keeps them
-	claims  corelisters.PersistentVolumeClaimLister
-	classes storagelisters.StorageClassLister
-	bound   bounds
-	// upstream says how KubeVirt's provisioner is removed, which has the same directory; empty if there is none.
-	upstream atomic.Pointer[string]
-	// served are the DaemonSets that served it when they were last looked for.
-	served map[types.UID]bool
+	config   Config
+	pool     Pool
+	client   kubernetes.Interface
+	events   reporter
+	volumes  cache.Indexer // as ownVolumes keeps them
+	claims   corelisters.PersistentVolumeClaimLister
+	classes  storagelisters.StorageClassLister
+	bound    bounds
+	upstream upstream
 }
 
 var (
@@ -109,7 +104,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	if err := p.config.checkRequest(o); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
-	if err := errors.Join(p.refuseOtherNodes(ctx), p.refuseUpstream()); err != nil {
+	if err := errors.Join(p.refuseOtherNodes(ctx), p.findUpstream(ctx)); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
 	node, err := p.node(ctx)

@@ -779,13 +779,11 @@ func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 			set.Generation = 2
 			set.Status = appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3}
 			must.Succeed(t, r.client.Tracker().Add(set))
-			r.findUpstream(t.Context())
 			_, _, err := r.Provision(t.Context(), request())
 			if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), "delete daemonset kubevirt-hostpath-provisioner") {
 				t.Error(err)
 			}
 			must.Succeed(t, r.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
-			r.findUpstream(t.Context())
 			_, _, err = r.Provision(t.Context(), request())
 			must.Succeed(t, err)
 		})
@@ -813,7 +811,6 @@ func TestDaemonSetOfAUser_stopsNoProvisioning(t *testing.T) {
 					set.DeletionTimestamp, set.Finalizers = &now, []string{"example.com/kept"}
 				}
 				must.Succeed(t, r.client.Tracker().Add(set))
-				r.findUpstream(t.Context())
 				if _, _, err := r.Provision(t.Context(), request()); err != nil {
 					t.Error(err)
 				}
@@ -832,12 +829,10 @@ func TestDaemonSetOfUnknownRights_stopsProvisioning(t *testing.T) {
 		return asked != nil, nil, asked
 	})
 	must.Succeed(t, r.client.Tracker().Add(serving("tenant", upstreamName, "", r.config.Path)))
-	r.findUpstream(t.Context())
 	if _, _, err := r.Provision(t.Context(), request()); err == nil {
 		t.Error("a claim is provisioned beside a DaemonSet of which nothing is known")
 	}
 	asked = nil
-	r.findUpstream(t.Context())
 	_, _, err := r.Provision(t.Context(), request())
 	must.Succeed(t, err)
 }
@@ -850,17 +845,48 @@ func TestUpstreamProvisionerThatLosesItsRights_stopsProvisioning(t *testing.T) {
 	set := serving("elsewhere", upstreamName, "admin", r.config.Path)
 	set.UID = "uid"
 	must.Succeed(t, r.client.Tracker().Add(set))
-	r.findUpstream(t.Context())
+	if r.findUpstream(t.Context()) == nil {
+		t.Error("it was not found")
+	}
 	for what, answer := range map[string]error{"the API server does not answer": errors.New("not now"), "it has no rights": nil} {
 		r.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &authorizationv1.SubjectAccessReview{}, answer
 		})
 		for range 2 {
-			r.findUpstream(t.Context())
+			if _, _, err := r.Provision(t.Context(), request()); err == nil {
+				t.Errorf("%s, and a claim is provisioned", what)
+			}
 		}
-		if _, _, err := r.Provision(t.Context(), request()); err == nil {
-			t.Errorf("%s, and a claim is provisioned", what)
+	}
+}
+
+// Whether there is one is unknown while the API server cannot be asked, as when it starts, and known anew for each claim: a GitOps tool makes what
+// was deleted again.
+func TestUpstreamProvisionerThatCannotBeLookedFor_stopsProvisioning(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+	r.mayMakeVolumes("elsewhere:admin")
+	unanswered := ""
+	r.client.PrependReactor("list", "daemonsets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		of := action.(clienttesting.ListAction).GetListRestrictions().Fields.String()
+		return of == "metadata.name="+unanswered, nil, errors.New("etcdserver: request timed out")
+	})
+	refused := func(want bool) {
+		t.Helper()
+		if _, _, err := r.Provision(t.Context(), request()); (err != nil) != want {
+			t.Errorf("while %q is not answered: %v", unanswered, err)
 		}
+		if (r.refuseUpstream() != nil) != want {
+			t.Errorf("while %q is not answered, ready: %v", unanswered, r.refuseUpstream())
+		}
+	}
+	for _, unanswered = range []string{upstreamName, operatedName} {
+		refused(true)
+	}
+	unanswered = ""
+	refused(false)
+	must.Succeed(t, r.client.Tracker().Add(serving("elsewhere", upstreamName, "admin", r.config.Path)))
+	for _, unanswered = range []string{"", operatedName} {
+		refused(true)
 	}
 }
 
@@ -883,7 +909,6 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 			set.Labels, set.Annotations = map[string]string{"k8s-app": "hostpath-provisioner"}, map[string]string{test.annotation: "{}"}
 			r.mayMakeVolumes(test.namespace + ":hostpath-provisioner-admin")
 			must.Succeed(t, r.client.Tracker().Add(set))
-			r.findUpstream(t.Context())
 			_, _, err := r.Provision(t.Context(), request())
 			if (err != nil) != test.refused || test.refused && !strings.Contains(err.Error(), "the operator in the namespace kubevirt-hyperconverged") {
 				t.Error(err)

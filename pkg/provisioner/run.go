@@ -103,9 +103,7 @@ func (i *Instance) Run(ctx context.Context) {
 	var background sync.WaitGroup
 	defer i.factory.Shutdown()
 	defer background.Wait()
-	if i.provisioner.config.Mode == PerNode {
-		i.provisioner.findUpstream(ctx)
-	}
+	_ = i.provisioner.findUpstream(ctx) // Ready says it
 	i.factory.Start(ctx.Done())
 	background.Go(func() { i.volumes.RunWithContext(ctx) })
 	background.Go(func() { i.watch(ctx) })

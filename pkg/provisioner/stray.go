@@ -53,8 +53,8 @@ func (i *Instance) watch(ctx context.Context) {
 			}
 			directories.remove(ctx)
 			if p.config.Mode == PerNode { // else it serves all claims itself
-				if p.foundUpstream() || now.Sub(lookedForUpstream) > strayAgain {
-					p.findUpstream(ctx)
+				if p.refuseUpstream() != nil || now.Sub(lookedForUpstream) > strayAgain {
+					_ = p.findUpstream(ctx) // Ready says it
 					lookedForUpstream = now
 				}
 				p.selectNamedNode(ctx)

@@ -7,6 +7,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -24,16 +26,52 @@ const (
 	operatedAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
 )
 
-// findUpstream notes whether KubeVirt's provisioner is deployed with the same directory, in any namespace. If the DaemonSets cannot be seen, what
-// was seen before holds; one that is seen counts as long as its rights are not known.
-func (p *Provisioner) findUpstream(ctx context.Context) {
-	remedy, served := "", make(map[types.UID]bool)
+// upstream is KubeVirt's provisioner, as it was seen last.
+type upstream struct {
+	looking sync.Mutex
+	// served are the DaemonSets that had the directory.
+	served map[types.UID]bool
+	// refusal is why nothing is provisioned; nil if there is none that has it.
+	refusal atomic.Pointer[error]
+}
+
+// findUpstream refuses to share the directory with KubeVirt's provisioner, in any namespace: each would serve the claims of the other, and
+// remove directories of its. It is asked for each claim, since a DaemonSet may be made anew in any second. One counts as long as its rights are
+// not known, and unknown DaemonSets do.
+func (p *Provisioner) findUpstream(ctx context.Context) error {
+	if p.config.Mode != PerNode {
+		return nil // another serves all claims of its class
+	}
+	p.upstream.looking.Lock()
+	defer p.upstream.looking.Unlock()
+	remedy, err := p.seenUpstream(ctx)
+	refusal := err
+	if remedy != "" {
+		refusal = fmt.Errorf("the upstream provisioner serves %s too: %s", p.config.Path, remedy)
+	}
+	if before := p.refuseUpstream(); refusal != nil && (before == nil || before.Error() != refusal.Error()) {
+		p.events.log.Error(refusal, "Not provisioning")
+	}
+	p.upstream.refusal.Store(&refusal)
+	return refusal
+}
+
+// refuseUpstream is what findUpstream has found last.
+func (p *Provisioner) refuseUpstream() error {
+	if refusal := p.upstream.refusal.Load(); refusal != nil {
+		return *refusal
+	}
+	return nil
+}
+
+// seenUpstream says how what is seen of KubeVirt's provisioner is removed; empty if there is none, or, with an error, if that is not known.
+func (p *Provisioner) seenUpstream(ctx context.Context) (remedy string, err error) {
+	served := make(map[types.UID]bool)
 	for _, name := range []string{upstreamName, operatedName} {
 		// By the name alone: the right is to DaemonSets of these two names.
 		sets, err := p.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err != nil {
-			p.events.log.Error(err, "Failed to look for the upstream provisioner", "daemonSet", name)
-			return
+			return remedy, fmt.Errorf("look for the upstream provisioner: %w", err)
 		}
 		for i := range sets.Items {
 			set := &sets.Items[i]
@@ -49,10 +87,8 @@ func (p *Provisioner) findUpstream(ctx context.Context) {
 			}
 		}
 	}
-	p.served = served
-	if before := p.upstream.Swap(&remedy); remedy != "" && (before == nil || *before != remedy) {
-		p.events.log.Error(p.refuseUpstream(), "Not provisioning")
-	}
+	p.upstream.served = served
+	return remedy, nil
 }
 
 // isFor says whether the pods of a DaemonSet are to have the directory.
@@ -70,7 +106,7 @@ func (c Config) isFor(set *appsv1.DaemonSet) bool {
 // DaemonSet, and counts other pods by their labels. One whose account has lost the right, as to this one in its namespace, which users do not have,
 // goes on for a while: its pods make directories, and remove them when they cannot make the PersistentVolume.
 func (p *Provisioner) mayServe(ctx context.Context, set *appsv1.DaemonSet) (bool, error) {
-	if set.Namespace == p.config.Namespace || p.served[set.UID] {
+	if set.Namespace == p.config.Namespace || p.upstream.served[set.UID] {
 		return true, nil
 	}
 	const accounts = "system:serviceaccounts"
@@ -91,15 +127,4 @@ func removalOf(set *appsv1.DaemonSet) string {
 		return fmt.Sprintf("take pathConfig off the HostPathProvisioner, so that the operator in the namespace %s removes its DaemonSet %s", set.Namespace, set.Name)
 	}
 	return fmt.Sprintf("delete it with kubectl -n %s delete daemonset %s", set.Namespace, set.Name)
-}
-
-func (p *Provisioner) foundUpstream() bool { return p.refuseUpstream() != nil }
-
-// refuseUpstream refuses to share the directory with KubeVirt's provisioner: each would serve the claims of the other.
-func (p *Provisioner) refuseUpstream() error {
-	remedy := p.upstream.Load()
-	if remedy == nil || *remedy == "" {
-		return nil
-	}
-	return fmt.Errorf("the upstream provisioner serves %s too: %s", p.config.Path, *remedy)
 }
