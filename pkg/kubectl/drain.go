@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,7 +59,7 @@ type MoveOptions struct {
 type storage struct {
 	volumes    []corev1.PersistentVolume
 	claims     []corev1.PersistentVolumeClaim
-	pods       []corev1.Pod
+	pods       []corev1.Pod // that have not ended, and those that StatefulSets would make
 	nodes      []corev1.Node
 	classes    []storagev1.StorageClass
 	capacities []storagev1.CSIStorageCapacity
@@ -159,6 +160,7 @@ func PlanMove(ctx context.Context, k Kubectl, namespace, claim string, o MoveOpt
 
 func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 	s := &storage{snapshots: map[string]int{}, room: map[string]map[string]int64{}}
+	var sets []appsv1.StatefulSet
 	var err error
 	if s.moves, err = volumeMoves(ctx, k); err != nil { // before the volumes: what has come meanwhile is among them
 		return nil, err
@@ -168,6 +170,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 		func() error { return get(ctx, k, &s.volumes, "persistentvolumes") },
 		func() error { return get(ctx, k, &s.claims, "persistentvolumeclaims") },
 		func() error { return get(ctx, k, &s.pods, "pods") },
+		func() error { return get(ctx, k, &sets, "statefulsets") },
 		func() error { return list(ctx, k, &s.nodes, "nodes") },
 		func() error { return list(ctx, k, &s.classes, classes) },
 		func() error { return get(ctx, k, &s.capacities, "csistoragecapacities") },
@@ -176,6 +179,7 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 			return nil, err
 		}
 	}
+	s.addPods(sets)
 	for _, p := range node.Report.Pools {
 		for _, snapshot := range p.Snapshots {
 			s.snapshots[snapshot.Source]++
@@ -195,6 +199,15 @@ func readStorage(ctx context.Context, k Kubectl, node Node) (*storage, error) {
 		s.room[c.StorageClassName][on] = c.Capacity.Value()
 	}
 	return s, nil
+}
+
+// addPods adds the pods that StatefulSets would make, and leaves out those that have ended.
+func (s *storage) addPods(sets []appsv1.StatefulSet) {
+	claims := make([]types.NamespacedName, len(s.claims))
+	for i, c := range s.claims {
+		claims[i] = types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
+	}
+	s.pods = append(slices.DeleteFunc(s.pods, hasEnded), schedule.PodsOf(sets, claims)...)
 }
 
 // nodeOf is the one node that a volume of the driver is on; empty for none, and for more.
@@ -230,21 +243,9 @@ func (s *storage) planned(v corev1.PersistentVolume) Planned {
 	return p
 }
 
-// together are the claims that running pods use together with one, directly or by others; that one first.
+// together are the claims that pods use together with one, directly or by others, or would use; that one first.
 func (s *storage) together(namespace, claim string) []string {
-	claims := []string{claim}
-	for next := 0; next < len(claims); next++ {
-		for _, pod := range s.pods {
-			if pod.Namespace != namespace || hasEnded(pod) || !mounts(pod, claims[next]) {
-				continue
-			}
-			for _, v := range pod.Spec.Volumes {
-				if v.PersistentVolumeClaim != nil && !slices.Contains(claims, v.PersistentVolumeClaim.ClaimName) {
-					claims = append(claims, v.PersistentVolumeClaim.ClaimName)
-				}
-			}
-		}
-	}
+	_, claims := schedule.Together(s.pods, namespace, claim)
 	return claims
 }
 
@@ -377,12 +378,9 @@ func (s *storage) inPoolOf(class string, needed map[string]int64) (sum int64) {
 // refused says of nodes why the scheduler would have no pods of a group run there.
 func (s *storage) refused(group []*Planned) map[string]string {
 	refused := map[string]string{}
-	var pods, beside []corev1.Pod
+	var pods []corev1.Pod
 	for _, pod := range s.pods {
-		if !hasEnded(pod) {
-			beside = append(beside, pod)
-		}
-		if !hasEnded(pod) && slices.ContainsFunc(group, func(p *Planned) bool { return pod.Namespace == p.Namespace && mounts(pod, p.Claim) }) {
+		if slices.ContainsFunc(group, func(p *Planned) bool { return pod.Namespace == p.Namespace && schedule.Uses(&pod, p.Claim) }) {
 			pods = append(pods, pod)
 		}
 	}
@@ -392,7 +390,7 @@ func (s *storage) refused(group []*Planned) map[string]string {
 		for _, p := range group {
 			why = cmp.Or(why, s.notAllowed(p, node))
 		}
-		if why = cmp.Or(why, schedule.Refuses(pods, node, schedule.Neighbours{Pods: beside, Nodes: s.nodes})); why != "" && node.Name != group[0].From {
+		if why = cmp.Or(why, schedule.Refuses(pods, node, schedule.Neighbours{Pods: s.pods, Nodes: s.nodes})); why != "" && node.Name != group[0].From {
 			refused[node.Name] = why
 		}
 	}
@@ -440,7 +438,7 @@ func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) st
 		return fmt.Sprintf("it has %d snapshots, which stay on the node: delete them, or use --leave-snapshots", n)
 	}
 	for _, pod := range s.pods {
-		if pod.Namespace != p.Namespace || !mounts(pod, p.Claim) || hasEnded(pod) {
+		if pod.Namespace != p.Namespace || !schedule.Uses(&pod, p.Claim) {
 			continue
 		}
 		switch {
@@ -457,12 +455,6 @@ func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) st
 
 func owned(references []metav1.OwnerReference, kind string) bool {
 	return slices.ContainsFunc(references, func(r metav1.OwnerReference) bool { return r.Kind == kind })
-}
-
-func mounts(pod corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
-	})
 }
 
 // Cordon keeps new pods from a node.

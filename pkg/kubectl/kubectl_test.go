@@ -52,7 +52,7 @@ type answers map[string]any
 func (a answers) kubectl(t *testing.T) Kubectl {
 	t.Helper()
 	dir := t.TempDir()
-	for _, kind := range []string{"get pods --namespace=storage --selector=app.kubernetes.io/name=hostpath-csi-driver", "get pods --namespace=storage --selector=k8s-app=hostpath-provisioner", "get persistentvolumes"} {
+	for _, kind := range []string{"get pods --namespace=storage --selector=app.kubernetes.io/name=hostpath-csi-driver", "get pods --namespace=storage --selector=k8s-app=hostpath-provisioner", "get persistentvolumes", "get statefulsets"} {
 		if _, ok := a[kind]; !ok {
 			a[kind] = map[string]any{"items": []any{}}
 		}

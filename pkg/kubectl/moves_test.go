@@ -318,6 +318,38 @@ func TestPlanOfVolumesOfOnePod(t *testing.T) {
 	}
 }
 
+// What a StatefulSet that is scaled to zero would use together goes to one node, as the volumes of a pod.
+func TestPlanOfStatefulSetWithoutPods(t *testing.T) {
+	named := func(name string) any {
+		return map[string]any{"metadata": map[string]any{"namespace": "apps", "name": name}}
+	}
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
+		"get persistentvolumes":                           listOf(aVolume("data-db-0", "2Gi"), aVolume("logs-db-0", "3Gi"), aVolume("data-db-1", "4Gi")),
+		"get persistentvolumeclaims":                      listOf(named("data-db-0"), named("logs-db-0"), named("data-db-1")),
+		"get statefulsets": listOf(map[string]any{
+			"metadata": map[string]any{"namespace": "apps", "name": "db"},
+			"spec":     map[string]any{"replicas": 0, "volumeClaimTemplates": []any{map[string]any{"metadata": map[string]any{"name": "data"}}, map[string]any{"metadata": map[string]any{"name": "logs"}}}},
+		}),
+		"get pods":                 listOf(),
+		"get csistoragecapacities": listOf(aCapacity("node-b", "6Gi"), aCapacity("node-c", "4Gi")),
+		"get nodes":                listOf(),
+		"get storageclasses":       listOf(),
+	}
+	drained, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	moved, err := PlanMove(t.Context(), a.kubectl(t), "apps", "logs-db-0", MoveOptions{Evict: true})
+	must.Succeed(t, err)
+	got := []string{}
+	for _, p := range append(drained, moved...) {
+		got = append(got, p.Claim+" "+p.To+p.Problem)
+	}
+	want := []string{"data-db-0 node-b", "data-db-1 node-c", "logs-db-0 node-b", "logs-db-0 node-b", "data-db-0 node-b"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func aMove(name, claim string, status map[string]any) any {
 	return map[string]any{
 		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name}, "spec": map[string]any{"claimName": claim}, "status": status,

@@ -22,6 +22,24 @@ func (a apiServer) find(ctx context.Context, key client.ObjectKey, to client.Obj
 	return err == nil, client.IgnoreNotFound(err)
 }
 
+// eachPage calls do for what a namespace has of a kind, some at a time.
+func eachPage[T any, L interface {
+	*T
+	client.ObjectList
+}](ctx context.Context, a apiServer, namespace string, do func(page L),
+) error {
+	for next := ""; ; {
+		page := L(new(T))
+		if err := a.reader.List(ctx, page, client.InNamespace(namespace), client.Limit(500), client.Continue(next)); err != nil {
+			return err
+		}
+		do(page)
+		if next = page.GetContinue(); next == "" {
+			return nil
+		}
+	}
+}
+
 // delete deletes an object that was read.
 func (a apiServer) delete(ctx context.Context, object client.Object) error {
 	return client.IgnoreNotFound(a.writer.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID())}))

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -19,7 +21,7 @@ import (
 // A colocation is the volumes that pods use together with the one that moves, and together with those. The scheduler starts a pod only where
 // all of its volumes are, so all of them go to one node.
 type colocation struct {
-	pods []corev1.Pod // that use any of them
+	pods []corev1.Pod // that use any of them, or would
 	// beside are the pods of the namespace that run, as far as the scheduler looks at them.
 	beside []corev1.Pod
 	// to is the node where one of them is already, or goes, and by whom what says that; empty for none.
@@ -44,7 +46,7 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	c = &colocation{follow: map[share]int64{}}
 	var all []corev1.Pod
 	if err := pl.api.eachPod(ctx, pl.move.Namespace, func(pod *corev1.Pod) {
-		if usesClaims(pod) {
+		if schedule.UsesClaims(pod) {
 			all = append(all, *pod)
 		}
 		c.beside = append(c.beside, corev1.Pod{
@@ -54,7 +56,11 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	}); err != nil {
 		return nil, "", err
 	}
-	c.pods, c.claims = together(all, pl.move.Spec.ClaimName)
+	unmade, err := pl.podsOfSets(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	c.pods, c.claims = schedule.Together(append(all, unmade...), pl.move.Namespace, pl.move.Spec.ClaimName)
 	if len(c.claims) == 1 {
 		return c, "", nil
 	}
@@ -70,26 +76,19 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	return c, "", nil
 }
 
-// together are the pods that use a claim, or another claim of such a pod, and so on, and all of their claims: that one first.
-func together(pods []corev1.Pod, claim string) (users []corev1.Pod, claims []string) {
-	claims = []string{claim}
-	taken := make([]bool, len(pods))
-	for next := 0; next < len(claims); next++ {
-		for i := range pods {
-			if taken[i] || !uses(&pods[i], claims[next]) {
-				continue
-			}
-			taken[i] = true
-			users = append(users, pods[i])
-			for _, volume := range pods[i].Spec.Volumes {
-				// A claim that ends with its pod is made anew where the next pod runs.
-				if volume.PersistentVolumeClaim != nil && !slices.Contains(claims, volume.PersistentVolumeClaim.ClaimName) {
-					claims = append(claims, volume.PersistentVolumeClaim.ClaimName)
-				}
-			}
-		}
+// podsOfSets are the pods that use claims and that the StatefulSets of the namespace would make: one that is scaled to zero has none.
+func (pl planner) podsOfSets(ctx context.Context) ([]corev1.Pod, error) {
+	var sets []appsv1.StatefulSet
+	if err := eachPage(ctx, pl.api, pl.move.Namespace, func(page *appsv1.StatefulSetList) { sets = append(sets, page.Items...) }); err != nil || len(sets) == 0 {
+		return nil, err
 	}
-	return users, claims
+	var claims []types.NamespacedName
+	err := eachPage(ctx, pl.api, pl.move.Namespace, func(page *corev1.PersistentVolumeClaimList) {
+		for i := range page.Items {
+			claims = append(claims, client.ObjectKeyFromObject(&page.Items[i]))
+		}
+	})
+	return schedule.PodsOf(sets, claims), err
 }
 
 // accept takes the volume of another claim into account.
@@ -113,7 +112,7 @@ func (pl planner) accept(ctx context.Context, c *colocation, name, source string
 		return o.Spec.ClaimName == name && !o.Ended() && (o.Underway() || o.DeletionTimestamp == nil)
 	})
 	if i < 0 {
-		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or end the pods", name, source), nil
+		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or have no pod and no StatefulSet use both", name, source), nil
 	}
 	return pl.follows(ctx, c, claim, volume, &moves[i])
 }

@@ -4,9 +4,11 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -15,10 +17,15 @@ import (
 
 // withLogs adds a claim that pods use together with data, with its volume.
 func withLogs(on string, change ...func(*corev1.PersistentVolume)) []client.Object {
-	claim, volume := claimOf("logs"), volumeOf("pv-logs")
+	return withClaim("logs", on, change...)
+}
+
+// withClaim is another claim, with its volume.
+func withClaim(name, on string, change ...func(*corev1.PersistentVolume)) []client.Object {
+	claim, volume := claimOf(name), volumeOf("pv-"+name)
 	claim.Spec.VolumeName = volume.Name
-	volume.UID, volume.Spec.ClaimRef.Name, volume.Spec.ClaimRef.UID = "volume of logs", claim.Name, claim.UID
-	volume.Spec.CSI.VolumeHandle = "pvc-2"
+	volume.UID, volume.Spec.ClaimRef.Name, volume.Spec.ClaimRef.UID = types.UID("volume of "+name), claim.Name, claim.UID
+	volume.Spec.CSI.VolumeHandle = "pvc-" + name
 	volume.Spec.NodeAffinity = onNode(on)
 	for _, do := range change {
 		do(volume)
@@ -121,6 +128,64 @@ func more(name string) *corev1.Pod {
 	pod := appPod(name, false)
 	pod.Spec.Volumes = nil
 	return pod
+}
+
+// setOf is a StatefulSet without pods, whose pods would use claims of its templates.
+func setOf(name string, templates []string, change ...func(*appsv1.StatefulSet)) *appsv1.StatefulSet {
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: name}, Spec: appsv1.StatefulSetSpec{Replicas: ptr.To(int32(0))}}
+	for _, template := range templates {
+		set.Spec.VolumeClaimTemplates = append(set.Spec.VolumeClaimTemplates, corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: template}})
+	}
+	for _, do := range change {
+		do(set)
+	}
+	return set
+}
+
+// alsoUsing has the pods of a StatefulSet use a claim, too.
+func alsoUsing(claim string) func(*appsv1.StatefulSet) {
+	return func(set *appsv1.StatefulSet) {
+		set.Spec.Template.Spec.Volumes = using(&corev1.Pod{}, claim).Spec.Volumes
+	}
+}
+
+// A StatefulSet that is scaled to zero has no pod that shows which claims its next pods use together.
+func TestVolumesOfStatefulSetWithoutPods(t *testing.T) {
+	both := []string{"data", "logs"}
+	for name, tt := range map[string]struct {
+		set     *appsv1.StatefulSet
+		claim   string // of the move
+		objects []client.Object
+		want    string // the target, or what is said
+	}{
+		"the other stays":          {setOf("db", both), "data-db-0", withClaim("logs-db-0", nodeA), "make a VolumeMove for it, too"},
+		"the other is elsewhere":   {setOf("db", both), "data-db-0", withClaim("logs-db-0", nodeC), nodeC},
+		"of another ordinal":       {setOf("db", both), "data-db-0", withClaim("logs-db-1", nodeA), nodeB},
+		"of no ordinal":            {setOf("db", both), "data-db-0", withClaim("logs-db-00", nodeA), nodeB},
+		"of another StatefulSet":   {setOf("db", both), "data-db-0", withClaim("logs-web-0", nodeA), nodeB},
+		"of one that is scaled up": {setOf("db", both, func(s *appsv1.StatefulSet) { s.Spec.Replicas = ptr.To(int32(3)) }), "data-db-17", withClaim("logs-db-17", nodeC), nodeC},
+		"of one that begins later": {setOf("db", both, func(s *appsv1.StatefulSet) { s.Spec.Ordinals = &appsv1.StatefulSetOrdinals{Start: 5} }), "data-db-5", withClaim("logs-db-5", nodeC), nodeC},
+		"of all ordinals":          {setOf("db", []string{"data"}, alsoUsing("logs")), "data-db-0", withClaim("logs", nodeC), nodeC},
+		"of all ordinals, first":   {setOf("db", []string{"data"}, alsoUsing("logs")), "logs", withClaim("data-db-0", nodeC), nodeC},
+		"in place of a volume":     {setOf("db", []string{"logs"}, alsoUsing("logs")), "logs", withClaim("logs-db-0", nodeC), nodeB},
+		"in another namespace":     {setOf("db", both, func(s *appsv1.StatefulSet) { s.Namespace = "elsewhere" }), "data-db-0", withClaim("logs-db-0", nodeC), nodeB},
+		"that is deleted": {setOf("db", both, func(s *appsv1.StatefulSet) {
+			s.Finalizers, s.DeletionTimestamp = []string{"orphan"}, ptr.To(metav1.Now())
+		}), "data-db-0", withClaim("logs-db-0", nodeC), nodeB},
+		"whose pods may run on one node": {setOf("db", both, func(s *appsv1.StatefulSet) {
+			s.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodeC}
+		}), "data-db-0", nil, nodeC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := moveOf("m", to(""), func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = tt.claim })
+			w := newWorld(t, append(append(withClaim(tt.claim, nodeA), tt.objects...), tt.set, m)...)
+			w.reconcile("m")
+			w.has(m)
+			if strings.HasPrefix(tt.want, "node-") && m.Status.TargetNode != tt.want || !strings.HasPrefix(tt.want, "node-") && !strings.Contains(w.says("m"), tt.want) {
+				t.Errorf("in the phase %s it goes to %q, and says %q, want %q", m.Status.Phase, m.Status.TargetNode, w.says("m"), tt.want)
+			}
+		})
+	}
 }
 
 // Of two moves of one pod's volumes each goes where the other does, whichever begins.

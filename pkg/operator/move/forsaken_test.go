@@ -1,45 +1,214 @@
 package move
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// A VolumeMove that is removed by force leaves no mover, which would fence the volume for nothing, and no certificates. What replaces its
-// PersistentVolume stays, as that may be missing.
+// A successor is the VolumeMove that is made when another one was removed by force; nil for none.
+type successor func() *v1alpha1.VolumeMove
+
+// successors are of the same name or of another.
+var successors = map[string]successor{
+	"no other": nil,
+	"one of its name": func() *v1alpha1.VolumeMove {
+		return moveOf("m", to(nodeB), func(m *v1alpha1.VolumeMove) { m.UID = "made anew" })
+	},
+	"one of another name": func() *v1alpha1.VolumeMove { return moveOf("n", to(nodeB)) },
+}
+
+// removeByForce takes the finalizer of a VolumeMove away, and makes another.
+func (w *world) removeByForce(other successor) {
+	w.Helper()
+	m := w.move("m")
+	w.forced, m.Finalizers = true, nil
+	w.update(m)
+	must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), m)))
+	if other != nil {
+		must.Succeed(w, w.api.Create(w.Context(), other()))
+	}
+}
+
+// settle runs operators until nothing of moves is left, and the other VolumeMove has ended or has nothing to do.
+func (w *world) settle(other successor) {
+	w.Helper()
+	next := "m"
+	if other != nil {
+		next = other().Name
+	}
+	for range 200 {
+		for _, name := range []string{"m", next} {
+			w.reconcile(name)
+			w.live()
+		}
+		m := w.move(next)
+		if w.left() == 0 && (m == nil || m.Ended() && len(m.Finalizers) == 0 || strings.Contains(w.says(next), "node node-b has the volume")) {
+			return
+		}
+	}
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	for i := range pods.Items {
+		w.Logf("pod %s: %+v", pods.Items[i].Name, pods.Items[i].Status)
+	}
+	says := ""
+	if w.move(next) != nil {
+		says = w.says(next)
+	}
+	w.Fatalf("it does not end: the nodes have %+v and %+v, and %d objects of moves are left: %s", w.records[nodeA], w.records[nodeB], w.left(), says)
+}
+
+// left is how many objects of moves there are in the driver's namespace.
+func (w *world) left() (n int) {
+	w.Helper()
+	for _, list := range []client.ObjectList{&corev1.PodList{}, &corev1.SecretList{}, &networkingv1.NetworkPolicyList{}} {
+		must.Succeed(w, w.api.List(w.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+		n += meta.LenList(list)
+	}
+	return n
+}
+
+// wantWhereItIs expects the volume where its PersistentVolume leads to: with another VolumeMove, on the target.
+func (w *world) wantWhereItIs(other successor) {
+	w.Helper()
+	volume := volumeOf("pv")
+	if on := place.NodeOfVolume(volume); !w.has(volume) || other != nil && place.NodeOfVolume(volume) != nodeB {
+		w.Errorf("the PersistentVolume leads to %q", on)
+	}
+	w.wantOn(place.NodeOfVolume(volume))
+}
+
+// A VolumeMove that is removed by force at any step is ended as one that was deleted: no mover, which would fence the volume for nothing, nor
+// copy is left, and another one that is made at once, under its name or another, moves the volume.
 func TestRemovedByForce(t *testing.T) {
-	for phase, keeps := range map[v1alpha1.Phase]bool{v1alpha1.Copying: false, v1alpha1.Fenced: false, v1alpha1.Switching: true, v1alpha1.Removing: true} {
-		t.Run(string(phase), func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), moveOf("other", func(m *v1alpha1.VolumeMove) { m.Namespace = "elsewhere" }), appPod("data-0", false))
-			other := &corev1.Pod{ObjectMeta: objects{move: moveOf("other"), namespace: storage}.meta("-in")}
-			other.Annotations[nameAnnotation] = "elsewhere/other"
-			other.Labels[roleLabel] = string(roleIn)
-			other.Spec.NodeName, other.Spec.Containers = nodeC, []corev1.Container{{Args: []string{"move-in"}}}
-			must.Succeed(t, w.api.Create(t.Context(), other))
-			reached := false
-			w.run("m", func(int) {
-				m := w.move("m")
-				if m == nil || m.Status.Phase != phase || reached {
-					return
+	for name, other := range successors {
+		t.Run(name, func(t *testing.T) {
+			reached := map[v1alpha1.Phase]bool{}
+			for at, done := 1, false; !done; at += every() {
+				w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+				for range at {
+					w.reconcile("m")
+					w.live()
 				}
-				reached = true
-				m.Finalizers = nil
-				w.update(m)
-				must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), m)))
-			})
-			pods := &corev1.PodList{}
-			must.Succeed(t, w.api.List(t.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
-			if !reached || len(pods.Items) != 1 || pods.Items[0].Name != other.Name {
-				t.Errorf("reached: %v; the movers are %+v", reached, pods.Items)
+				m := w.move("m")
+				reached[m.Status.Phase] = true
+				done = m.Ended() && len(m.Finalizers) == 0
+				w.removeByForce(other)
+				w.settle(other)
+				w.wantWhereItIs(other)
+				if t.Failed() {
+					t.Fatalf("removed after look %d, in the phase %s", at, m.Status.Phase)
+				}
 			}
-			if secret := (&corev1.Secret{ObjectMeta: madeFor("m").meta("")}); w.has(secret) != keeps {
-				t.Errorf("the Secret is there: %v, want %v", !keeps, keeps)
+			if every() == 1 && len(reached) < 5 {
+				t.Errorf("removed in the phases %v only", reached)
 			}
 		})
+	}
+}
+
+// An operator that ends such a move may be killed at any write.
+func TestRemovedByForceAndKilled(t *testing.T) {
+	for _, looks := range []int{8, 16} {
+		for _, after := range []bool{false, true} {
+			for at := 1; ; at += every() {
+				w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+				for range looks {
+					w.reconcile("m")
+					w.live()
+				}
+				other := successors["one of its name"]
+				w.removeByForce(other)
+				w.kill, w.after = w.writes+at, after
+				w.settle(other)
+				w.wantWhereItIs(other)
+				if t.Failed() {
+					t.Fatalf("after %d looks, killed at write %d (%v)", looks, at, after)
+				}
+				if !w.killed {
+					break
+				}
+			}
+		}
+	}
+}
+
+// What an operator made that noted nothing of the beginning of its moves is removed, but for a Secret with a PersistentVolume, which may be missing.
+func TestRemovedByForceUnderEarlierOperator(t *testing.T) {
+	for phase, keeps := range map[v1alpha1.Phase]bool{v1alpha1.Copying: false, v1alpha1.Fenced: false, v1alpha1.Switching: true} {
+		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		for range 100 {
+			if w.move("m").Status.Phase == phase {
+				break
+			}
+			w.reconcile("m")
+			w.live()
+		}
+		w.reconcile("m")
+		for _, list := range []client.ObjectList{&corev1.PodList{}, &networkingv1.NetworkPolicyList{}} {
+			must.Succeed(t, w.api.List(t.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+			must.Succeed(t, meta.EachListItem(list, func(o runtime.Object) error {
+				object := o.(client.Object)
+				delete(object.GetAnnotations(), begunAnnotation)
+				return w.api.Update(t.Context(), object)
+			}))
+		}
+		w.removeByForce(nil)
+		for range 3 {
+			w.reconcile("m")
+		}
+		if secret := (&corev1.Secret{ObjectMeta: madeFor("m").meta("")}); w.has(secret) != keeps || keeps != (w.left() == 1) {
+			t.Errorf("in the phase %s the Secret is there: %v, want %v; %d objects are left", phase, !keeps, keeps, w.left())
+		}
+	}
+}
+
+// What is made for a VolumeMove that is there, of the same name in another namespace, is no business of one that is removed.
+func TestRemovedByForceBesideAnother(t *testing.T) {
+	w := newWorld(t, moveOf("m"), moveOf("m", func(m *v1alpha1.VolumeMove) { m.Namespace, m.UID = "elsewhere", "other" }), appPod("data-0", false))
+	w.reconcile("m")
+	w.reconcile("m")
+	other := moveOf("m", func(m *v1alpha1.VolumeMove) { m.Namespace, m.UID = "elsewhere", "other" })
+	pod := &corev1.Pod{ObjectMeta: objects{move: other, namespace: storage}.meta("-in")}
+	pod.Labels[roleLabel] = string(roleIn)
+	pod.Spec.NodeName, pod.Spec.Containers = nodeC, []corev1.Container{{Args: []string{"move-in"}}}
+	must.Succeed(t, w.api.Create(t.Context(), pod))
+	w.removeByForce(nil)
+	for range 100 {
+		w.reconcile("m")
+		w.live()
+	}
+	if !w.has(pod) || w.left() != 1 {
+		t.Errorf("%d objects are left", w.left())
+	}
+}
+
+// One whose claim goes with it is given up on both nodes.
+func TestRemovedByForceWithItsClaim(t *testing.T) {
+	for at, done := 1, false; !done; at += every() {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range at {
+			w.reconcile("m")
+			w.live()
+		}
+		m := w.move("m")
+		done = m.Ended() && len(m.Finalizers) == 0
+		w.replicas = false
+		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+		w.removeByForce(nil)
+		w.settle(nil)
+		if w.records[nodeA] != nil && (w.records[nodeA].role != "" || w.records[nodeB] != nil) {
+			t.Fatalf("removed after look %d, in the phase %s, the nodes have %+v and %+v", at, m.Status.Phase, w.records[nodeA], w.records[nodeB])
+		}
 	}
 }

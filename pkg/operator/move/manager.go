@@ -1,10 +1,16 @@
 package move
 
 import (
+	"context"
 	"time"
 
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -16,6 +22,22 @@ import (
 // noDefinition is how long the definition of VolumeMove may be missing: an update of the operator may bring it later, or never.
 const noDefinition = 10 * 365 * 24 * time.Hour
 
+// moveOfObject is the VolumeMove that an object was made for.
+func moveOfObject(_ context.Context, object *metav1.PartialObjectMetadata) []reconcile.Request {
+	m := recalled(object)
+	if m == nil {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(m)}}
+}
+
+// AddCache adds what a manager keeps in memory for Add, beside VolumeMoves.
+func AddCache(to *cache.Options) error {
+	made, err := labels.Parse(moveLabel)
+	to.ByObject[&networkingv1.NetworkPolicy{}] = cache.ByObject{Label: made}
+	return err
+}
+
 // Add registers the reconciler with a manager. One move is looked at at a time, so that two of one claim see each other.
 func (r *Reconciler) Add(manager ctrl.Manager) error {
 	c, err := controller.New("volumemove", manager, controller.Options{
@@ -25,5 +47,11 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	return c.Watch(source.Kind(manager.GetCache(), &v1alpha1.VolumeMove{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.VolumeMove]{}))
+	if err := c.Watch(source.Kind(manager.GetCache(), &v1alpha1.VolumeMove{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.VolumeMove]{})); err != nil {
+		return err
+	}
+	// Of a VolumeMove that was removed by force while no operator ran, these are heard of.
+	policies := &metav1.PartialObjectMetadata{}
+	policies.SetGroupVersionKind(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"))
+	return c.Watch(source.Kind(manager.GetCache(), policies, handler.TypedEnqueueRequestsFromMapFunc(moveOfObject)))
 }

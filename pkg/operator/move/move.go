@@ -81,6 +81,7 @@ func next(reason, format string, args ...any) outcome {
 
 // A reconciliation is one look at one move. Its methods are the phases, in their order, and its fields what they work on.
 type reconciliation struct {
+	of      *Reconciler
 	move    *v1alpha1.VolumeMove
 	api     apiServer
 	planner planner
@@ -103,7 +104,7 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	users := users{move: move, api: api}
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
-		move: move, api: api, objects: objects, movers: movers, users: users, times: times,
+		of: r, move: move, api: api, objects: objects, movers: movers, users: users, times: times,
 		planner: planner{move: move, api: api, driver: driver, now: r.now},
 		copying: copying{move: move, api: api, objects: objects, movers: movers, users: users, reports: r.Reports, times: times},
 		volume:  claimedVolume{move: move, api: api, objects: objects},
@@ -118,8 +119,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 		delete(r.reported, request.NamespacedName)
-		object.ObjectMeta = metav1.ObjectMeta{Namespace: request.Namespace, Name: request.Name}
-		return ctrl.Result{}, r.reconciliation(object).objects.removeForsaken(ctx)
+		waits, err := r.endForsaken(ctx, request.NamespacedName)
+		return ctrl.Result{RequeueAfter: waits.after}, err
 	}
 	after, err := r.look(ctx, object)
 	priority := handler.LowPriority
@@ -204,6 +205,9 @@ func (m reconciliation) begin(ctx context.Context) (outcome, error) {
 		return m.release(ctx)
 	}
 	m.move.Status.Phase = v1alpha1.Pending
+	if waits, err := m.of.endForsaken(ctx, client.ObjectKeyFromObject(m.move)); err != nil || waits != (outcome{}) {
+		return waits, err
+	}
 	p, waits, err := m.planner.plan(ctx)
 	if err != nil || waits != "" {
 		return outcome{reason: "Waiting", message: waits, after: idle}, err

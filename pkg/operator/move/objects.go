@@ -9,7 +9,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -40,7 +39,7 @@ func (o objects) meta(suffix string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: o.namespace, Name: "volumemove-" + string(o.move.UID) + suffix,
 		Labels:      map[string]string{moveLabel: string(o.move.UID), "app.kubernetes.io/name": "volume-mover", "app.kubernetes.io/managed-by": "hostpath-provisioner-operator"},
-		Annotations: map[string]string{nameAnnotation: o.move.Namespace + "/" + o.move.Name},
+		Annotations: map[string]string{nameAnnotation: o.move.Namespace + "/" + o.move.Name, begunAnnotation: beginningOf(o.move)},
 	}
 }
 
@@ -84,12 +83,16 @@ func (o objects) secret(ctx context.Context) (*corev1.Secret, error) {
 // connect has what movers need that talk to each other, and says whether its certificates are good for as long as one runs. Otherwise the
 // movers end, and get others.
 func (o objects) connect(ctx context.Context, movers ...role) (ready bool, err error) {
+	// It is made first and removed last: an operator may see by it that there is more of the move.
+	if err := o.networkPolicy(ctx); err != nil {
+		return false, err
+	}
 	secret, err := o.secret(ctx)
 	if err != nil {
 		return false, err
 	}
 	if secret.CreationTimestamp.IsZero() || o.now().Sub(secret.CreationTimestamp.Time) < lifetime-deadline {
-		return true, o.networkPolicy(ctx)
+		return true, nil
 	}
 	left, err := o.removePods(ctx, movers...)
 	if err != nil || len(left) > 0 {
@@ -167,32 +170,22 @@ func (o objects) removeConnection(ctx context.Context) error {
 	return nil
 }
 
-// removeForsaken removes what was made for a move whose object was removed by force: a mover would go on, and fence the volume for nothing. A
-// Secret with a PersistentVolume stays, as that may be missing.
-func (o objects) removeForsaken(ctx context.Context) error {
-	pods := &corev1.PodList{}
-	if err := o.api.reader.List(ctx, pods, client.InNamespace(o.namespace), client.HasLabels{moveLabel}); err != nil {
+// removeUnknown removes what an operator has made that noted nothing of the beginning of its move. A Secret with a PersistentVolume stays, as that
+// may be missing.
+func (o objects) removeUnknown(ctx context.Context) error {
+	if left, err := o.removePods(ctx); err != nil || len(left) > 0 {
 		return err
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if pod.Annotations[nameAnnotation] != o.meta("").Annotations[nameAnnotation] {
-			continue
+	secret, policy := &corev1.Secret{}, &networkingv1.NetworkPolicy{}
+	if there, err := o.api.find(ctx, client.ObjectKey{Namespace: o.namespace, Name: o.meta("").Name}, secret); err != nil || !there || secret.Data[volumeFile] == nil {
+		if err == nil {
+			err = o.removeConnection(ctx)
 		}
-		forsaken := o
-		forsaken.move = o.move.DeepCopy()
-		forsaken.move.UID = types.UID(pod.Labels[moveLabel])
-		secret := &corev1.Secret{}
-		there, err := o.api.find(ctx, client.ObjectKey{Namespace: o.namespace, Name: forsaken.meta("").Name}, secret)
-		if err == nil && (!there || secret.Data[volumeFile] == nil) {
-			err = forsaken.removeConnection(ctx)
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := forsaken.removePods(ctx); err != nil {
-			return err
-		}
+		return err
 	}
-	return nil
+	there, err := o.api.find(ctx, client.ObjectKey{Namespace: o.namespace, Name: o.meta("").Name}, policy)
+	if err != nil || !there || !o.has(policy) {
+		return err
+	}
+	return o.api.drop(ctx, policy)
 }

@@ -113,7 +113,13 @@ func (pl planner) moveOfVolume(ctx context.Context, v *corev1.PersistentVolume) 
 			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, goes first", other.Name, other.Namespace), nil
 		}
 	}
-	return "", nil
+	forsaken, err := pl.api.forsaken(ctx, pl.driver.namespace)
+	for _, other := range forsaken {
+		if other.Status.VolumeHandle == v.Spec.CSI.VolumeHandle {
+			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, which was removed by force, is ended first", other.Name, other.Namespace), nil
+		}
+	}
+	return "", err
 }
 
 // driverGoes says that the driver is being removed, without which a move that has begun could neither go on nor be undone.

@@ -24,6 +24,10 @@ const (
 	volumeFile = "persistentvolume.json"
 	// sizeFile of it is the size of the one before.
 	sizeFile = "size"
+	// fenceFile of it is the fence as of which the copy is whole.
+	fenceFile = "fence"
+	// endedFile of it says of a move that is forsaken that nothing is to be done any more but to remove what was made for it.
+	endedFile = "ended"
 	// placedFile of it is the node to which the PersistentVolume leads. From then on, what removes or replaces that is not this move.
 	placedFile = "placed"
 	// movedBy on a PersistentVolume is the uid of the move that made it, and on a claim has the controller of volumes look at it again.
@@ -103,7 +107,7 @@ func (v claimedVolume) save(ctx context.Context, volume *corev1.PersistentVolume
 		return err
 	}
 	to := v.replacement(volume, before, node)
-	if before != nil && equality.Semantic.DeepEqual(before, to) {
+	if before != nil && equality.Semantic.DeepEqual(before, to) && string(secret.Data[fenceFile]) == v.move.Status.Fence {
 		return nil
 	}
 	if volume.UID == v.move.Status.VolumeUID {
@@ -113,7 +117,7 @@ func (v claimedVolume) save(ctx context.Context, volume *corev1.PersistentVolume
 	if err != nil {
 		return err
 	}
-	secret.Data[volumeFile] = data
+	secret.Data[volumeFile], secret.Data[fenceFile] = data, []byte(v.move.Status.Fence)
 	if secret.DeletionTimestamp == nil {
 		controllerutil.AddFinalizer(secret, v1alpha1.Finalizer)
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
 )
 
 // Users are the pods that use the claim of a move.
@@ -31,7 +32,7 @@ func (u users) pods(ctx context.Context) ([]corev1.Pod, error) {
 	}
 	var found []corev1.Pod
 	err = u.api.eachPod(ctx, u.move.Namespace, func(pod *corev1.Pod) {
-		if uses(pod, u.move.Spec.ClaimName) {
+		if schedule.Uses(pod, u.move.Spec.ClaimName) {
 			found = append(found, *pod)
 		}
 	})
@@ -40,34 +41,13 @@ func (u users) pods(ctx context.Context) ([]corev1.Pod, error) {
 
 // eachPod calls found for the pods of a namespace that have not ended.
 func (a apiServer) eachPod(ctx context.Context, namespace string, found func(pod *corev1.Pod)) error {
-	for next := ""; ; {
-		pods := &corev1.PodList{}
-		if err := a.reader.List(ctx, pods, client.InNamespace(namespace), client.Limit(500), client.Continue(next)); err != nil {
-			return err
-		}
+	return eachPage(ctx, a, namespace, func(pods *corev1.PodList) {
 		for i := range pods.Items {
 			if phase := pods.Items[i].Status.Phase; phase != corev1.PodSucceeded && phase != corev1.PodFailed {
 				found(&pods.Items[i])
 			}
 		}
-		if next = pods.Continue; next == "" {
-			return nil
-		}
-	}
-}
-
-func usesClaims(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil })
-}
-
-func uses(pod *corev1.Pod, claim string) bool {
-	for _, volume := range pod.Spec.Volumes {
-		if volume.PersistentVolumeClaim != nil && volume.PersistentVolumeClaim.ClaimName == claim ||
-			volume.Ephemeral != nil && pod.Name+"-"+volume.Name == claim {
-			return true
-		}
-	}
-	return false
+	})
 }
 
 // release has the pods on the source give the volume up, or says which have to.

@@ -83,6 +83,7 @@ type world struct {
 	promised int64           // what the mover of the source reports that the volume is promised; 0 for one that reports nothing
 	late     int             // how many looks the controller of volumes may miss
 	wasGone  map[string]bool // nodes whose objects were deleted once
+	forced   bool            // a VolumeMove was removed by force
 }
 
 // scheme has no other kinds: with each write the fake client lists all that there are.
@@ -392,7 +393,7 @@ func (w *world) publishes(on string) bool {
 	w.Helper()
 	volume := volumeOf("pv")
 	m := w.move("m")
-	givenUp := w.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
+	givenUp := w.forced || w.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
 	return w.records[on].publishes() && (!givenUp || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
 }
 

@@ -1,4 +1,5 @@
-// Package schedule says whether the scheduler would have pods run on a node. It is a part of its filters: those that hold for long.
+// Package schedule says which volumes pods use together, and whether the scheduler would have pods run on a node. It is a part of its filters:
+// those that hold for long.
 package schedule
 
 import (
