@@ -27,6 +27,8 @@ type accounts struct {
 	base int64
 	// counted says that base was counted. Once pools have come or gone since, atMost says instead that others occupy no more than base.
 	counted, atMost bool
+	// kept is the sum of what erased trash may have left, in bytes: see keep.
+	kept int64
 	// trees is what a btrfs needs for them. What is spare was measured with base.
 	trees quota.Trees
 }
@@ -250,26 +252,41 @@ func (l *Ledger) Leave() {
 // at least what is known to be beside them.
 func Foreign(taken, held, beside int64) int64 { return max(taken-held, min(beside, taken)) }
 
-// SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
-// counted, and what its trees need. See Foreign.
-func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
+// A Count is a counting of what others than the pools occupy on their filesystem.
+type Count struct {
+	ledger *Ledger
+	kept   int64 // before it began
+}
+
+// BeginCount begins a count. Trash that is erased before its End may have been counted as the pools'.
+func (l *Ledger) BeginCount() Count {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.on.change(func(a accounts) *accounts {
-		a.base, a.trees = max(0, bytes), trees
+	return Count{l, l.on.load().kept}
+}
+
+// End notes how many bytes others than the pools occupy on the filesystem, as was
+// counted, and what its trees need. See Foreign.
+func (c Count) End(bytes int64, trees quota.Trees) {
+	c.ledger.mu.Lock()
+	defer c.ledger.mu.Unlock()
+	c.ledger.on.change(func(a accounts) *accounts {
+		a.base, a.trees = max(0, bytes)+max(0, a.kept-c.kept), trees
 		a.counted, a.atMost = true, false
 		return &a
 	})
 }
 
-// keep notes on btrfs that so many bytes may be kept which nothing promises any more: the extents that a block volume has shared stay there
-// until it has overwritten all of them. They count as foreign until what volumes hold is counted again.
+// keep notes on btrfs that erased trash may have left so many bytes which nothing promises any more: pods can share blocks between
+// volumes (FICLONE), and extents that a block volume has shared stay until it has overwritten all of them. They count as foreign until what
+// volumes hold is counted again.
 func (f *Filesystem) keep(bytes int64) {
 	f.change(func(a accounts) *accounts {
 		if a.trees.Copies == 0 || !a.counted && !a.atMost {
 			return nil
 		}
 		a.base += bytes
+		a.kept += bytes
 		return &a
 	})
 }
