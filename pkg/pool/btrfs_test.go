@@ -572,6 +572,27 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 	})
 }
 
+// On several disks trees are written to two of them, and take no more than all but the largest have. No more is promised: small files
+// are in the trees, and the kernel makes the filesystem read-only when there is no room for these.
+func TestPromisesFitIntoTreesOnUnequalDisks(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, disks := range [][]int64{{1536 * mib, 768 * mib}, {3072 * mib, 384 * mib}, {2048 * mib, 2048 * mib}} {
+		root := testenv.BtrfsOfDisks(t, disks...)
+		withQuotas(t, root, local, func(t *testing.T, h *harness) {
+			most := min(disks[0], disks[1]) * 12 / 13
+			got := h.capacity()
+			if got > most || got < most/4 && disks[0] == disks[1] {
+				t.Errorf("on disks of %d MiB %d can be promised, want no more than %d", disks, got/mib, most/mib)
+			}
+			if got > 0 {
+				h.create("pvc-1", got)
+				h.wantCapacity("local", 0, 2)
+				h.delete("pvc-1")
+			}
+		})
+	}
+}
+
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -161,14 +160,10 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if held := owed.held(); held != volume.Unknown {
 		foreign = min(foreign, max(a.foreign()+held, foreign-owed.promised))
 	}
-	sellable := space.SizeBytes
-	if policy.Overprovision != 1 {
-		sellable = math.MaxInt64
-		if all := float64(space.SizeBytes) * policy.Overprovision; all < math.MaxInt64 {
-			sellable = int64(all)
-		}
+	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(policy.sellable(space.SizeBytes)-foreign, a.trees.Copies)-owed.promised)
+	if a.trees.Room.Bounded {
+		left = min(left, a.intoTrees(a.trees.Room.Left), a.intoTrees(policy.sellable(a.roomOfTrees(foreign)))-owed.promised)
 	}
-	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(sellable-foreign, a.trees.Copies)-owed.promised)
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
@@ -182,6 +177,19 @@ func (a *accounts) forVolumes(bytes, copies int64) int64 {
 	}
 	bytes += min(a.trees.Spare, max(0, a.base)) - a.trees.Reserve
 	return max(0, bytes) / (12*copies + 1) * 12
+}
+
+// roomOfTrees is how many bytes the trees can take of the disks if the volumes leave them all that they can: beside what others hold,
+// which may be on the very disk that the trees need.
+func (a *accounts) roomOfTrees(foreign int64) int64 {
+	room := a.trees.Room
+	return max(room.Left, room.All-(foreign-min(a.trees.Spare, max(0, a.base)))*room.Loss)
+}
+
+// intoTrees is how much of so many bytes that trees can take can be promised to volumes, as in forVolumes.
+func (a *accounts) intoTrees(bytes int64) int64 {
+	copies := a.trees.Copies
+	return max(0, bytes-a.trees.Reserve/copies) / (12*copies + 1) * 12 * copies
 }
 
 // awaited are the pools of other ledgers that have to be read before this one promises anything,

@@ -212,6 +212,35 @@ func TestTreesAreSetAside(t *testing.T) {
 	}
 }
 
+// No more is promised than the trees can take of the disks, which is less if what others hold may be on the disk that they need; nor can one
+// volume take more, however much may be promised in all.
+func TestTreesFitOnDisks(t *testing.T) {
+	for _, test := range []struct {
+		factor    float64
+		foreign   int64
+		room      quota.Room
+		available int64
+	}{
+		{1, 0, quota.Room{}, 46},
+		{1, 0, quota.Room{Bounded: true, Left: 50 * g, All: 50 * g, Loss: 1}, 46},
+		{1, 0, quota.Room{Bounded: true, Left: 27 * g, All: 27 * g, Loss: 1}, 24},      // 25 × 24/25
+		{1, 10 * g, quota.Room{Bounded: true, Left: 22 * g, All: 27 * g, Loss: 1}, 19}, // 20 × 24/25
+		{1, 10 * g, quota.Room{Bounded: true, Left: 17 * g, All: 32 * g, Loss: 2}, 14}, // 15 × 24/25
+		{3, 0, quota.Room{Bounded: true, Left: 27 * g, All: 27 * g, Loss: 1}, 24},      // not 79
+		{3, 0, quota.Room{Bounded: true, Left: 77 * g, All: 27 * g, Loss: 1}, 72},      // of 75
+		{1, 0, quota.Room{Bounded: true, Left: 1 * g, All: 1 * g, Loss: 1}, 0},         // less than their reserve
+		{1, 50 * g, quota.Room{Bounded: true, Left: 12 * g, All: 0, Loss: 1}, 9},       // 10 × 24/25
+	} {
+		l := New(Policy{Overprovision: test.factor})
+		l.Join(&Filesystem{}, Origin{})
+		l.BeginLoad().End(nil)
+		l.BeginCount().End(test.foreign, quota.Trees{Copies: 2, Reserve: 4 * g, Room: test.room})
+		if got := l.Available(disk100(test.foreign/g)) / g; got != test.available {
+			t.Errorf("with %+v and %d GiB of others %d GiB are available, want %d", test.room, test.foreign/g, got, test.available)
+		}
+	}
+}
+
 // However much may be promised beyond the size of the disk, one volume cannot take the room of the trees.
 func TestTreesAreSetAsideWithOverprovision(t *testing.T) {
 	l := New(Policy{Overprovision: 3})
