@@ -347,7 +347,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.SetForeign(ledger.Foreign(taken, held, r.beside), r.trees)
+			r.Ledger.BeginCount().End(ledger.Foreign(taken, held, r.beside), r.trees)
 		}
 		r.Usage().LearnForeign(r.space)
 	}

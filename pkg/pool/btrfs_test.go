@@ -222,6 +222,50 @@ func TestWhatErasedSnapshotHasLeftIsNotSold(t *testing.T) {
 	})
 }
 
+// Blocks that a pod has shared with another volume, as cp(1) does, stay when the first is erased. They are not sold before the next count
+// finds them, also if the pod has removed its file before.
+func TestWhatErasedVolumeHasLeftInAnotherIsNotSold(t *testing.T) {
+	testenv.NeedRoot(t)
+	for quotas, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary": testenv.CountingBtrfs, "simple": testenv.SimpleBtrfs} {
+		for _, removed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s quotas, file removed %v", quotas, removed), func(t *testing.T) {
+				root := mount(t, 1<<30, "-m", "single")
+				withQuotas(t, root, local, func(t *testing.T, h *harness) {
+					const used, empty = 192 * mib, 256 * mib
+					h.create("pvc-old", used+16*mib)
+					h.create("pvc-new", 16*mib)
+					h.create("pvc-empty", empty)
+					must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-old", "data"), make([]byte, used), 0o600))
+					syncfs(t, root)
+					h.later(2 * time.Minute) // which counts
+					share(t, h.Path("pool", "pvc-old", "data"), h.Path("pool", "pvc-new", "data"))
+					if removed {
+						must.Succeed(t, os.Remove(h.Path("pool", "pvc-old", "data")))
+					}
+					h.delete("pvc-old")
+					h.wantClean()
+					syncfs(t, root)
+					before := h.capacity()
+					h.later(2 * time.Minute)
+					if counted := h.capacity(); before > counted+8*mib {
+						t.Errorf("%d MiB were available before it was counted what the other volume keeps, and then %d", before/mib, counted/mib)
+					}
+					h.delete("pvc-new")
+					h.delete("pvc-empty")
+				})
+			})
+		}
+	}
+}
+
+// share makes a file with the blocks of another.
+func share(t *testing.T, from, to string) {
+	t.Helper()
+	source := must.Value(os.Open(from))(t)
+	copied := must.Value(os.Create(to))(t)
+	must.Succeed(t, unix.IoctlFileClone(int(copied.Fd()), int(source.Fd())), copied.Close(), source.Close())
+}
+
 // Each time that most of a disk is written after a snapshot, btrfs keeps the extents that were there before. There is no snapshot
 // more, and no clone, before a write of the disk could fail.
 func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
@@ -526,6 +570,27 @@ func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 		must.Succeed(t, clone("pvc-3", 128*mib), os.WriteFile(h.Path("pool", "pvc-3", "data"), make([]byte, 16*mib), 0o600))
 		h.settled()
 	})
+}
+
+// On several disks trees are written to two of them, and take no more than all but the largest have. No more is promised: small files
+// are in the trees, and the kernel makes the filesystem read-only when there is no room for these.
+func TestPromisesFitIntoTreesOnUnequalDisks(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, disks := range [][]int64{{1536 * mib, 768 * mib}, {3072 * mib, 384 * mib}, {2048 * mib, 2048 * mib}} {
+		root := testenv.BtrfsOfDisks(t, disks...)
+		withQuotas(t, root, local, func(t *testing.T, h *harness) {
+			most := min(disks[0], disks[1]) * 12 / 13
+			got := h.capacity()
+			if got > most || got < most/4 && disks[0] == disks[1] {
+				t.Errorf("on disks of %d MiB %d can be promised, want no more than %d", disks, got/mib, most/mib)
+			}
+			if got > 0 {
+				h.create("pvc-1", got)
+				h.wantCapacity("local", 0, 2)
+				h.delete("pvc-1")
+			}
+		})
+	}
 }
 
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.

@@ -230,5 +230,5 @@ func queueTrash(in *serve.Visit, piece string, e store.Entry) {
 	if e.Record != nil {
 		family = e.Record.Family
 	}
-	in.Pool.Ledger.Trash().Removed(piece, family, e.Block())
+	in.Pool.Ledger.Trash().Removed(piece, family)
 }

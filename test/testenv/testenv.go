@@ -145,6 +145,38 @@ func SimpleBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	return dir
 }
 
+// BtrfsOfDisks is CountingBtrfs on several disks of so many bytes, as mkfs.btrfs(8) makes it by itself.
+func BtrfsOfDisks(t testing.TB, disks ...int64) string {
+	t.Helper()
+	NeedRoot(t)
+	NeedPrograms(t, "btrfs", "mkfs.btrfs")
+	mkfs, options := []string{"-q"}, []string(nil)
+	for n, bytes := range disks {
+		image := filepath.Join(t.TempDir(), fmt.Sprint("disk", n))
+		if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, bytes)); err != nil {
+			t.Fatal(err)
+		}
+		device, err := loopfs.Attach(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer device.Close() // the mount holds it
+		mkfs, options = append(mkfs, device.Name()), append(options, "device="+device.Name())
+	}
+	if output, err := exec.CommandContext(t.Context(), "mkfs.btrfs", mkfs...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	dir := mountPoint(t)
+	if err := loopfs.MountDevice(t.Context(), mkfs[1], dir, "btrfs", options...); err != nil {
+		t.Fatal(err)
+	}
+	unmountAtEnd(t, dir)
+	if err := loopfs.SwitchQuotasOn(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // Tmpfs mounts a tmpfs of that many bytes until the test ends.
 func Tmpfs(t testing.TB, bytes int64) string {
 	t.Helper()

@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -101,13 +102,17 @@ func (*subvolumes) Kind() Kind { return Btrfs }
 
 func (s *subvolumes) Simple() bool { return s.simple }
 
-func (*subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
+func (s *subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 	// This validates the name: the ioctl does not.
 	if _, err := parent.IsDir(name); err != nil {
 		return nil, err
 	}
 	var args ioctl.Subvolume
 	copy(args.Name[:len(args.Name)-1], name)
+	if s.simple { // or it would be in the groups of the subvolume around it, and those may have a limit
+		args.Flags, args.Groups = ioctl.WithGroups, new(ioctl.Groups)
+		args.Size = uint64(unsafe.Sizeof(*args.Groups))
+	}
 	if err := ioctl.Do(parent, ioctl.CreateSubvolume, &args); err != nil {
 		return nil, &fs.PathError{Op: "make subvolume", Path: parent.String() + "/" + name, Err: err}
 	}

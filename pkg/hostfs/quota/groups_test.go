@@ -3,7 +3,9 @@ package quota_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -20,6 +22,17 @@ import (
 // directory needs no privilege for that.
 func makeSubvolumeIn(t *testing.T, in, name string, groups ...quota.ID) string {
 	t.Helper()
+	return subvolumeOf(t, in, name, 1<<2, groups...)
+}
+
+// makeSubvolume makes a subvolume as most users do, who choose no groups.
+func makeSubvolume(t *testing.T, in, name string) {
+	t.Helper()
+	subvolumeOf(t, in, name, 0)
+}
+
+func subvolumeOf(t *testing.T, in, name string, flags uint64, groups ...quota.ID) string {
+	t.Helper()
 	inherit := struct {
 		_      uint64 // struct btrfs_qgroup_inherit of linux/btrfs.h
 		Count  uint64
@@ -33,7 +46,7 @@ func makeSubvolumeIn(t *testing.T, in, name string, groups ...quota.ID) string {
 		Inherit     unsafe.Pointer
 		_           [2]uint64
 		Name        [4040]byte
-	}{Flags: 1 << 2, Size: uint64(9+len(groups)) * 8, Inherit: unsafe.Pointer(&inherit)}
+	}{Flags: flags, Size: uint64(9+len(groups)) * 8, Inherit: unsafe.Pointer(&inherit)}
 	copy(args.Name[:], name)
 	quota.Ioctl(t, open(t, in), 1<<30|4096<<16|0x94<<8|24, &args) // BTRFS_IOC_SUBVOL_CREATE_V2
 	return filepath.Join(in, name)
@@ -88,6 +101,36 @@ func TestSubvolumeInGroupsOfItsUser(t *testing.T) {
 	}
 }
 
+// A volume is in no group of the subvolume that it is made in, as with ordinary quotas: the limit of such a group would be below what the
+// volume was promised. What its user makes in it is in its group.
+func TestVolumeIsInNoGroupOfItsPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	if testenv.Guest() {
+		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
+	}
+	root := open(t, testenv.SimpleBtrfs(t, 256<<20))
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	pool, err := facility.Make(root, "pool")
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, pool.Close()) }()
+	id, err := facility.IDOf(pool)
+	must.Succeed(t, err)
+	for _, arguments := range [][]string{{"create", "1/100"}, {"limit", "4M", "1/100"}, {"assign", "--no-rescan", fmt.Sprint("0/", id), "1/100"}} {
+		if out, err := exec.Command("btrfs", slices.Concat([]string{"qgroup"}, arguments, []string{root.String()})...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs qgroup %v: %v\n%s", arguments, err, out)
+		}
+	}
+	volume, err := facility.Make(pool, "volume")
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, volume.Close()) }()
+	must.Succeed(t, facility.Limit(volume, 0, quota.Limit{Bytes: 16 << 20}))
+	must.Succeed(t, os.WriteFile(volume.String()+"/file", make([]byte, 8<<20), 0o600), unix.Syncfs(root.Fd()))
+	makeSubvolume(t, volume.String(), "nested")
+	wantOutside(t, facility, volume, 0)
+}
+
 // Of very many subvolumes not all are asked for their groups.
 func TestVeryManySubvolumesAreOutside(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -102,8 +145,7 @@ func TestVeryManySubvolumesAreOutside(t *testing.T) {
 	defer func() { must.Succeed(t, d.Close()) }()
 	must.Succeed(t, facility.Limit(d, 0, quota.Limit{Bytes: 64 << 20}))
 	for n := range 255 {
-		nested, err := facility.Make(d, fmt.Sprint(n))
-		must.Succeed(t, err, nested.Close())
+		makeSubvolume(t, d.String(), fmt.Sprint(n))
 	}
 	wantOutside(t, facility, d, 0)
 	makeSubvolumeIn(t, d.String(), "last")

@@ -21,6 +21,8 @@ type Trees struct {
 	Reserve int64
 	// Spare is what is allocated for trees and free.
 	Spare int64
+	// Room is what they can take of the disks.
+	Room Room
 }
 
 // TreesOf is what the filesystem of d needs; nothing where it is no btrfs.
@@ -36,7 +38,15 @@ func TreesOf(d *dir.Dir) (Trees, error) {
 	if err := ioctl.Do(d, getSpaces, &all); err != nil {
 		return Trees{}, fmt.Errorf("ask for the chunks of %s: %w", d, err)
 	}
-	return all.trees(int64(st.Blocks) * st.Bsize), nil
+	trees := all.trees(int64(st.Blocks) * st.Bsize)
+	if all.bounded() {
+		devices, err := devicesOf(d)
+		if err != nil {
+			return Trees{}, err
+		}
+		trees.Room = all.room(devices)
+	}
+	return trees, nil
 }
 
 // trees is what a filesystem of so many bytes needs. Chunks have a tenth of it, or what
@@ -46,7 +56,7 @@ func (s *spaces) trees(size int64) Trees {
 	const mib = 1 << 20
 	data, metadata, mixed := int64(1), int64(1), false
 	var spare int64
-	for _, space := range s.Spaces[:min(s.Total, s.Slots)] {
+	for _, space := range s.found() {
 		switch {
 		case space.Flags&isReserve != 0:
 		case space.Flags&isData != 0:
@@ -79,6 +89,8 @@ type spaces struct {
 	Spaces       [32]chunks
 }
 
+func (s *spaces) found() []chunks { return s.Spaces[:min(s.Total, s.Slots)] }
+
 // chunks is struct btrfs_ioctl_space_info.
 type chunks struct{ Flags, Bytes, Used uint64 }
 
@@ -99,12 +111,17 @@ func (c chunks) copies() int64 {
 const (
 	isData     = 1 << 0
 	isMetadata = 1 << 2
+	isRaid0    = 1 << 3
 	isRaid1    = 1 << 4
 	isDup      = 1 << 5
 	isRaid10   = 1 << 6
+	isRaid5    = 1 << 7
+	isRaid6    = 1 << 8
 	isRaid1C3  = 1 << 9
 	isRaid1C4  = 1 << 10
 	isReserve  = 1 << 49
+
+	allProfiles = isRaid0 | isRaid1 | isDup | isRaid10 | isRaid5 | isRaid6 | isRaid1C3 | isRaid1C4
 
 	getSpaces = ioctl.Read | ioctl.Write | spacesHead<<ioctl.Size | ioctl.Btrfs | 20 // BTRFS_IOC_SPACE_INFO
 

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,8 @@ type accounts struct {
 	base int64
 	// counted says that base was counted. Once pools have come or gone since, atMost says instead that others occupy no more than base.
 	counted, atMost bool
+	// kept is the sum of what erased trash may have left, in bytes: see keep.
+	kept int64
 	// trees is what a btrfs needs for them. What is spare was measured with base.
 	trees quota.Trees
 }
@@ -159,14 +160,10 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if held := owed.held(); held != volume.Unknown {
 		foreign = min(foreign, max(a.foreign()+held, foreign-owed.promised))
 	}
-	sellable := space.SizeBytes
-	if policy.Overprovision != 1 {
-		sellable = math.MaxInt64
-		if all := float64(space.SizeBytes) * policy.Overprovision; all < math.MaxInt64 {
-			sellable = int64(all)
-		}
+	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(policy.sellable(space.SizeBytes)-foreign, a.trees.Copies)-owed.promised)
+	if a.trees.Room.Bounded {
+		left = min(left, a.intoTrees(a.trees.Room.Left), a.intoTrees(policy.sellable(a.roomOfTrees(foreign)))-owed.promised)
 	}
-	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(sellable-foreign, a.trees.Copies)-owed.promised)
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
@@ -180,6 +177,19 @@ func (a *accounts) forVolumes(bytes, copies int64) int64 {
 	}
 	bytes += min(a.trees.Spare, max(0, a.base)) - a.trees.Reserve
 	return max(0, bytes) / (12*copies + 1) * 12
+}
+
+// roomOfTrees is how many bytes the trees can take of the disks if the volumes leave them all that they can: beside what others hold,
+// which may be on the very disk that the trees need.
+func (a *accounts) roomOfTrees(foreign int64) int64 {
+	room := a.trees.Room
+	return max(room.Left, room.All-(foreign-min(a.trees.Spare, max(0, a.base)))*room.Loss)
+}
+
+// intoTrees is how much of so many bytes that trees can take can be promised to volumes, as in forVolumes.
+func (a *accounts) intoTrees(bytes int64) int64 {
+	copies := a.trees.Copies
+	return max(0, bytes-a.trees.Reserve/copies) / (12*copies + 1) * 12 * copies
 }
 
 // awaited are the pools of other ledgers that have to be read before this one promises anything,
@@ -250,26 +260,41 @@ func (l *Ledger) Leave() {
 // at least what is known to be beside them.
 func Foreign(taken, held, beside int64) int64 { return max(taken-held, min(beside, taken)) }
 
-// SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
-// counted, and what its trees need. See Foreign.
-func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
+// A Count is a counting of what others than the pools occupy on their filesystem.
+type Count struct {
+	ledger *Ledger
+	kept   int64 // before it began
+}
+
+// BeginCount begins a count. Trash that is erased before its End may have been counted as the pools'.
+func (l *Ledger) BeginCount() Count {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.on.change(func(a accounts) *accounts {
-		a.base, a.trees = max(0, bytes), trees
+	return Count{l, l.on.load().kept}
+}
+
+// End notes how many bytes others than the pools occupy on the filesystem, as was
+// counted, and what its trees need. See Foreign.
+func (c Count) End(bytes int64, trees quota.Trees) {
+	c.ledger.mu.Lock()
+	defer c.ledger.mu.Unlock()
+	c.ledger.on.change(func(a accounts) *accounts {
+		a.base, a.trees = max(0, bytes)+max(0, a.kept-c.kept), trees
 		a.counted, a.atMost = true, false
 		return &a
 	})
 }
 
-// keep notes on btrfs that so many bytes may be kept which nothing promises any more: the extents that a block volume has shared stay there
-// until it has overwritten all of them. They count as foreign until what volumes hold is counted again.
+// keep notes on btrfs that erased trash may have left so many bytes which nothing promises any more: pods can share blocks between
+// volumes (FICLONE), and extents that a block volume has shared stay until it has overwritten all of them. They count as foreign until what
+// volumes hold is counted again.
 func (f *Filesystem) keep(bytes int64) {
 	f.change(func(a accounts) *accounts {
 		if a.trees.Copies == 0 || !a.counted && !a.atMost {
 			return nil
 		}
 		a.base += bytes
+		a.kept += bytes
 		return &a
 	})
 }

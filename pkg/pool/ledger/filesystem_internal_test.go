@@ -120,7 +120,7 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	b.Note(idOf("pvc-2"), Info{})
 	b.LearnForeign(hundred(3))
 	want("the third pool was not read yet", 12)
-	b.SetForeign(5, quota.Trees{})
+	b.BeginCount().End(5, quota.Trees{})
 	want("counted", 5)
 }
 
@@ -197,7 +197,7 @@ func TestTreesAreSetAside(t *testing.T) {
 		{quota.Trees{Copies: 2, Reserve: 4 * g}, 41},               // 86 × 12/25
 		{quota.Trees{Copies: 2, Reserve: 4 * g, Spare: 4 * g}, 43}, // 90 × 12/25
 	} {
-		l.SetForeign(10*g, test.trees)
+		l.BeginCount().End(10*g, test.trees)
 		if got := l.Available(disk100(10)) / g; got != test.available {
 			t.Errorf("with %+v %d GiB are available, want %d", test.trees, got, test.available)
 		}
@@ -209,6 +209,35 @@ func TestTreesAreSetAside(t *testing.T) {
 			t.Errorf("with %+v, and 20 GiB promised, %d GiB are available, want %d", test.trees, got, test.available-20)
 		}
 		held.Release()
+	}
+}
+
+// No more is promised than the trees can take of the disks, which is less if what others hold may be on the disk that they need; nor can one
+// volume take more, however much may be promised in all.
+func TestTreesFitOnDisks(t *testing.T) {
+	for _, test := range []struct {
+		factor    float64
+		foreign   int64
+		room      quota.Room
+		available int64
+	}{
+		{1, 0, quota.Room{}, 46},
+		{1, 0, quota.Room{Bounded: true, Left: 50 * g, All: 50 * g, Loss: 1}, 46},
+		{1, 0, quota.Room{Bounded: true, Left: 27 * g, All: 27 * g, Loss: 1}, 24},      // 25 × 24/25
+		{1, 10 * g, quota.Room{Bounded: true, Left: 22 * g, All: 27 * g, Loss: 1}, 19}, // 20 × 24/25
+		{1, 10 * g, quota.Room{Bounded: true, Left: 17 * g, All: 32 * g, Loss: 2}, 14}, // 15 × 24/25
+		{3, 0, quota.Room{Bounded: true, Left: 27 * g, All: 27 * g, Loss: 1}, 24},      // not 79
+		{3, 0, quota.Room{Bounded: true, Left: 77 * g, All: 27 * g, Loss: 1}, 72},      // of 75
+		{1, 0, quota.Room{Bounded: true, Left: 1 * g, All: 1 * g, Loss: 1}, 0},         // less than their reserve
+		{1, 50 * g, quota.Room{Bounded: true, Left: 12 * g, All: 0, Loss: 1}, 9},       // 10 × 24/25
+	} {
+		l := New(Policy{Overprovision: test.factor})
+		l.Join(&Filesystem{}, Origin{})
+		l.BeginLoad().End(nil)
+		l.BeginCount().End(test.foreign, quota.Trees{Copies: 2, Reserve: 4 * g, Room: test.room})
+		if got := l.Available(disk100(test.foreign/g)) / g; got != test.available {
+			t.Errorf("with %+v and %d GiB of others %d GiB are available, want %d", test.room, test.foreign/g, got, test.available)
+		}
 	}
 }
 
@@ -248,11 +277,11 @@ func TestCountedUseStaysWhenPoolsComeAndGo(t *testing.T) {
 			t.Errorf("%s: %d bytes are foreign, want %d", what, got, bytes)
 		}
 	}
-	a.SetForeign(50, quota.Trees{})
+	a.BeginCount().End(50, quota.Trees{})
 	b.Join(fs, Origin{Foreign: 12})
 	b.BeginLoad().End(nil)
 	want("a pool came, which may hold a part of it", 50)
-	a.SetForeign(40, quota.Trees{})
+	a.BeginCount().End(40, quota.Trees{})
 	b.Note(idOf("pvc-1"), promised(10))
 	b.Leave()
 	want("it went, and what it promised may be there", 50)
@@ -260,11 +289,51 @@ func TestCountedUseStaysWhenPoolsComeAndGo(t *testing.T) {
 	want("it came back", 50)
 	a.CannotCount()
 	want("it has volumes that cannot be counted", 12)
-	a.SetForeign(40, quota.Trees{})
+	a.BeginCount().End(40, quota.Trees{})
 	a.CannotCount()
 	want("a volume that cannot be counted is made", 40)
 	a.Leave()
 	b.Leave()
 	b.Join(fs, Origin{Foreign: 12})
 	want("all have gone, and one comes back", 12)
+}
+
+// On btrfs what erased trash has left in others counts as foreign, also if it was erased while it was counted what the trash holds.
+func TestWhatIsErasedWhileCountingIsForeign(t *testing.T) {
+	trees := quota.Trees{Copies: 1, Reserve: 2 * g}
+	for _, erased := range []string{"before", "during", "after"} {
+		l := joined(1)[0]
+		l.BeginCount().End(0, trees)
+		l.Trash().Throw("pvc-1.u", 40*g)
+		erase := func(when string) {
+			if when == erased {
+				l.Trash().Tried("pvc-1.u", nil)
+			}
+		}
+		erase("before")
+		count := l.BeginCount()
+		erase("during")
+		count.End(0, trees)
+		erase("after")
+		want := int64(40 * g)
+		if erased == "before" {
+			want = 0
+		}
+		if got := l.on.load().foreign(); got != want {
+			t.Errorf("erased %s the count: %d GiB are foreign, want %d", erased, got/g, want/g)
+		}
+	}
+}
+
+// Of trash without a known promise the most counts that was seen of it.
+func TestTrashOfUnknownPromiseIsForeignOnceErased(t *testing.T) {
+	l := joined(1)[0]
+	l.BeginCount().End(0, quota.Trees{Copies: 1, Reserve: 2 * g})
+	l.Trash().Throw("pvc-1.u", volume.Unknown)
+	l.Trash().Measured("pvc-1.u", 30*g)
+	l.Trash().Measured("pvc-1.u", 10*g)
+	l.Trash().Tried("pvc-1.u", nil)
+	if got := l.on.load().foreign(); got != 30*g {
+		t.Errorf("%d GiB are foreign, want 30", got/g)
+	}
 }

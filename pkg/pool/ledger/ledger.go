@@ -6,6 +6,7 @@ package ledger
 
 import (
 	"iter"
+	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -24,6 +25,18 @@ type Policy struct {
 	Reserve volume.Reserve
 	// BytesPerInode is the pool option of that name; volume.Unknown if it is not set.
 	BytesPerInode int64
+}
+
+// sellable is how much of so many bytes may be promised.
+func (p Policy) sellable(bytes int64) int64 {
+	all := float64(bytes) * p.Overprovision
+	switch {
+	case p.Overprovision == 1:
+		return bytes
+	case all < math.MaxInt64:
+		return int64(all)
+	}
+	return math.MaxInt64
 }
 
 // A Ledger is that of one pool.

@@ -26,17 +26,22 @@ type piece struct {
 	since    time.Time
 	err      error     // why it could not be removed; nil if that was not tried
 	logged   time.Time // when it was last logged that what it occupies cannot be counted
+	most     int64     // the most that it occupied, in bytes, as far as is known
 	removed  bool      // it was a volume or a snapshot, and not an attempt to make one
 	family   string    // whose blocks it shares, if it was removed; empty for none
-	block    bool      // its content is a file of the driver
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
 	at uint64 // its number in waiting, or in stuck if there is an err
 }
 
-// mayBeKept reports whether block volumes may have shared blocks with a piece.
-func (p *piece) mayBeKept() bool { return !p.removed || p.block && p.family != "" }
+// mayLeave is how much others may have of what a piece held once it is erased, in bytes.
+func (p *piece) mayLeave() int64 {
+	if p.promised == volume.Unknown {
+		return p.most
+	}
+	return p.promised
+}
 
 // add takes a piece in, unless it is known.
 func (t *trash) add(name string, promised int64, now time.Time) bool {
@@ -58,7 +63,7 @@ func (t *trash) measured(name string, bytes int64) {
 		return // erased meanwhile
 	}
 	t.count(r, -1)
-	r.holds = bytes
+	r.holds, r.most = bytes, max(r.most, bytes)
 	t.count(r, 1)
 }
 
@@ -295,13 +300,13 @@ func (t Trash) Promise(name string) int64 {
 	return 0
 }
 
-// Removed notes that a piece of trash is what was removed, as its user asked, the family that its record had, and whether it is of a block
-// volume. Of one from before a start that is not known.
-func (t Trash) Removed(name, family string, block bool) {
+// Removed notes that a piece of trash is what was removed, as its user asked, and the family that its record had. Of one from before a
+// start that is not known.
+func (t Trash) Removed(name, family string) {
 	t.ledger.mu.Lock()
 	defer t.ledger.mu.Unlock()
 	if p := t.ledger.trash.pieces[name]; p != nil {
-		p.removed, p.family, p.block = true, family, block
+		p.removed, p.family = true, family
 	}
 }
 
@@ -331,9 +336,7 @@ func (t Trash) Tried(name string, err error) {
 	t.ledger.mu.Lock()
 	defer t.ledger.unlock()
 	if p := t.ledger.trash.pieces[name]; p != nil && err == nil {
-		if p.mayBeKept() && p.promised != volume.Unknown {
-			t.ledger.on.keep(p.promised)
-		}
+		t.ledger.on.keep(p.mayLeave())
 		t.ledger.sums.dropTrash(p.promised)
 		t.ledger.erased++
 	}

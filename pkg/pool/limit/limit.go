@@ -144,7 +144,7 @@ func (e *Enforcer) Shares(try func() (bool, error)) (bool, error) {
 func (e *Enforcer) Trees(root *dir.Dir) (quota.Trees, error) {
 	trees, err := quota.TreesOf(root)
 	if e.Kind() != quota.Btrfs {
-		trees.Copies = min(1, trees.Copies)
+		trees.Copies, trees.Room = min(1, trees.Copies), quota.Room{}
 	}
 	return trees, err
 }

@@ -39,7 +39,7 @@ func remove(t *testing.T, p *reconcile.View, id volume.ID, e store.Entry, known 
 	p.Ledger.Note(id, ledger.Info{})
 	p.Ledger.Trash().Throw(piece, e.Promised())
 	if known {
-		p.Ledger.Trash().Removed(piece, e.Record.Family, e.Block())
+		p.Ledger.Trash().Removed(piece, e.Record.Family)
 	}
 }
 

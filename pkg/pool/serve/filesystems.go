@@ -137,6 +137,7 @@ func (v *Visit) count() (all bool) {
 	if err != nil {
 		return false
 	}
+	counting := v.Pool.Ledger.BeginCount()
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
 	var taken int64
@@ -162,7 +163,7 @@ func (v *Visit) count() (all bool) {
 	if err != nil {
 		return false
 	}
-	v.Pool.Ledger.SetForeign(ledger.Foreign(taken, held, beside), trees)
+	counting.End(ledger.Foreign(taken, held, beside), trees)
 	return all
 }
 
