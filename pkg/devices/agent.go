@@ -209,6 +209,9 @@ func (a *Agent) Pass(r Request) Report {
 			}
 		}
 	}
+	for _, j := range a.jobs {
+		j.wanted = false
+	}
 	seen := make(map[blockdev.Number]bool)
 	for _, v := range r.Volumes {
 		p.volume(v, seen)
@@ -218,7 +221,7 @@ func (a *Agent) Pass(r Request) Report {
 	}
 	p.forget(seen)
 	for number, j := range a.jobs {
-		if !seen[number] {
+		if !j.wanted {
 			j.cancel()
 			if j.finished() {
 				a.drop(number)
@@ -524,6 +527,7 @@ func (p *pass) candidate(f Found, facts blockdev.Facts) {
 		}
 	}
 	if j != nil && !j.finished() {
+		j.wanted = true
 		p.underway(j, j.status()) // if it ends now, the next pass sees how
 		return
 	}
@@ -558,6 +562,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	finished := false
 	if j != nil {
 		now, finished = j.status(), j.finished()
+		j.wanted = true
 	}
 	if finished && (j.stale(wanted) || p.Retry && j.err != nil) {
 		if !j.stale(wanted) {

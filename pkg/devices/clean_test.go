@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -867,6 +868,74 @@ func TestDeviceUsedWhileItIsCleanedIsLeftAlone(t *testing.T) {
 	end()
 	if r := w.Pass(); len(r.Cleaned) != 1 {
 		t.Errorf("found %+v, want it cleaned after that", r)
+	}
+}
+
+// A device may become that of another volume for hours while it is cleaned: what its claim writes is not overwritten.
+func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
+	byPath := func(_ *testing.T, d *devicestest.Disk) string { return d.Node }
+	byPartition := func(t *testing.T, d *devicestest.Disk) string {
+		return addPartition(t, d.Node)
+	}
+	for name, c := range map[string]struct {
+		path func(*testing.T, *devicestest.Disk) string
+		// told says that the passes know of the volume, and not only the API.
+		told bool
+		want devices.Reason
+	}{
+		"by another path":        {byPath, true, devices.Twice},
+		"a partition of it":      {byPartition, true, devices.Twice},
+		"without the label":      {byPath, false, devices.OfOthers},
+		"in part, without label": {byPartition, false, devices.OfOthers},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(devices.UseSmallSteps())
+			if !c.told {
+				t.Cleanup(devices.CheckEachStep())
+			}
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Disk("disk", 16*mib)
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			w.Step = func() {
+				w.Step = nil
+				close(begun)
+				<-goOn
+			}
+			w.Agent.Pass(w.Request())
+			<-begun
+			other := devicestest.Bound(devices.Volume{Name: "other", UID: "uid of other", Path: c.path(t, d), Bytes: 8 * mib, Foreign: !c.told})
+			other.ClaimUID, other.Claim = "uid-2", "default/other"
+			if api := append([]devices.Volume{other}, w.PVs...); c.told {
+				w.PVs = api
+			} else {
+				w.API = func() ([]devices.Volume, error) { return api, nil }
+			}
+			w.Agent.Pass(w.Request())
+			close(goOn)
+			untilLetGo(t, w, d)
+			if r := w.Pass(); !slices.ContainsFunc(r.Problems, func(p devices.Problem) bool { return p.Volume == "pv" && p.Reason == c.want }) {
+				t.Errorf("found %+v, want %s", r, c.want)
+			}
+			d.WantPattern(2*mib, 16*mib)
+		})
+	}
+}
+
+// untilLetGo waits until the agent holds a device no more.
+func untilLetGo(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+	t.Helper()
+	for {
+		held, err := blockdev.Hold(d.Node)
+		if err == nil {
+			must.Succeed(t, held.Close())
+			return
+		}
+		if !errors.Is(err, blockdev.ErrBusy) {
+			t.Fatal(err)
+		}
+		<-w.Changed()
 	}
 }
 

@@ -19,8 +19,8 @@ var noteEvery = 2 * time.Second
 // askEvery is how often it is asked, while a disk that other nodes may see is cleaned, whether it is reserved for this node still.
 var askEvery = 5 * time.Second
 
-// checkEvery is how often a device is checked for users while it is cleaned, or waits for its turn: an exclusive open keeps out no program that
-// opens the device without one.
+// checkEvery is how often a device is checked for users, and the API asked for volumes of it, while it is cleaned, or waits for its turn: an
+// exclusive open keeps out no program that opens the device without one.
 var checkEvery = time.Minute
 
 // A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
@@ -42,6 +42,8 @@ type job struct {
 	// before is why the device was refused the last time that it was checked.
 	before error
 
+	// wanted says that the pass which is under way, or was the last, has asked for it. All others end.
+	wanted bool
 	cancel context.CancelFunc
 	done   chan struct{}
 	result // after done
@@ -68,7 +70,7 @@ func (j *job) refuse(reason Reason, format string, args ...any) error {
 func (a *Agent) start(j *job) {
 	ctx, cancel := context.WithCancel(a.ctx)
 	j.cancel, j.done, j.now.moved = cancel, make(chan struct{}), time.Now()
-	a.jobs[j.number] = j
+	j.wanted, a.jobs[j.number] = true, j
 	a.wait.Go(func() {
 		defer a.Changed()
 		defer close(j.done)
@@ -482,13 +484,16 @@ func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
 	return done, nil
 }
 
-// stillMay looks for users of the device, and asks the API, if it is time for that.
+// stillMay asks the API, and looks for users of the device, if it is time for that.
 func (c *cleaning) stillMay(ctx context.Context) error {
 	if time.Since(c.checked) >= checkEvery {
-		if err := c.held.check(); err != nil {
+		if err := c.agent.confirm(ctx, c.job, c.held.Facts, c.record); err != nil {
 			return err
 		}
-		c.checked = time.Now()
+		if err := c.held.check(); err != nil { // the API may have taken its time
+			return err
+		}
+		c.checked, c.asked = time.Now(), time.Now()
 	}
 	if time.Since(c.asked) < askEvery {
 		return nil

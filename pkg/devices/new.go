@@ -83,6 +83,9 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 		}
 		return false
 	}
+	if j != nil {
+		j.wanted = true
+	}
 	if p.report.Settles.IsZero() || at.Before(p.report.Settles) {
 		p.report.Settles = at
 	}
