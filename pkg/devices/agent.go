@@ -397,14 +397,15 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if err != nil {
 		return err
 	}
+	v, record = v.asOf(facts), record.asOf(facts)
 	if other := p.twin(v, facts); other.Name != "" {
 		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Alike, other.Path, other.Name)}
 	}
 	if err := v.leadsTo(facts, record); err != nil {
 		return err
 	}
-	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Identity, record.Identity)}
+	if record.State != "" && record.Volume == v.Name && (record.Identity != "" && record.Identity != facts.Identity || record.looksOther(facts)) {
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Alike, record.alike())}
 	}
 	if err := v.adopts(facts, record); err != nil {
 		return err
@@ -456,11 +457,11 @@ func (v Volume) adopts(facts blockdev.Facts, record Record) error {
 // record of a volume is gone that was made of such a disk.
 func instance(v Volume, facts blockdev.Facts, record Record) (string, error) {
 	recorded := record.Volume == v.Name
-	if facts.Identity != "" || v.Unidentified && (!recorded || record.Instance == "") {
+	if facts.Identity != "" || v.Unidentified && !recorded || recorded && record.Instance == "" {
 		return "", nil
 	}
 	now, err := facts.Instance()
-	if err != nil || record.Instance == "" || !recorded {
+	if err != nil || !recorded {
 		return now, err
 	}
 	was, _, _ := strings.Cut(record.Instance, "/")

@@ -130,7 +130,7 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 		"cleaning had begun, on a disk that no claim had":               {changed(released, func(r *devices.Record) { r.ClaimUID = "" }), false, devices.HasData},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			if c.sign {
 				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
@@ -284,7 +284,7 @@ func TestFrozenNode(t *testing.T) {
 func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	for _, state := range []devices.State{devices.Bound, devices.Cleaning} {
 		t.Run(string(state), func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk-b", 32*mib)
 			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 			w.Pass()
@@ -304,7 +304,7 @@ func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 
 // Another disk at the path of one with the data of a claim gets a record of its own, and that of the claim stays.
 func TestDataOfClaimIsKeptAfterAnotherDiskHadItsPath(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	records := t.TempDir()
 	w.Open(records)
 	w.Restart()
@@ -356,7 +356,7 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			record := bound
@@ -399,7 +399,7 @@ func TestRecordIsKeptAgainstVolumeThatItContradicts(t *testing.T) {
 		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 			w.Pass()
@@ -445,7 +445,7 @@ func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 	for name, made := range map[string][]string{"a filesystem": {"mkfs.ext4", "-q", "-F"}, "no signature, as never used": nil} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			if made != nil {
 				devicestest.Run(t, append(made, d.Node)...)
@@ -462,7 +462,7 @@ func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 // The administrator says that it is the device, by its identity, or gives up the volume and erases the device by hand.
 func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	t.Run("by its identity", func(t *testing.T) {
-		w := devicestest.New(t)
+		w := newIdentified(t)
 		d := w.Disk("disk", 8*mib)
 		v := d.Volume("pv")
 		v.Identity = "" // when it was recorded
@@ -476,7 +476,7 @@ func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 		}
 	})
 	t.Run("by deleting the volume", func(t *testing.T) {
-		w := devicestest.New(t)
+		w := newIdentified(t)
 		d := w.Disk("disk", 8*mib)
 		w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 		w.Refused(devices.NotIdentified)
@@ -498,7 +498,7 @@ func TestRestoredVolumeIsNotCleaned(t *testing.T) {
 		"records are lost":  {false, devices.NotIdentified},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			d.Untouched()
 			v := devicestest.Bound(d.Volume("pv"))
@@ -540,7 +540,7 @@ func TestRestoredVolumeOfTheNameOfAnOfferIsNotCleaned(t *testing.T) {
 func TestReleasedVolumeIsKnownByItsIdentity(t *testing.T) {
 	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			devicestest.Run(t, "mkswap", d.Node)
 			v := w.Released(d.Volume("pv"))
@@ -807,7 +807,7 @@ func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, 
 
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.
 func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	t.Cleanup(devices.UseSmallSteps())
 	w.Config.Wipe = devices.WipeZero
 	d, other := w.Disk("disk", 8*mib), w.Disk("other", 8*mib)

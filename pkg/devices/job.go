@@ -256,6 +256,7 @@ func (j *job) byHand() string {
 // surely about this device.
 func (j *job) empty(ctx context.Context, held *Held, record, known Record) error {
 	facts := held.Facts
+	record = record.asOf(facts)
 	may := record.State == Bound && (record.Bytes == facts.SizeBytes || record.Identity == facts.Identity) || record.State == Cleaning && record.is(facts)
 	switch {
 	case known.State == Bound, known.State == Cleaning:
@@ -285,7 +286,7 @@ func (j *job) isOfVolume(facts blockdev.Facts, record Record) error {
 		return err
 	}
 	if record.State != "" && record.Volume == j.volume.Name && !record.is(facts) {
-		return j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q", facts.SizeBytes, facts.Identity, record.Bytes, record.Identity)
+		return j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q", facts.SizeBytes, facts.Alike, record.Bytes, record.alike())
 	}
 	if !record.agrees(j.volume) {
 		return record.contradiction(j.volume)
@@ -299,13 +300,15 @@ func (j *job) isOfVolume(facts blockdev.Facts, record Record) error {
 
 // leadsTo refuses another device than that of a volume, as far as that can be known. One that has grown is the same.
 func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
+	v, record = v.asOf(facts), record.asOf(facts)
 	if v.Identity != "" && facts.Identity != v.Identity {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Identity, v.Identity)}
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Alike, v.Identity)}
 	}
 	if record.Volume == v.Name && record.beginsElsewhere(facts) {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to a partition that begins at byte %d of its disk, and led to one at byte %d when it was recorded", v.Path, facts.Start, record.Start)}
 	}
-	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity)
+	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity) ||
+		record.Volume == v.Name && record.isAttached(facts)
 	if facts.SizeBytes == v.Bytes || known && facts.SizeBytes > v.Bytes {
 		return nil
 	}
@@ -321,8 +324,7 @@ func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
 	if facts.Identity != "" {
 		return v.Identity == facts.Identity || record.Identity == facts.Identity, nil
 	}
-	instance, err := facts.Instance()
-	return record.Instance != "" && record.Instance == instance, err
+	return record.isSurely(facts)
 }
 
 // notIdentified is the problem of a released volume whose device was never recorded, or cannot be told from others: another disk may be

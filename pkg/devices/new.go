@@ -24,7 +24,7 @@ func appearance(f blockdev.Facts) string {
 	if err != nil {
 		instance = "" // the kernel is older
 	}
-	return fmt.Sprintf("%s %s %d %d", instance, f.Identity, f.Start, f.SizeBytes)
+	return fmt.Sprintf("%s %s %d %d", instance, f.Alike, f.Start, f.SizeBytes)
 }
 
 // had notes that a device is that of a volume.
