@@ -209,6 +209,9 @@ func (a *Agent) Pass(r Request) Report {
 			}
 		}
 	}
+	for _, j := range a.jobs {
+		j.wanted = false
+	}
 	seen := make(map[blockdev.Number]bool)
 	for _, v := range r.Volumes {
 		p.volume(v, seen)
@@ -218,7 +221,7 @@ func (a *Agent) Pass(r Request) Report {
 	}
 	p.forget(seen)
 	for number, j := range a.jobs {
-		if !seen[number] {
+		if !j.wanted {
 			j.cancel()
 			if j.finished() {
 				a.drop(number)
@@ -394,14 +397,15 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if err != nil {
 		return err
 	}
+	v, record = v.asOf(facts), record.asOf(facts)
 	if other := p.twin(v, facts); other.Name != "" {
 		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Alike, other.Path, other.Name)}
 	}
 	if err := v.leadsTo(facts, record); err != nil {
 		return err
 	}
-	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Identity, record.Identity)}
+	if record.State != "" && record.Volume == v.Name && (record.Identity != "" && record.Identity != facts.Identity || record.looksOther(facts)) {
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Alike, record.alike())}
 	}
 	if err := v.adopts(facts, record); err != nil {
 		return err
@@ -453,11 +457,11 @@ func (v Volume) adopts(facts blockdev.Facts, record Record) error {
 // record of a volume is gone that was made of such a disk.
 func instance(v Volume, facts blockdev.Facts, record Record) (string, error) {
 	recorded := record.Volume == v.Name
-	if facts.Identity != "" || v.Unidentified && (!recorded || record.Instance == "") {
+	if facts.Identity != "" || v.Unidentified && !recorded || recorded && record.Instance == "" {
 		return "", nil
 	}
 	now, err := facts.Instance()
-	if err != nil || record.Instance == "" || !recorded {
+	if err != nil || !recorded {
 		return now, err
 	}
 	was, _, _ := strings.Cut(record.Instance, "/")
@@ -524,6 +528,7 @@ func (p *pass) candidate(f Found, facts blockdev.Facts) {
 		}
 	}
 	if j != nil && !j.finished() {
+		j.wanted = true
 		p.underway(j, j.status()) // if it ends now, the next pass sees how
 		return
 	}
@@ -558,6 +563,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	finished := false
 	if j != nil {
 		now, finished = j.status(), j.finished()
+		j.wanted = true
 	}
 	if finished && (j.stale(wanted) || p.Retry && j.err != nil) {
 		if !j.stale(wanted) {

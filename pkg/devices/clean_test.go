@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,7 +130,7 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 		"cleaning had begun, on a disk that no claim had":               {changed(released, func(r *devices.Record) { r.ClaimUID = "" }), false, devices.HasData},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			if c.sign {
 				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
@@ -283,7 +284,7 @@ func TestFrozenNode(t *testing.T) {
 func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	for _, state := range []devices.State{devices.Bound, devices.Cleaning} {
 		t.Run(string(state), func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk-b", 32*mib)
 			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 			w.Pass()
@@ -303,7 +304,7 @@ func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 
 // Another disk at the path of one with the data of a claim gets a record of its own, and that of the claim stays.
 func TestDataOfClaimIsKeptAfterAnotherDiskHadItsPath(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	records := t.TempDir()
 	w.Open(records)
 	w.Restart()
@@ -355,7 +356,7 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
 			record := bound
@@ -398,7 +399,7 @@ func TestRecordIsKeptAgainstVolumeThatItContradicts(t *testing.T) {
 		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 			w.Pass()
@@ -444,7 +445,7 @@ func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 	for name, made := range map[string][]string{"a filesystem": {"mkfs.ext4", "-q", "-F"}, "no signature, as never used": nil} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			if made != nil {
 				devicestest.Run(t, append(made, d.Node)...)
@@ -461,7 +462,7 @@ func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 // The administrator says that it is the device, by its identity, or gives up the volume and erases the device by hand.
 func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	t.Run("by its identity", func(t *testing.T) {
-		w := devicestest.New(t)
+		w := newIdentified(t)
 		d := w.Disk("disk", 8*mib)
 		v := d.Volume("pv")
 		v.Identity = "" // when it was recorded
@@ -475,7 +476,7 @@ func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 		}
 	})
 	t.Run("by deleting the volume", func(t *testing.T) {
-		w := devicestest.New(t)
+		w := newIdentified(t)
 		d := w.Disk("disk", 8*mib)
 		w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 		w.Refused(devices.NotIdentified)
@@ -497,7 +498,7 @@ func TestRestoredVolumeIsNotCleaned(t *testing.T) {
 		"records are lost":  {false, devices.NotIdentified},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 8*mib)
 			d.Untouched()
 			v := devicestest.Bound(d.Volume("pv"))
@@ -539,7 +540,7 @@ func TestRestoredVolumeOfTheNameOfAnOfferIsNotCleaned(t *testing.T) {
 func TestReleasedVolumeIsKnownByItsIdentity(t *testing.T) {
 	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			devicestest.Run(t, "mkswap", d.Node)
 			v := w.Released(d.Volume("pv"))
@@ -806,7 +807,7 @@ func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, 
 
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.
 func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	t.Cleanup(devices.UseSmallSteps())
 	w.Config.Wipe = devices.WipeZero
 	d, other := w.Disk("disk", 8*mib), w.Disk("other", 8*mib)
@@ -867,6 +868,74 @@ func TestDeviceUsedWhileItIsCleanedIsLeftAlone(t *testing.T) {
 	end()
 	if r := w.Pass(); len(r.Cleaned) != 1 {
 		t.Errorf("found %+v, want it cleaned after that", r)
+	}
+}
+
+// A device may become that of another volume for hours while it is cleaned: what its claim writes is not overwritten.
+func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
+	byPath := func(_ *testing.T, d *devicestest.Disk) string { return d.Node }
+	byPartition := func(t *testing.T, d *devicestest.Disk) string {
+		return addPartition(t, d.Node)
+	}
+	for name, c := range map[string]struct {
+		path func(*testing.T, *devicestest.Disk) string
+		// told says that the passes know of the volume, and not only the API.
+		told bool
+		want devices.Reason
+	}{
+		"by another path":        {byPath, true, devices.Twice},
+		"a partition of it":      {byPartition, true, devices.Twice},
+		"without the label":      {byPath, false, devices.OfOthers},
+		"in part, without label": {byPartition, false, devices.OfOthers},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Cleanup(devices.UseSmallSteps())
+			if !c.told {
+				t.Cleanup(devices.CheckEachStep())
+			}
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Disk("disk", 16*mib)
+			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			w.Step = func() {
+				w.Step = nil
+				close(begun)
+				<-goOn
+			}
+			w.Agent.Pass(w.Request())
+			<-begun
+			other := devicestest.Bound(devices.Volume{Name: "other", UID: "uid of other", Path: c.path(t, d), Bytes: 8 * mib, Foreign: !c.told})
+			other.ClaimUID, other.Claim = "uid-2", "default/other"
+			if api := append([]devices.Volume{other}, w.PVs...); c.told {
+				w.PVs = api
+			} else {
+				w.API = func() ([]devices.Volume, error) { return api, nil }
+			}
+			w.Agent.Pass(w.Request())
+			close(goOn)
+			untilLetGo(t, w, d)
+			if r := w.Pass(); !slices.ContainsFunc(r.Problems, func(p devices.Problem) bool { return p.Volume == "pv" && p.Reason == c.want }) {
+				t.Errorf("found %+v, want %s", r, c.want)
+			}
+			d.WantPattern(2*mib, 16*mib)
+		})
+	}
+}
+
+// untilLetGo waits until the agent holds a device no more.
+func untilLetGo(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+	t.Helper()
+	for {
+		held, err := blockdev.Hold(d.Node)
+		if err == nil {
+			must.Succeed(t, held.Close())
+			return
+		}
+		if !errors.Is(err, blockdev.ErrBusy) {
+			t.Fatal(err)
+		}
+		<-w.Changed()
 	}
 }
 

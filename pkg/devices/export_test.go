@@ -37,6 +37,17 @@ func Identify(as func(identity string) string) (restore func()) {
 	return func() { inspect = before }
 }
 
+// IdentifyByFile has loop devices be known by the path of their file, as disks by their number, until restored.
+func IdentifyByFile() (restore func()) {
+	before := inspect
+	inspect = func(n blockdev.Number) (blockdev.Facts, error) {
+		facts, err := before(n)
+		facts.Identity = facts.Alike
+		return facts, err
+	}
+	return func() { inspect = before }
+}
+
 // Liken has devices have no identity, and be known only by what others are known by too, until restored.
 func Liken(as string) (restore func()) {
 	before := inspect

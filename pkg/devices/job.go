@@ -19,8 +19,8 @@ var noteEvery = 2 * time.Second
 // askEvery is how often it is asked, while a disk that other nodes may see is cleaned, whether it is reserved for this node still.
 var askEvery = 5 * time.Second
 
-// checkEvery is how often a device is checked for users while it is cleaned, or waits for its turn: an exclusive open keeps out no program that
-// opens the device without one.
+// checkEvery is how often a device is checked for users, and the API asked for volumes of it, while it is cleaned, or waits for its turn: an
+// exclusive open keeps out no program that opens the device without one.
 var checkEvery = time.Minute
 
 // A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
@@ -42,6 +42,8 @@ type job struct {
 	// before is why the device was refused the last time that it was checked.
 	before error
 
+	// wanted says that the pass which is under way, or was the last, has asked for it. All others end.
+	wanted bool
 	cancel context.CancelFunc
 	done   chan struct{}
 	result // after done
@@ -68,7 +70,7 @@ func (j *job) refuse(reason Reason, format string, args ...any) error {
 func (a *Agent) start(j *job) {
 	ctx, cancel := context.WithCancel(a.ctx)
 	j.cancel, j.done, j.now.moved = cancel, make(chan struct{}), time.Now()
-	a.jobs[j.number] = j
+	j.wanted, a.jobs[j.number] = true, j
 	a.wait.Go(func() {
 		defer a.Changed()
 		defer close(j.done)
@@ -254,6 +256,7 @@ func (j *job) byHand() string {
 // surely about this device.
 func (j *job) empty(ctx context.Context, held *Held, record, known Record) error {
 	facts := held.Facts
+	record = record.asOf(facts)
 	may := record.State == Bound && (record.Bytes == facts.SizeBytes || record.Identity == facts.Identity) || record.State == Cleaning && record.is(facts)
 	switch {
 	case known.State == Bound, known.State == Cleaning:
@@ -283,7 +286,7 @@ func (j *job) isOfVolume(facts blockdev.Facts, record Record) error {
 		return err
 	}
 	if record.State != "" && record.Volume == j.volume.Name && !record.is(facts) {
-		return j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q", facts.SizeBytes, facts.Identity, record.Bytes, record.Identity)
+		return j.refuse(OtherDevice, "it has %d bytes and is %q; it had %d bytes and was %q", facts.SizeBytes, facts.Alike, record.Bytes, record.alike())
 	}
 	if !record.agrees(j.volume) {
 		return record.contradiction(j.volume)
@@ -297,13 +300,15 @@ func (j *job) isOfVolume(facts blockdev.Facts, record Record) error {
 
 // leadsTo refuses another device than that of a volume, as far as that can be known. One that has grown is the same.
 func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
+	v, record = v.asOf(facts), record.asOf(facts)
 	if v.Identity != "" && facts.Identity != v.Identity {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Identity, v.Identity)}
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Alike, v.Identity)}
 	}
 	if record.Volume == v.Name && record.beginsElsewhere(facts) {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to a partition that begins at byte %d of its disk, and led to one at byte %d when it was recorded", v.Path, facts.Start, record.Start)}
 	}
-	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity)
+	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity) ||
+		record.Volume == v.Name && record.isAttached(facts)
 	if facts.SizeBytes == v.Bytes || known && facts.SizeBytes > v.Bytes {
 		return nil
 	}
@@ -319,8 +324,7 @@ func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
 	if facts.Identity != "" {
 		return v.Identity == facts.Identity || record.Identity == facts.Identity, nil
 	}
-	instance, err := facts.Instance()
-	return record.Instance != "" && record.Instance == instance, err
+	return record.isSurely(facts)
 }
 
 // notIdentified is the problem of a released volume whose device was never recorded, or cannot be told from others: another disk may be
@@ -482,13 +486,16 @@ func (c *cleaning) turn(ctx context.Context) (done func(), err error) {
 	return done, nil
 }
 
-// stillMay looks for users of the device, and asks the API, if it is time for that.
+// stillMay asks the API, and looks for users of the device, if it is time for that.
 func (c *cleaning) stillMay(ctx context.Context) error {
 	if time.Since(c.checked) >= checkEvery {
-		if err := c.held.check(); err != nil {
+		if err := c.agent.confirm(ctx, c.job, c.held.Facts, c.record); err != nil {
 			return err
 		}
-		c.checked = time.Now()
+		if err := c.held.check(); err != nil { // the API may have taken its time
+			return err
+		}
+		c.checked, c.asked = time.Now(), time.Now()
 	}
 	if time.Since(c.asked) < askEvery {
 		return nil

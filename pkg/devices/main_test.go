@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
@@ -21,3 +22,12 @@ func TestMain(m *testing.M) {
 }
 
 const mib = 1 << 20
+
+// newIdentified makes a node whose loop devices stand for disks that have an identity: that of their file.
+func newIdentified(t *testing.T) *devicestest.World {
+	t.Helper()
+	t.Cleanup(devices.IdentifyByFile())
+	w := devicestest.New(t)
+	w.Identified = true
+	return w
+}

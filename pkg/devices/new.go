@@ -24,7 +24,7 @@ func appearance(f blockdev.Facts) string {
 	if err != nil {
 		instance = "" // the kernel is older
 	}
-	return fmt.Sprintf("%s %s %d %d", instance, f.Identity, f.Start, f.SizeBytes)
+	return fmt.Sprintf("%s %s %d %d", instance, f.Alike, f.Start, f.SizeBytes)
 }
 
 // had notes that a device is that of a volume.
@@ -82,6 +82,9 @@ func (p *pass) unsettled(found Found, facts blockdev.Facts) bool {
 			p.drop(found.Number)
 		}
 		return false
+	}
+	if j != nil {
+		j.wanted = true
 	}
 	if p.report.Settles.IsZero() || at.Before(p.report.Settles) {
 		p.report.Settles = at

@@ -2,6 +2,7 @@ package devices_test
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -204,6 +205,36 @@ func TestDeviceUsedBeforeItIsOffered(t *testing.T) {
 				t.Errorf("the offer ends with %v, want %q", err, c.want)
 			}
 			end()
+		})
+	}
+}
+
+// The kernel does not count for a partition what is written to it by its disk.
+func TestPartitionWrittenToBeforeItIsOffered(t *testing.T) {
+	for name, c := range map[string]struct {
+		write func(disk, part, sibling *devicestest.Disk)
+		want  devices.Reason
+	}{
+		"itself":      {func(_, part, _ *devicestest.Disk) { part.Write(devicestest.Pattern()) }, devices.New},
+		"by its disk": {func(disk, _, _ *devicestest.Disk) { disk.WriteAt(devicestest.Pattern(), 8*mib) }, devices.New},
+		"its sibling": {func(_, _, sibling *devicestest.Disk) { sibling.Write(devicestest.Pattern()) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Partitions = devices.OfferPartitions
+			disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
+			must.Succeed(t, os.Remove(disk.Path))
+			part, sibling := w.Link("disk-part1", parts[0]), w.Link("sibling", parts[1])
+			r := w.Pass()
+			if len(r.Offers) != 1 {
+				t.Fatalf("found %+v, want an offer", r)
+			}
+			c.write(disk, part, sibling)
+			err := w.Agent.Offering(t.Context(), r.Offers[0])
+			if problem, refused := errors.AsType[devices.Problem](err); refused != (c.want != "") || problem.Reason != c.want || !refused && err != nil {
+				t.Errorf("the offer ends with %v, want %q", err, c.want)
+			}
+			w.Agent.Close()
 		})
 	}
 }

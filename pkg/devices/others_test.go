@@ -212,7 +212,7 @@ func TestPartitionIsRefused(t *testing.T) {
 
 // A claim that had the disk may have made its partitions, and one that had a partition has its data on the disk.
 func TestDataOfClaimIsKeptOnPartsOfItsDevice(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	w.Config.Partitions = devices.OfferPartitions
 	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
 	part := w.Link("part", parts[1])
@@ -244,7 +244,7 @@ func TestDataOfClaimIsKeptOnPartsOfItsDevice(t *testing.T) {
 
 // A partition that is ours is cleaned, also while another one of its disk is used.
 func TestPartitionWithRecordIsCleaned(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
 	d := w.Link("disk-part2", parts[1])
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", parts[0])
@@ -303,7 +303,7 @@ func TestDeviceOfVolumeThatMissesItsOwnIsKept(t *testing.T) {
 		"the path leads to another": func(v *devices.Volume) { v.Path = filepath.Join(filepath.Dir(v.Path), "other") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Blank("disk-a", 32*mib)
 			w.Blank("other", 16*mib)
 			v := devicestest.Bound(d.Volume("pv"))
@@ -543,7 +543,7 @@ func TestCleaningEndsWhenItsVolumeIsMadeAnew(t *testing.T) {
 
 // One that was made anew under the name is not given what is left either, nor does its record end.
 func TestHalfCleanDeviceOfVolumeThatWasMadeAnewIsNotForgotten(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	d := w.Disk("disk", 8*mib)
 	for _, name := range []string{"pv", "another"} {
 		left := devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: d.Identity(), State: devices.Cleaning, Wipe: devices.WipeZero,
@@ -571,7 +571,7 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 				continue // it is kept
 			}
 			t.Run(name, func(t *testing.T) {
-				w := devicestest.New(t)
+				w := newIdentified(t)
 				w.Config.Wipe = devices.WipeZero
 				d := w.Disk("disk", 8*mib)
 				v := d.Volume("pv")
@@ -600,7 +600,7 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 		}
 	}
 	t.Run("clean, without a volume", func(t *testing.T) {
-		w := devicestest.New(t)
+		w := newIdentified(t)
 		w.Config.Wipe = devices.WipeZero
 		d := w.Blank("disk", 8*mib)
 		must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity(), State: devices.Clean, Wipe: devices.WipeZero}))
@@ -610,6 +610,77 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 			t.Errorf("offered %+v, want all of it", o)
 		}
 	})
+}
+
+// attachAnother moves the file of a loop device away, and has another loop device have one of its path.
+func attachAnother(t *testing.T, w *devicestest.World, d *devicestest.Disk) *devicestest.Disk {
+	t.Helper()
+	must.Succeed(t, os.Rename(d.Image, d.Image+".old"))
+	must.Succeed(t, os.Remove(d.Path))
+	return w.Disk(filepath.Base(d.Path), d.Bytes())
+}
+
+// The path of a loop device's file says little: another file may have it, and in another mount namespace one has.
+func TestLoopDeviceOnAnotherFileOfTheNameIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		claim func(devices.Volume) devices.Volume
+		want  devices.Reason
+	}{
+		"released": {devicestest.Released, devices.NotIdentified},
+		"bound":    {devicestest.Bound, devices.OtherDevice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Blank("disk", 8*mib)
+			w.Offered()
+			v := w.PVs[0]
+			w.PVs[0] = devicestest.Bound(v)
+			if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+				t.Fatalf("found %+v, want the volume", r)
+			}
+			attachAnother(t, w, d).Untouched()
+			w.PVs[0] = c.claim(v)
+			w.Refused(c.want)
+		})
+	}
+}
+
+// Earlier builds took the path of a loop device's file for an identity. Their volumes stay, and what is at the path is not cleaned.
+func TestLoopDeviceThatWasKnownByThePathOfItsFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		recorded, another bool
+		used, released    devices.Reason
+	}{
+		"recorded":                      {true, false, "", devices.NotIdentified},
+		"the record is lost":            {false, false, "", devices.NotIdentified},
+		"the path leads to another one": {true, true, devices.OtherDevice, devices.OtherDevice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Disk("disk", 8*mib)
+			d.Untouched()
+			v := d.Volume("pv")
+			v.Identity, v.Unidentified = d.Identity(), false
+			if c.another {
+				v.Identity += ".old"
+			}
+			used := devicestest.Bound(v)
+			if c.recorded {
+				must.Succeed(t, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Bound,
+					Volume: v.Name, VolumeUID: v.UID, ClaimUID: used.ClaimUID, Claim: used.Claim}))
+			}
+			w.PVs = []devices.Volume{used}
+			if c.used != "" {
+				w.Refused(c.used)
+			} else if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 || len(r.Known) > 0 {
+				t.Errorf("found %+v, want the volume as it was", r)
+			}
+			w.PVs = []devices.Volume{devicestest.Released(v)}
+			w.Refused(c.released)
+		})
+	}
 }
 
 // A disk without an identity may be another one. It is known to be the same until the node is booted again.
@@ -623,7 +694,7 @@ func TestDiskWithoutIdentityThatWasReplacedIsKept(t *testing.T) {
 		"recorded without knowing": {func(r *devices.Record) { r.Instance = "" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			t.Cleanup(devices.Identify(func(string) string { return "" }))
 			d := w.Disk("disk", 64*mib)
 			v := d.Volume("pv")
@@ -654,7 +725,7 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 		"not since the boot": {false, false}, "the node was booted": {true, false}, "and one is missing": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			t.Cleanup(devices.Identify(func(string) string { return "" }))
 			a, b := w.Disk("disk-a", 32*mib), w.Disk("disk-b", 32*mib)
 			devicestest.Run(t, "mkfs.ext4", "-q", "-F", b.Node)
@@ -731,7 +802,7 @@ func TestIdentityOfDiskThatMayBeAnotherIsNotAdopted(t *testing.T) {
 		"not since the boot": {}, "the node was booted": {booted: true}, "an administrator says that it is the same": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			identified := devices.Identify(func(string) string { return "" })
 			v := d.Volume("pv")
@@ -774,7 +845,7 @@ func TestDiskIsNotTakenForThatOfVolumeWithoutRecord(t *testing.T) {
 		"with one":                                 {true, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			v := devicestest.Bound(d.Volume("pv"))
 			v.Identity, v.Unidentified = "", c.made

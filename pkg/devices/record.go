@@ -158,6 +158,28 @@ func recordNow(path string, f blockdev.Facts) (r Record, err error) {
 // alike is what the device is known by, alone or with others.
 func (r Record) alike() string { return cmp.Or(r.Identity, r.Alike) }
 
+// asOf takes an identity for what it is, where an earlier build took for one what other devices may have too, as the path of a loop device's file.
+func (r Record) asOf(f blockdev.Facts) Record {
+	if r.Identity != "" && f.Identity == "" && r.Identity == f.Alike {
+		r.Identity, r.Alike = "", r.Identity
+	}
+	return r
+}
+
+// looksOther says that a device is another one than that of the record, by what neither is surely known by.
+func (r Record) looksOther(f blockdev.Facts) bool {
+	return r.Identity == "" && f.Identity == "" && differ(r.Alike, f.Alike)
+}
+
+// isAttached says that a device is the loop device of the record, which was not detached since: its file may have grown.
+func (r Record) isAttached(f blockdev.Facts) bool {
+	if shared(f.Alike) {
+		return false
+	}
+	same, err := r.isSurely(f)
+	return err == nil && same
+}
+
 // hasData says that the device has, or may have, data of a claim.
 func (r Record) hasData() bool { return r.State == Bound || r.State == Cleaning && r.ClaimUID != "" }
 
@@ -241,10 +263,11 @@ func (r *Records) write(name string, record Record) error {
 
 // is reports whether the record is about a device. One that has an identity may have grown.
 func (r Record) is(f blockdev.Facts) bool {
-	if r.State == "" || r.Identity != "" && r.Identity != f.Identity || r.beginsElsewhere(f) {
+	r = r.asOf(f)
+	if r.State == "" || r.Identity != "" && r.Identity != f.Identity || r.looksOther(f) || r.beginsElsewhere(f) {
 		return false
 	}
-	return r.Bytes == f.SizeBytes || r.Identity != "" && r.Bytes < f.SizeBytes
+	return r.Bytes == f.SizeBytes || r.Bytes < f.SizeBytes && (r.Identity != "" || r.isAttached(f))
 }
 
 // beginsElsewhere says that a partition is another one than that of the record, which had its number.
@@ -253,8 +276,12 @@ func (r Record) beginsElsewhere(f blockdev.Facts) bool { return r.Start != 0 && 
 // isSurely says whether the device that a record is about is that which was recorded: by its identity, or for one without any
 // since the node was booted.
 func (r Record) isSurely(f blockdev.Facts) (bool, error) {
+	r = r.asOf(f)
 	if r.Identity != "" || f.Identity != "" {
 		return r.Identity == f.Identity, nil
+	}
+	if r.Instance == "" || r.looksOther(f) {
+		return false, nil
 	}
 	instance, err := f.Instance()
 	return r.Instance == instance, err

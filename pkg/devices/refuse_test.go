@@ -303,7 +303,7 @@ func TestDiskIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
 
 // Nor is a disk that is to be cleaned, but has lost its own volume.
 func TestDiskWithoutVolumeIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
-	w := devicestest.New(t)
+	w := newIdentified(t)
 	d := w.Disk("disk", 32*mib)
 	partition := d.Volume("pv-part")
 	partition.Path, partition.Bytes, partition.Identity = d.Path+"-part1", 8*mib, d.Identity()+"#1"
@@ -336,7 +336,7 @@ func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 	for name, ofPartition := range map[string]bool{"on a partition of the released disk": true, "on the disk of the new partition": false} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			partition := deviceNode(t, addPartition(t, d.Node))
 			d.Untouched()
@@ -459,7 +459,7 @@ func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 	} {
 		for _, released := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: ", released", false: ""}[released], func(t *testing.T) {
-				w := devicestest.New(t)
+				w := newIdentified(t)
 				w.Config.Partitions = devices.OfferPartitions
 				d, whole := build(t, w)
 				if released {
@@ -558,7 +558,7 @@ func TestCheckIsRepeatedWithDeviceHeld(t *testing.T) {
 func TestReplacedDiskIsNotCleaned(t *testing.T) {
 	for name, other := range map[string]int64{"of the same size": 32 * mib, "of another size": 64 * mib} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			w := newIdentified(t)
 			d := w.Disk("disk", 32*mib)
 			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 			if r := w.Pass(); r.Available != 1 {

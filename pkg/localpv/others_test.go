@@ -17,19 +17,14 @@ import (
 
 // What a volume is of has to be known also where the node has lost its records.
 func TestVolumeHasTheIdentityOfItsDevice(t *testing.T) {
-	c := newCluster(t, Options{DefaultConfigMap: "map"})
-	d := c.Blank("disk", 8*mib)
-	c.configure(block())
-	pv := c.awaitVolumes(1)[0]
-	if got := pv.Annotations[identityAnnotation]; got != d.Identity() {
-		t.Errorf("it is of %q, want %q", got, d.Identity())
-	}
-	// One of an earlier program gets it.
-	delete(pv.Annotations, identityAnnotation)
-	must.Succeed(t, c.Update(t.Context(), &pv))
-	c.pass()
-	if got := c.volumes()[0].Annotations[identityAnnotation]; got != d.Identity() {
-		t.Errorf("then it is of %q, want %q", got, d.Identity())
+	c := newCluster(t, Options{})
+	pv := volume()
+	delete(pv.Annotations, identityAnnotation) // as one of an earlier program
+	must.Succeed(t, c.Create(t.Context(), pv))
+	const identity = "wwid=naa.600a"
+	must.Succeed(t, c.update(t.Context(), pv, devices.Known{Name: pv.Name, Bytes: mib, Identity: identity}))
+	if v, _ := volumeOf(&c.volumes()[0]); v.Identity != identity {
+		t.Errorf("it is of %q, want %q", v.Identity, identity)
 	}
 }
 

@@ -55,6 +55,8 @@ type World struct {
 	Hostname string
 	// Taken are names of volumes of other nodes.
 	Taken map[string]bool
+	// Identified says that the agent knows disks by their files.
+	Identified bool
 	// Step is called after each step of cleaning, if it is set.
 	Step func()
 
@@ -419,16 +421,20 @@ func (d *Disk) facts() blockdev.Facts {
 	d.Helper()
 	facts, err := blockdev.Inspect(d.Number())
 	must.Succeed(d, err)
+	if w, ok := d.TB.(*World); ok && w.Identified {
+		facts.Identity = facts.Alike
+	}
 	return facts
 }
 
 // Volume is a volume of the disk.
 func (d *Disk) Volume(name string) devices.Volume {
 	d.Helper()
-	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: d.facts().Identity}
+	identity := d.facts().Identity
+	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: identity, Unidentified: identity == ""}
 }
 
-// Identity is what a disk with a file is known by.
+// Identity is what a disk with a file is known by, alone or with others.
 func (d *Disk) Identity() string { return "backing_file=" + d.Image }
 
 // WantZero wants zeroes on a part of the disk, in bytes.
@@ -487,7 +493,16 @@ func (w *World) Released(v devices.Volume) devices.Volume {
 	record, err := w.Records.Get(v.Path)
 	must.Succeed(w, err)
 	if record.State == "" {
-		must.Succeed(w, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Bound,
+		number, err := blockdev.At(v.Path)
+		must.Succeed(w, err)
+		facts, err := blockdev.Inspect(number)
+		must.Succeed(w, err)
+		if v.Identity != "" {
+			facts.Alike = ""
+		}
+		instance, err := facts.Instance()
+		must.Succeed(w, err)
+		must.Succeed(w, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, Alike: facts.Alike, Instance: instance, State: devices.Bound,
 			Volume: v.Name, VolumeUID: v.UID, ClaimUID: released.ClaimUID, Claim: released.Claim}))
 	}
 	return released

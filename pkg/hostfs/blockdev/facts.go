@@ -44,8 +44,7 @@ type Facts struct {
 	// Commands are character devices by which commands reach a disk: /dev/sg0 and /dev/bsg/0:0:0:0 of SCSI, /dev/ng0n1 and
 	// the controllers of NVMe.
 	Commands []Number
-	// Identity is what distinguishes the hardware, or the file of a loop device, and stays when numbers and paths
-	// change. It is empty if the kernel does not know any.
+	// Identity is what distinguishes the hardware, and stays when numbers and paths change. It is empty if the kernel does not know any.
 	Identity string
 	// Alike is the same, or, for a device without an identity, what it has in common with others that may be it: enough to leave it alone,
 	// and not to know it by.
@@ -321,9 +320,10 @@ var placeOfQEMU = regexp.MustCompile(`^QM\d{5}$`)
 // isIdentity says whether no other device is known by the same. The name by T10 may be of the vendor alone, if it does not have the serial number
 // of the unit (SPC-4, 7.8.6.4 and 7.8.15). QEMU numbers the disks of a machine that are given none by their places (hw/ide/core.c, ide_init_drive),
 // so that another one has the number when they are exchanged. A partition that kpartx has made is known by its number, and where it begins is not said.
+// The file of a loop device is told by its path, in the mount namespace of the program that attached it: another file may have that.
 func isIdentity(dir, likeness string) bool {
 	name, _ := DiskAndPart(likeness)
-	if mapped := attribute(dir, "dm/uuid"); mapped != "" && !ownUUID.MatchString(mapped) || noNumber.MatchString(name) {
+	if mapped := attribute(dir, "dm/uuid"); mapped != "" && !ownUUID.MatchString(mapped) || noNumber.MatchString(name) || strings.HasPrefix(likeness, "backing_file=") {
 		return false
 	}
 	if !strings.HasPrefix(name, "t10.") {

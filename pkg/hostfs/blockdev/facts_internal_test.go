@@ -39,6 +39,8 @@ func TestWhatOthersHaveTooIsNoIdentity(t *testing.T) {
 		"encrypted, known by its name":         {map[string]string{"dm/uuid": "CRYPT-PLAIN-data"}, "", "uuid=CRYPT-PLAIN-data", false},
 		"integrity, known by its name":         {map[string]string{"dm/uuid": "CRYPT-INTEGRITY-data"}, "", "uuid=CRYPT-INTEGRITY-data", false},
 		"of another program of device mapper":  {map[string]string{"dm/uuid": "data"}, "", "uuid=data", false},
+		"a loop device":                        {map[string]string{"loop/backing_file": "/disk.img"}, "", "backing_file=/disk.img", false},
+		"a partition of a loop device":         {map[string]string{"loop/backing_file": "/disk.img", "loop0p2/partition": "2"}, "loop0p2", "backing_file=/disk.img#2", false},
 		"a partition of kpartx":                {map[string]string{"dm/uuid": "part2-mpath-3600a"}, "", "uuid=part2-mpath-3600a", false},
 	} {
 		t.Run(name, func(t *testing.T) {
