@@ -608,3 +608,35 @@ func fillTrees(t *testing.T, root, volume string) {
 		}
 	}
 }
+
+// A volume whose directory came from a backup is limited once it was copied as the documentation says: what shares its blocks with a directory
+// that has no limit is not counted by simple quotas.
+func TestVolumeFromBackupIsCounted(t *testing.T) {
+	testenv.NeedRoot(t)
+	_, section, _ := strings.Cut(string(must.Value(os.ReadFile("../../docs/layout.md"))(t)), "### A volume from a backup\n")
+	section, _, _ = strings.Cut(section, "\n### ")
+	root := testenv.SimpleBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		shell := func(command string) {
+			t.Helper()
+			command = strings.NewReplacer("<pool>", h.Path("pool"), "<volume id>", "pvc-1").Replace(command)
+			if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v: %s", command, err, out)
+			}
+		}
+		shell("btrfs subvolume delete <pool>/<volume id> && mkdir -m 777 <pool>/<volume id>")
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 12*mib), 0o600))
+		for line := range strings.Lines(section) {
+			if command, is := strings.CutPrefix(line, "    "); is {
+				shell(command)
+			}
+		}
+		shell("rm -r <pool>/.old")
+		h.restart(local)
+		syncfs(t, root)
+		f := must.Value(os.Create(h.Path("pool", "pvc-1", "more")))(t)
+		_, err := f.Write(make([]byte, 8*mib))
+		must.ErrorIs(t, errors.Join(err, f.Sync(), f.Close()), syscall.EDQUOT)
+	})
+}
