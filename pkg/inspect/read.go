@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -304,7 +305,9 @@ func (r *reader) join() error {
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
-	r.beside, err = r.Enforcer.Beside(r.Store.Root())
+	if r.beside, err = r.Enforcer.Beside(r.Store.Root()); errors.Is(err, quota.ErrTooMany) {
+		r.beside, err = math.MaxInt64, nil
+	}
 	return err
 }
 

@@ -3,6 +3,7 @@ package pool_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
@@ -603,4 +604,104 @@ func switchQuotas(t *testing.T, root string, command uint64) {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), quotaCtl, uintptr(unsafe.Pointer(&args))); errno != 0 {
 		t.Fatal(errno)
 	}
+}
+
+// Data that was removed leaves its chunks behind, which are in no tree's reach. Where the trees are full then, nothing can be renamed any more,
+// also not a volume into the trash. It is deleted all the same, and then it helps to balance the data, as docs/capacity.md says.
+func TestDeleteWhereTreesAreFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary quotas": testenv.CountingBtrfs, "simple quotas": testenv.SimpleBtrfs} {
+		t.Run(name, func(t *testing.T) {
+			root := mount(t, 256*mib, "-m", "single")
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("other", 8*mib)
+				h.create("empty", 8*mib)
+				must.Succeed(t, os.WriteFile(h.Path("pool", "other", "data"), make([]byte, 4*mib), 0o600))
+				h.create("full", h.capacity())
+				fillTrees(t, root, h.Path("pool", "full"))
+				for _, name := range []string{"empty", "full"} {
+					h.delete(name)
+					if _, err := os.Stat(h.Path("pool", name)); !errors.Is(err, fs.ErrNotExist) {
+						t.Errorf("%s is there after it was deleted: %v", name, err)
+					}
+				}
+				h.settled()
+				if _, err := h.Volume(t.Context(), id(t, "empty")); !errors.Is(err, volume.ErrNotFound) {
+					t.Errorf("the deleted volume is %v", err)
+				}
+				for _, args := range [][]string{{"filesystem", "sync"}, {"subvolume", "sync"}, {"balance", "start", "-dusage=50"}} {
+					if out, err := exec.Command("btrfs", append(args, root)...).CombinedOutput(); err != nil {
+						t.Errorf("%v: %v: %s", args, err, out)
+					}
+				}
+				must.Succeed(t, os.WriteFile(h.Path("pool", "other", "file"), []byte("x"), 0o600))
+				h.later(2 * time.Minute)
+				h.create("new", 8*mib)
+			})
+		})
+	}
+}
+
+// fillTrees takes the disk for data in a volume, removes nearly all of that, and takes what is left for the trees.
+func fillTrees(t *testing.T, root, volume string) {
+	t.Helper()
+	data := 0
+	for errs := 0; errs < 2; data++ {
+		f := must.Value(os.Create(fmt.Sprintf("%s/data-%d", volume, data)))(t)
+		if unix.Fallocate(int(f.Fd()), 0, 0, mib) != nil {
+			errs++
+			syncfs(t, root)
+		}
+		must.Succeed(t, f.Close())
+	}
+	for i := range data {
+		if i%24 != 0 {
+			must.Succeed(t, os.Remove(fmt.Sprintf("%s/data-%d", volume, i)))
+		}
+	}
+	syncfs(t, root)
+	for n, errs := 0, 0; errs < 3; n++ { // a leaf for each
+		file := fmt.Sprintf("%s/%d", volume, n)
+		err := os.WriteFile(file, nil, 0o600)
+		if err == nil {
+			err = unix.Setxattr(file, "user.leaf", make([]byte, 15000), 0)
+		}
+		if err != nil {
+			must.ErrorIs(t, err, syscall.ENOSPC)
+			errs++
+			syncfs(t, root)
+		}
+	}
+}
+
+// A volume whose directory came from a backup is limited once it was copied as the documentation says: what shares its blocks with a directory
+// that has no limit is not counted by simple quotas.
+func TestVolumeFromBackupIsCounted(t *testing.T) {
+	testenv.NeedRoot(t)
+	_, section, _ := strings.Cut(string(must.Value(os.ReadFile("../../docs/layout.md"))(t)), "### A volume from a backup\n")
+	section, _, _ = strings.Cut(section, "\n### ")
+	root := testenv.SimpleBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		shell := func(command string) {
+			t.Helper()
+			command = strings.NewReplacer("<pool>", h.Path("pool"), "<volume id>", "pvc-1").Replace(command)
+			if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v: %s", command, err, out)
+			}
+		}
+		shell("btrfs subvolume delete <pool>/<volume id> && mkdir -m 777 <pool>/<volume id>")
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 12*mib), 0o600))
+		for line := range strings.Lines(section) {
+			if command, is := strings.CutPrefix(line, "    "); is {
+				shell(command)
+			}
+		}
+		shell("rm -r <pool>/.old")
+		h.restart(local)
+		syncfs(t, root)
+		f := must.Value(os.Create(h.Path("pool", "pvc-1", "more")))(t)
+		_, err := f.Write(make([]byte, 8*mib))
+		must.ErrorIs(t, errors.Join(err, f.Sync(), f.Close()), syscall.EDQUOT)
+	})
 }

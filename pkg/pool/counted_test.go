@@ -185,3 +185,36 @@ func (h *harness) projectIn(in, name string) quota.ID {
 	must.Succeed(h.t, err)
 	return id
 }
+
+// A crowd is a quota that needs longer to ask for what is beside the volumes than checks have, as an XFS whose users had a hundred thousand
+// projects.
+type crowd struct {
+	*quotatest.Fake
+	until time.Time
+}
+
+func (c crowd) Beside(fs *dir.Dir) (int64, error) {
+	time.Sleep(time.Until(c.until)) // the bubble's time
+	return c.Fake.Beside(fs)
+}
+
+// What is not known yet is not promised, and keeps no pool from being served.
+func TestPoolIsServedWhileOthersAreCounted(t *testing.T) {
+	onCounted(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		crowd := crowd{h.Quota, time.Now().Add(29 * time.Second)}
+		h.real = func(*dir.Dir) (quota.Facility, error) { return crowd, nil }
+		data := h.Path("b", "pvc-b", "data")
+		must.Succeed(t, os.WriteFile(data, make([]byte, 30*mib), 0o600))
+		d := must.Value(dir.Open(h.Path("b", "pvc-b")))(t)
+		must.Succeed(t, h.Quota.Write(d, 30*mib), d.Close())
+		h.begin("node-1", neighbours)
+		h.later(4 * time.Second)
+		for _, status := range h.Status() {
+			must.Succeed(t, status.Err)
+		}
+		h.wantCapacity("a", 6, 2)
+		h.later(3 * time.Minute)
+		h.wantCapacity("a", 36, 2)
+	})
+}

@@ -161,12 +161,7 @@ func remove(in *serve.Visit, id volume.ID, e store.Entry) error {
 		return err
 	}
 	if e.Lost() {
-		if err := in.Store.Records().Drop(id); err != nil {
-			return err
-		}
-		in.Pool.Note(id, store.Entry{})
-		in.Discard().ReleaseLost(id, e)
-		return nil
+		return forget(in, id, e)
 	}
 	thrown, err := in.Store.Trash().Remove(id, store.Trashed(id, e))
 	if errors.Is(err, syscall.EDQUOT) {
@@ -177,11 +172,24 @@ func remove(in *serve.Visit, id volume.ID, e store.Entry) error {
 	}
 	e.Present = false
 	in.Pool.Note(id, e)
+	if thrown == "" {
+		return forget(in, id, e)
+	}
 	if err := in.Store.Records().Drop(id); err != nil {
 		return err
 	}
 	queueTrash(in, thrown, e)
 	in.Pool.Note(id, store.Entry{})
+	return nil
+}
+
+// forget removes what there is of a volume without a directory.
+func forget(in *serve.Visit, id volume.ID, e store.Entry) error {
+	if err := in.Store.Records().Drop(id); err != nil {
+		return err
+	}
+	in.Pool.Note(id, store.Entry{})
+	in.Discard().ReleaseLost(id, e)
 	return nil
 }
 

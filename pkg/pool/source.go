@@ -99,7 +99,7 @@ func (s *source) measure() error {
 	room := enforcer.Sizes.Limit(reconcile.InfoOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := 3 * (sharing.Bytes + sharing.Bytes/32); room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
-			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
+			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume, with cp --reflink=never", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
 	}
 	return nil
 }

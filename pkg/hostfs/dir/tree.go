@@ -305,6 +305,20 @@ func makeWritable(d *Dir) (isSubvolume, changed bool, err error) {
 	return true, true, nil
 }
 
+// RemoveSubvolume removes a subvolume of btrfs with all that is in it, in one step, which the kernel's own reserve pays for where the
+// filesystem is full. The kernel frees the blocks later. It fails if another subvolume is inside, or if it is none.
+func (d *Dir) RemoveSubvolume(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	var args ioctl.Named
+	copy(args.Name[:len(args.Name)-1], name)
+	if err := ioctl.Do(d, ioctl.DestroySubvolume, &args); err != nil {
+		return d.pathError("remove the subvolume", name, err)
+	}
+	return nil
+}
+
 // acceptAllProjects clears the flag (FS_XFLAG_PROJINHERIT) of a directory on XFS or ext4 that
 // keeps directories of other projects from being moved into it. Its own project id stays.
 func acceptAllProjects(d *Dir) error {

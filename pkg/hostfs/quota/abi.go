@@ -67,7 +67,10 @@ type quotaState struct {
 	_       uint8
 	Flags   uint16
 	_       uint32
-	_       [19]uint64
+	_       [7]uint64 // of users and groups
+	// ProjectBlocks is how many blocks of the filesystem XFS has for the quotas of projects.
+	ProjectBlocks uint64
+	_             [11]uint64
 }
 
 // xfsGeometry is struct xfs_fsop_geom_v1 of xfs_fs.h, which libxfs has.

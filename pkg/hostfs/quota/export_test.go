@@ -29,3 +29,10 @@ func SetDefaultLimit(d *dir.Dir, l Limit) error { return newControl().set(d, 0, 
 func StraysOf(d *dir.Dir, id ID, step func() error) (Strays, error) {
 	return projects{}.Strays(d, id, step)
 }
+
+// AskingFew is the facility for XFS and ext4 that asks about no more than so many projects.
+func AskingFew(f Facility, most uint64) Facility {
+	p := f.(projects)
+	p.most = most
+	return p
+}

@@ -16,17 +16,18 @@ import (
 type projects struct {
 	kind    Kind
 	control control
+	most    uint64 // how many projects to ask about
 }
 
 // detectProjects checks that project quotas are accounted and enforced.
 func detectProjects(d *dir.Dir, kind Kind) (Facility, error) {
-	p := projects{kind: kind, control: newControl()}
+	p := projects{kind: kind, control: newControl(), most: mostProjects}
 	state, err := p.control.state(d)
 	if err != nil {
 		return nil, err
 	}
-	if state&projectEnforced == 0 {
-		return nil, p.notEnforced(d, state)
+	if state.Flags&projectEnforced == 0 {
+		return nil, p.notEnforced(d, state.Flags)
 	}
 	if err := outsideProjects(d); err != nil {
 		return nil, err
@@ -255,26 +256,57 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 }
 
 func (p projects) Beside(fs *dir.Dir) (int64, error) {
-	var blocks uint64
-	for id := ID(0); ; id++ {
+	none, err := p.control.get(fs, 0)
+	if err == nil {
+		err = p.checkFew(fs)
+	}
+	blocks := none.Blocks
+	for id, asked := ID(1), uint64(0); err == nil && id <= math.MaxUint32; id++ {
 		if id == FirstID {
 			id = LastID + 1
 		}
-		q, err := p.control.next(fs, id)
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			return int64(blocks * quotaBlock), nil
-		case err != nil:
-			return 0, err
+		var q diskQuota
+		if q, err = p.control.next(fs, id); err != nil {
+			break
+		}
+		if asked++; asked > p.most {
+			err = fmt.Errorf("%w: more than %d outside of the driver's range on %s", ErrTooMany, p.most, fs)
 		}
 		if id = ID(q.ID); id >= FirstID && id <= LastID {
 			id = LastID
 			continue
 		}
-		if blocks += q.Blocks; id == math.MaxUint32 {
-			return int64(blocks * quotaBlock), nil
-		}
+		blocks += q.Blocks
 	}
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return int64(blocks * quotaBlock), err
+}
+
+// mostProjects is how many projects a filesystem may have for all to be asked about. That takes a fraction of a second, on a slow disk
+// some seconds.
+const mostProjects = 30_000
+
+// dquot is what XFS stores of a project at least, in bytes: struct xfs_dqblk is 136 long.
+const dquot = 128
+
+// checkFew returns ErrTooMany if XFS may have to pass too many projects to find the next one. It keeps one of each id that any file had,
+// and passes those without use in one call, which no signal ends. Their number is up to the users: the owner of a file can give it one id after
+// the other.
+func (p projects) checkFew(fs *dir.Dir) error {
+	if p.kind != XFS {
+		return nil // it forgets them
+	}
+	state, err := p.control.state(fs)
+	if err != nil {
+		return err
+	}
+	space, err := dir.SpaceOf(fs)
+	if err == nil && state.ProjectBlocks > p.most*dquot/uint64(space.BlockBytes) {
+		err = fmt.Errorf("%w: xfs stores more than %d on %s", ErrTooMany, p.most, fs)
+	}
+	return err
 }
 
 func (p projects) Outside(*dir.Dir) (int, error) { return 0, nil }
@@ -304,6 +336,9 @@ func (p projects) Release(fs *dir.Dir, id ID) error {
 }
 
 func (p projects) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
+	if err := p.checkFew(fs); err != nil {
+		return 0, err
+	}
 	for id := FirstID; id <= LastID; id++ {
 		q, err := p.control.next(fs, id)
 		id = max(id, ID(q.ID))

@@ -35,6 +35,8 @@ var (
 	// ErrTaken reports an id that something else is counted by since NewID answered it: another process took it.
 	// The directory does not carry it. Ask for another.
 	ErrTaken = errors.New("project id is taken")
+	// ErrTooMany reports a filesystem that has had too many projects to ask about all of them.
+	ErrTooMany = errors.New("too many projects")
 	// ErrPlain reports a directory that cannot have a limit, since Make did not create it.
 	ErrPlain = errors.New("a plain directory, which cannot have a limit")
 )
@@ -133,7 +135,8 @@ type Facility interface {
 
 	// Beside is what files of no project from FirstID to LastID hold on the filesystem, in bytes: they are of others than the directories
 	// with a limit.
-	// Blocks that several files share count for each. It is 0 on btrfs, which does not count that.
+	// Blocks that several files share count for each. It is 0 on btrfs, which does not count that. With ErrTooMany it is at least that. XFS
+	// may take some seconds for it.
 	Beside(fs *dir.Dir) (int64, error)
 
 	// Outside counts what is in the directory and not in its limit: subvolumes that its users
@@ -166,7 +169,7 @@ type Facility interface {
 	// and are not taken: leaks of an earlier crash. It returns how many it released. It asks
 	// whether an id is taken for each with a limit, also for those that are in use. On
 	// btrfs it releases the limits of all deleted subvolumes, also those that other programs created, since
-	// ids are never reused. The kernel may still have to clean them up: see Release.
+	// ids are never reused. The kernel may still have to clean them up: see Release. It may return ErrTooMany.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }
 

@@ -481,6 +481,34 @@ func TestBeside_otherProjects(t *testing.T) {
 	}
 }
 
+// XFS keeps what it has stored of a project when no file is in it any more, and passes all of that to find the next one.
+func TestBeside_tooManyProjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	mounted := mountedByTheMachine()
+	if len(mounted) == 0 {
+		t.Skip("the virtual machine of make test-kernel has such filesystems")
+	}
+	const most = 600
+	for kind, path := range mounted {
+		t.Run(kind, func(t *testing.T) {
+			root := projectDirectory(t, path)
+			one := filepath.Join(root, "one")
+			must.Succeed(t, os.WriteFile(one, []byte("x"), 0o600), os.Chown(one, 1000, 1000))
+			for n := range 40 {
+				run(t, "chattr", "-p", strconv.Itoa(2_000_000_000+1000*n), one)
+			}
+			must.Succeed(t, os.Remove(one))
+			d := open(t, below(t, path))
+			few := quota.AskingFew(must.Value(quota.Detect(d))(t), most)
+			_, err := few.Beside(d)
+			_, releaseErr := few.ReleaseUnused(d, func(quota.ID) bool { return true })
+			if many := kind == "xfs"; errors.Is(err, quota.ErrTooMany) != many || errors.Is(releaseErr, quota.ErrTooMany) != many {
+				t.Errorf("after a file was in 40 projects: %v, %v", err, releaseErr)
+			}
+		})
+	}
+}
+
 // On XFS an administrator can set limits for all projects that have none.
 func TestLimit_defaultOfProjects(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -53,18 +53,18 @@ func quotactl[T any](c control, d *dir.Dir, cmd uintptr, id ID, arg *T) error {
 	return nil
 }
 
-// state returns which of projectAccounting and projectEnforced are set; neither is
+// state has which of projectAccounting and projectEnforced are set; neither is
 // without quotas.
-func (c control) state(d *dir.Dir) (uint16, error) {
+func (c control) state(d *dir.Dir) (quotaState, error) {
 	state := quotaState{Version: quotaStateVersion}
 	err := quotactl(c, d, qXGetQStat, 0, &state)
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
-		return 0, nil
+		return quotaState{}, nil
 	case err != nil:
-		return 0, fmt.Errorf("read the quota state of %s: %w", d, err)
+		return quotaState{}, fmt.Errorf("read the quota state of %s: %w", d, err)
 	}
-	return state.Flags, nil
+	return state, nil
 }
 
 // supported reports whether the kernel was built with quotas for this filesystem: if

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -87,6 +90,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 	joined = p.Ledger.Join(p.Node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
+		p.usage.beside.Store(newBeside())
 	}
 	if with := p.Ledger.Summary().SharesWith(); joined && len(with) > 0 {
 		p.Log.Info("The pool shares its filesystem with others; the promises of all of them count", "with", with)
@@ -96,8 +100,53 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 
 // usage is what the volumes of a pool hold, in bytes, or volume.Unknown.
 type usage struct {
-	pool  *Pool
+	pool   *Pool
+	bytes  atomic.Int64
+	beside atomic.Pointer[beside]
+}
+
+// beside is what was last known to be of no volume on one filesystem, in bytes.
+type beside struct {
 	bytes atomic.Int64
+	asked atomic.Bool // and there was no answer yet
+}
+
+// newBeside is of a filesystem that was not asked: all that is taken may be of no volume.
+func newBeside() *beside {
+	b := &beside{}
+	b.bytes.Store(math.MaxInt64)
+	return b
+}
+
+// besideWithin is how long a count waits for the answer.
+const besideWithin = time.Second
+
+// ask asks the filesystem, and returns what is known. On XFS it is up to the users how long the kernel takes for it: without an answer in
+// time the last one stays, and there is no second question until it comes.
+func (b *beside) ask(v *Visit) (int64, error) {
+	root, err := v.Store.Root().Reopen()
+	if err != nil {
+		return 0, err
+	}
+	if !b.asked.CompareAndSwap(false, true) {
+		return b.bytes.Load(), root.Close()
+	}
+	_, err = hang.Run(context.Background(), besideWithin, func() (struct{}, error) {
+		defer b.asked.Store(false)
+		bytes, err := v.Enforcer.Beside(root)
+		switch {
+		case err == nil:
+			b.bytes.Store(bytes)
+		case errors.Is(err, quota.ErrTooMany):
+			b.bytes.Store(max(b.bytes.Load(), bytes))
+		}
+		return struct{}{}, errors.Join(err, root.Close())
+	}, nil)
+	if errors.Is(err, quota.ErrTooMany) || errors.Is(err, hang.ErrTimeout) {
+		v.Pool.Log.V(2).Info("What is beside the volumes counts as before", "err", err.Error())
+		err = nil
+	}
+	return b.bytes.Load(), err
 }
 
 // run counts what others hold, where quotas count what volumes hold, until ctx
@@ -159,7 +208,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Enforcer.Beside(v.Store.Root())
+	beside, err := v.Pool.usage.beside.Load().ask(v)
 	if err != nil {
 		return false
 	}

@@ -156,6 +156,7 @@ func (n *Node) newPool(config poolconfig.Config) *Pool {
 		Refuses:    p.checks.refuses.Load,
 	}
 	p.usage.bytes.Store(volume.Unknown)
+	p.usage.beside.Store(newBeside())
 	p.directory.needMount.Store(config.RequireMount)
 	return p
 }

@@ -43,12 +43,18 @@ func NoRoom(err error) bool {
 func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 	err := rename(in, id.String(), in, inPlacePrefix+as)
 	if NoRoom(err) {
-		return fmt.Errorf("%w: no room to rename the volume; remove any file from the pool's filesystem: %w", volume.ErrNoSpace, err)
+		return fmt.Errorf("%w: no room to rename the volume; remove files from the pool's filesystem: %w", volume.ErrNoSpace, err)
 	}
 	if err != nil {
 		return err
 	}
 	return in.Sync()
+}
+
+// removeAtOnce removes a volume that is a subvolume of btrfs with its content. Where others have filled the trees no name has room, while data may
+// have most of the disk to itself.
+func removeAtOnce(in *dir.Dir, id volume.ID) error {
+	return unprotected(in, id.String(), func() error { return in.RemoveSubvolume(id.String()) })
 }
 
 // Trash is what this node has to erase: pieces.

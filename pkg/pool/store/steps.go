@@ -3,7 +3,7 @@ package store
 // The order of steps that makes a crash harmless at each of them.
 //
 // Creating:  Stage (limit, content, sync) → Records.Write → Commit (rename, sync) → answer.
-// Removing:  Trash.Remove (rename, sync both; or rename in place, sync) → Records.Drop → the reaper may erase → answer.
+// Removing:  Trash.Remove (rename, sync both; or rename in place, sync; or remove, sync) → Records.Drop → the reaper may erase → answer.
 // Growing a directory volume:  Records.Write → limit.
 // Growing a block volume:      limit → file → Records.Write → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
@@ -124,7 +124,7 @@ func Trashed(id volume.ID, e Entry) string {
 // Remove makes the directory of a volume trash, durably and in one step: it moves it into the
 // trash, or renames it in place if there is no room. After it comes Records.Drop, and only then may anything
 // be erased: a record with neither directory nor trash is a lost volume. It returns the name of the
-// piece of trash. Errors: volume.ErrNoSpace.
+// piece of trash, which is empty if there was room for nothing, and the volume is gone with its content. Errors: volume.ErrNoSpace.
 func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
 	if err := t.store.OpenWork(); err != nil {
 		return "", err
@@ -138,7 +138,11 @@ func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
 	case err == nil:
 		return as, errors.Join(t.store.trash.Sync(), from.Sync())
 	case NoRoom(err):
-		return inPlace + as, removeInPlace(from, id, as)
+		err := removeInPlace(from, id, as)
+		if errors.Is(err, syscall.ENOSPC) && removeAtOnce(from, id) == nil {
+			return "", from.Sync()
+		}
+		return inPlace + as, err
 	}
 	return "", err
 }

@@ -68,6 +68,12 @@ type Groups [9]uint64
 // WithGroups has a new subvolume be in these Groups (BTRFS_SUBVOL_QGROUP_INHERIT).
 const WithGroups = 1 << 2
 
+// Named is struct btrfs_ioctl_vol_args of linux/btrfs.h.
+type Named struct {
+	FD   int64
+	Name [4088]byte // ends in NUL
+}
+
 // Nested is struct btrfs_ioctl_get_subvol_rootref_args of linux/btrfs.h.
 type Nested struct {
 	From  uint64
@@ -131,11 +137,12 @@ type Extent struct {
 
 // Of linux/btrfs.h and linux/fs.h.
 const (
-	CreateSubvolume = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 24     // BTRFS_IOC_SUBVOL_CREATE_V2
-	CreateSnapshot  = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 23     // BTRFS_IOC_SNAP_CREATE_V2
-	GetNested       = Read | Write | unsafe.Sizeof(Nested{})<<Size | Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF, Linux 4.18
-	GetFilesystem   = Read | unsafe.Sizeof(Filesystem{})<<Size | Btrfs | 31     // BTRFS_IOC_FS_INFO
-	GetExtents      = Read | Write | extentsHead<<Size | 'f'<<8 | 11            // FS_IOC_FIEMAP
+	CreateSubvolume  = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 24     // BTRFS_IOC_SUBVOL_CREATE_V2
+	DestroySubvolume = Write | unsafe.Sizeof(Named{})<<Size | Btrfs | 15         // BTRFS_IOC_SNAP_DESTROY
+	CreateSnapshot   = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 23     // BTRFS_IOC_SNAP_CREATE_V2
+	GetNested        = Read | Write | unsafe.Sizeof(Nested{})<<Size | Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF, Linux 4.18
+	GetFilesystem    = Read | unsafe.Sizeof(Filesystem{})<<Size | Btrfs | 31     // BTRFS_IOC_FS_INFO
+	GetExtents       = Read | Write | extentsHead<<Size | 'f'<<8 | 11            // FS_IOC_FIEMAP
 
 	// Search is BTRFS_IOC_TREE_SEARCH_V2. Its argument is the key, the size of the buffer, and that, which is not counted.
 	Search = Read | Write | (unsafe.Sizeof(SearchKey{})+8)<<Size | Btrfs | 17
@@ -147,6 +154,7 @@ const (
 var (
 	_ [4096]byte = [unsafe.Sizeof(Subvolume{})]byte{}
 	_ [72]byte   = [unsafe.Sizeof(Groups{})]byte{}
+	_ [4096]byte = [unsafe.Sizeof(Named{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(Nested{})]byte{}
 	_ [104]byte  = [unsafe.Sizeof(SearchKey{})]byte{}
 	_ [32]byte   = [unsafe.Sizeof(SearchHeader{})]byte{}
