@@ -172,7 +172,10 @@ func remove(in *serve.Visit, id volume.ID, e store.Entry) error {
 	}
 	e.Present = false
 	in.Pool.Note(id, e)
-	if thrown == "" {
+	if thrown == "" { // it counts as erased trash, whose blocks others may share
+		piece := store.Trashed(id, e)
+		queueTrash(in, piece, e)
+		defer in.Pool.Ledger.Trash().Tried(piece, nil)
 		return forget(in, id, e)
 	}
 	if err := in.Store.Records().Drop(id); err != nil {
