@@ -250,6 +250,25 @@ func (b byClaim) add(claim types.NamespacedName, what string) {
 	b[claim].Insert(what)
 }
 
+// poolsOfVolumes are the pools of PersistentVolumes, by their names and by their claims, and the paths of those of other programs.
+func (c *cluster) poolsOfVolumes(ctx context.Context) (byName map[string]string, pools, paths byClaim, err error) {
+	byName, pools, paths = map[string]string{}, byClaim{}, byClaim{}
+	err = place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
+		var claim types.NamespacedName
+		if ref := volume.Spec.ClaimRef; ref != nil {
+			claim = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+		}
+		if place.OfDriver(volume) {
+			pool := volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
+			byName[volume.Name] = pool
+			pools.add(claim, pool)
+		} else if at := origin.Path(volume); at != "" {
+			paths.add(claim, at)
+		}
+	})
+	return byName, pools, paths, err
+}
+
 // users are the names of the moves, and of the pods that count, which use pools on nodes. It does not matter whether their nodes are ready: what
 // runs on one goes on. A volume whose pool is not known may be in any.
 func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[render.Spot]sets.Set[string], error) {
@@ -257,22 +276,7 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if len(of) == 0 {
 		return users, nil
 	}
-	byName, pools, paths := map[string]string{}, byClaim{}, byClaim{}
-	err := place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
-		if place.OfDriver(volume) {
-			byName[volume.Name] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
-		}
-		ref := volume.Spec.ClaimRef
-		if ref == nil {
-			return
-		}
-		claim := types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-		if place.OfDriver(volume) {
-			pools.add(claim, volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
-		} else if at := origin.Path(volume); at != "" {
-			paths.add(claim, at)
-		}
-	})
+	byName, pools, paths, err := c.poolsOfVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
