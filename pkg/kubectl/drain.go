@@ -207,7 +207,7 @@ func (s *storage) addPods(sets []appsv1.StatefulSet) {
 	for i, c := range s.claims {
 		claims[i] = types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 	}
-	s.pods = append(slices.DeleteFunc(s.pods, hasEnded), schedule.PodsOf(sets, claims)...)
+	s.pods = schedule.AddUnmade(slices.DeleteFunc(s.pods, hasEnded), sets, claims)
 }
 
 // nodeOf is the one node that a volume of the driver is on; empty for none, and for more.

@@ -360,6 +360,35 @@ func says(phase, message string) map[string]any {
 	return map[string]any{"phase": phase, "sourceNode": "node-a", "targetNode": "node-b", "bytesSent": 5, "conditions": []any{map[string]any{"type": "Complete", "message": message}}}
 }
 
+// The tolerations of a pod that runs were added when it was made (an admission plugin such as PodTolerationRestriction, or a webhook): its
+// StatefulSet's template has none of them. Where the pod may run, its volume may go.
+func TestPlanOfPodWithTolerationsOfItsOwn(t *testing.T) {
+	for name, sets := range map[string][]any{"without the StatefulSet": nil, "with it": {map[string]any{
+		"metadata": map[string]any{"namespace": "apps", "name": "db"},
+		"spec":     map[string]any{"replicas": 1, "volumeClaimTemplates": []any{map[string]any{"metadata": map[string]any{"name": "data"}}}},
+	}}} {
+		pod := with(with(aUser("db-0", "data-db-0"), "spec", "nodeName", "node-a"), "spec", "tolerations", []any{map[string]any{"key": "own", "operator": "Exists"}})
+		tainted := func(name string) any {
+			return map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"taints": []any{map[string]any{"key": "own", "effect": "NoSchedule"}}}}
+		}
+		a := answers{
+			"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(),
+			"get persistentvolumes":                           listOf(aVolume("data-db-0", "2Gi")),
+			"get persistentvolumeclaims":                      listOf(map[string]any{"metadata": map[string]any{"namespace": "apps", "name": "data-db-0"}}),
+			"get statefulsets":                                listOf(sets...),
+			"get pods":                                        listOf(pod),
+			"get csistoragecapacities":                        listOf(aCapacity("node-b", "5Gi")),
+			"get nodes":                                       listOf(tainted("node-a"), tainted("node-b")),
+			"get storageclasses":                              listOf(),
+		}
+		plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
+		must.Succeed(t, err)
+		if plan[0].To != "node-b" {
+			t.Errorf("%s: it goes to %q: %s", name, plan[0].To, plan[0].Problem)
+		}
+	}
+}
+
 // One at a time is made; what an earlier call has made is taken up, what has failed before is not.
 func TestMovesGoOnAfterAnInterruption(t *testing.T) {
 	old := aMove("first-old", "first", says("Failed", "undone"))

@@ -56,11 +56,10 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	}); err != nil {
 		return nil, "", err
 	}
-	unmade, err := pl.podsOfSets(ctx)
-	if err != nil {
+	if all, err = pl.addUnmade(ctx, all); err != nil {
 		return nil, "", err
 	}
-	c.pods, c.claims = schedule.Together(append(all, unmade...), pl.move.Namespace, pl.move.Spec.ClaimName)
+	c.pods, c.claims = schedule.Together(all, pl.move.Namespace, pl.move.Spec.ClaimName)
 	if len(c.claims) == 1 {
 		return c, "", nil
 	}
@@ -76,11 +75,11 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 	return c, "", nil
 }
 
-// podsOfSets are the pods that use claims and that the StatefulSets of the namespace would make: one that is scaled to zero has none.
-func (pl planner) podsOfSets(ctx context.Context) ([]corev1.Pod, error) {
+// addUnmade adds the pods that use claims and that the StatefulSets of the namespace would make: one that is scaled to zero has none.
+func (pl planner) addUnmade(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
 	var sets []appsv1.StatefulSet
 	if err := eachPage(ctx, pl.api, pl.move.Namespace, func(page *appsv1.StatefulSetList) { sets = append(sets, page.Items...) }); err != nil || len(sets) == 0 {
-		return nil, err
+		return pods, err
 	}
 	var claims []types.NamespacedName
 	err := eachPage(ctx, pl.api, pl.move.Namespace, func(page *corev1.PersistentVolumeClaimList) {
@@ -88,7 +87,7 @@ func (pl planner) podsOfSets(ctx context.Context) ([]corev1.Pod, error) {
 			claims = append(claims, client.ObjectKeyFromObject(&page.Items[i]))
 		}
 	})
-	return schedule.PodsOf(sets, claims), err
+	return schedule.AddUnmade(pods, sets, claims), err
 }
 
 // accept takes the volume of another claim into account.

@@ -47,9 +47,14 @@ func Together(pods []corev1.Pod, namespace, claim string) (users []corev1.Pod, c
 	return users, claims
 }
 
-// PodsOf are the pods that use claims and that StatefulSets would make, with more replicas or others than now: one that is scaled to zero has
-// none that show which claims belong together. They are those of the ordinals that there are claims of.
-func PodsOf(sets []appsv1.StatefulSet, claims []types.NamespacedName) (pods []corev1.Pod) {
+// AddUnmade adds to pods those that use claims and that StatefulSets would make, with more replicas or others than now: one that is scaled to
+// zero has none that show which claims belong together. They are those of the ordinals that there are claims of. Where a pod is there, it
+// says itself on which nodes it may run.
+func AddUnmade(pods []corev1.Pod, sets []appsv1.StatefulSet, claims []types.NamespacedName) []corev1.Pod {
+	made := map[types.NamespacedName]bool{}
+	for i := range pods {
+		made[types.NamespacedName{Namespace: pods[i].Namespace, Name: pods[i].Name}] = true
+	}
 	ordinals := map[types.NamespacedName][]int32{} // by what a claim's name has before the ordinal
 	for _, claim := range claims {
 		if at := strings.LastIndexByte(claim.Name, '-'); at >= 0 {
@@ -70,7 +75,8 @@ func PodsOf(sets []appsv1.StatefulSet, claims []types.NamespacedName) (pods []co
 		}
 		slices.Sort(all)
 		for _, n := range slices.Compact(all) {
-			if pod := podOf(set, n); set.DeletionTimestamp == nil && UsesClaims(&pod) {
+			pod := podOf(set, n)
+			if set.DeletionTimestamp == nil && UsesClaims(&pod) && !made[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] {
 				pods = append(pods, pod)
 			}
 		}
