@@ -642,6 +642,27 @@ func TestDeleteWhereTreesAreFull(t *testing.T) {
 	}
 }
 
+// A reference of a move that a crash has ended is removed at the start with its record and its promise, also where the trees are full.
+func TestReferenceIsRemovedWhereTreesAreFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 4*mib), 0o600))
+		must.Succeed(t, h.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""))
+		h.later(2 * time.Minute)
+		h.create("full", h.capacity())
+		fillTrees(t, root, h.Path("pool", "full"))
+		h.restart(local)
+		h.delete("full")
+		h.settled()
+		h.restart(local)
+		if s := h.Status()[0]; s.Promised != 16*mib || s.Snapshots.Count > 0 {
+			t.Errorf("%d MiB are promised, and there are %+v", s.Promised/mib, s.Snapshots)
+		}
+	})
+}
+
 // fillTrees takes the disk for data in a volume, removes nearly all of that, and takes what is left for the trees.
 func fillTrees(t *testing.T, root, volume string) {
 	t.Helper()

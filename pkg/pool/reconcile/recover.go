@@ -89,11 +89,33 @@ func (p *Leftovers) recoverReference(id, of volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if d == nil { // its removal has begun
-		return nil
+	if d == nil {
+		return p.forgetRemoved(id, e)
 	}
-	_, err = p.In.Store.Trash().Remove(id, store.Trashed(id, e))
+	thrown, err := p.In.Store.Trash().Remove(id, store.Trashed(id, e))
+	if err == nil && thrown == "" {
+		err = p.forgetRemoved(id, e)
+	}
 	return errors.Join(err, d.Close())
+}
+
+// forgetRemoved drops the record of an entry that was removed at once. One that is in the trash has its record until RecoverTrash.
+func (p *Leftovers) forgetRemoved(id volume.ID, e store.Entry) error {
+	thrown, err := p.In.Store.Trash().All()
+	if err != nil {
+		return err
+	}
+	for _, name := range thrown {
+		if of, _ := store.ParseTrashName(name).Volume(); of == id {
+			return nil
+		}
+	}
+	if err := p.In.Store.Records().Drop(id); err != nil {
+		return err
+	}
+	p.In.Ledger.Note(id, InfoOf(store.Entry{}))
+	p.ReleaseLost(id, e)
+	return nil
 }
 
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
