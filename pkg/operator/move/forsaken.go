@@ -163,6 +163,8 @@ func (v claimedVolume) recall(ctx context.Context) error {
 		return err
 	}
 	v.move.Status.Phase = v1alpha1.Undoing
+	// A copy may be confirmed that is given up. What is confirmed needs none.
+	v.move.Status.Fence = cmp.Or(string(secret.Data[fenceFile]), "unknown")
 	if secret.Data[endedFile] != nil {
 		v.move.Status.Phase = v1alpha1.Failed
 		return nil
@@ -173,8 +175,6 @@ func (v claimedVolume) recall(ctx context.Context) error {
 	case undone, before && string(secret.Data[placedFile]) != v.move.Status.TargetNode:
 	case saved != nil || there && now.Annotations[movedBy] == string(v.move.UID):
 		v.move.Status.Phase = v1alpha1.Switching
-		// What is confirmed needs none.
-		v.move.Status.Fence = cmp.Or(string(secret.Data[fenceFile]), "unknown")
 	case wanted:
 		v.move.Status.Phase = v1alpha1.Failed
 	}

@@ -212,3 +212,22 @@ func TestRemovedByForceWithItsClaim(t *testing.T) {
 		}
 	}
 }
+
+// Nor does a copy stay that is confirmed, and to which no PersistentVolume leads.
+func TestRemovedByForceWithItsClaimWhenConfirmed(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	for range 100 {
+		if has := w.records[nodeB]; has != nil && has.moved != "" {
+			break
+		}
+		w.reconcile("m")
+		w.live()
+	}
+	w.replicas = false
+	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+	w.removeByForce(nil)
+	w.settle(nil)
+	if w.records[nodeB] != nil || !w.records[nodeA].publishes() {
+		t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
+	}
+}
