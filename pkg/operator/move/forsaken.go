@@ -119,17 +119,11 @@ func (m reconciliation) end(ctx context.Context) (outcome, error) {
 	if err := m.volume.recall(ctx); err != nil {
 		return outcome{}, err
 	}
-	known := m.move.Ended()
 	for !m.move.Ended() {
 		before := m.move.Status.Phase
 		result, err := m.step(ctx)
 		if err != nil || m.move.Status.Phase == before {
 			return wait("Waiting", "%s", result.message), err
-		}
-	}
-	if !known { // the movers that show it go first
-		if err := m.volume.noteEnded(ctx); err != nil {
-			return outcome{}, err
 		}
 	}
 	left, err := m.objects.remove(ctx)
@@ -181,7 +175,8 @@ func (v claimedVolume) recall(ctx context.Context) error {
 	return nil
 }
 
-// noteEnded notes that a move has ended, as its status would.
+// noteEnded notes that a move has ended, before its status says so: that may be lost, another move may take the volume on, and the movers that
+// show it go first.
 func (v claimedVolume) noteEnded(ctx context.Context) error {
 	secret, err := v.objects.secret(ctx)
 	if err != nil {

@@ -231,3 +231,36 @@ func TestRemovedByForceWithItsClaimWhenConfirmed(t *testing.T) {
 		t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
 	}
 }
+
+// One that has ended, and waits for a mover of a node without kubelet, is not ended once more: another one may have taken the volume on.
+func TestRemovedByForceAfterItsEnd(t *testing.T) {
+	for _, comesBack := range []bool{true, false} {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range 100 {
+			if w.move("m").Ended() {
+				break
+			}
+			w.reconcile("m")
+			w.live()
+		}
+		stays := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleRemove))}
+		w.has(stays)
+		stays.Finalizers = []string{"test/kubelet"}
+		w.update(stays)
+		w.reconcile("m")
+		volume := volumeOf("pv")
+		w.has(volume)
+		volume.Annotations[movedBy], volume.Spec.NodeAffinity = "move-n", onNode(nodeC)
+		w.update(volume)
+		delete(w.records, nodeB)
+		w.records[nodeC] = &record{moved: "move-n"}
+		w.removeByForce(nil)
+		w.has(stays)
+		stays.Finalizers = nil
+		w.update(stays)
+		if !comesBack {
+			w.goes(nodeA)
+		}
+		w.settle(nil)
+	}
+}

@@ -182,8 +182,18 @@ func short(message string) string {
 	return message
 }
 
-// step does the next step of the phase that was written.
+// step does the next step of a move, and notes its end.
 func (m reconciliation) step(ctx context.Context) (outcome, error) {
+	underway := m.move.Underway()
+	result, err := m.phase(ctx)
+	if err == nil && underway && m.move.Ended() {
+		err = m.volume.noteEnded(ctx)
+	}
+	return result, err
+}
+
+// phase does the next step of the phase that was written.
+func (m reconciliation) phase(ctx context.Context) (outcome, error) {
 	switch m.move.Status.Phase {
 	case "", v1alpha1.Pending:
 		return m.begin(ctx)
