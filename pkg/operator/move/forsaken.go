@@ -92,29 +92,37 @@ func recalled(object client.Object) *v1alpha1.VolumeMove {
 	return m
 }
 
-// endForsaken does what is next of the moves of a name that are forsaken, and says what they wait for.
-func (r *Reconciler) endForsaken(ctx context.Context, of client.ObjectKey) (waits outcome, err error) {
+// endForsaken does what is next of those moves that are forsaken, and says what they wait for. Nothing else may hear of one.
+func (r *Reconciler) endForsaken(ctx context.Context, of func(m *v1alpha1.VolumeMove) bool) (waits outcome, err error) {
 	api := apiServer{writer: r.Client, reader: r.APIReader}
 	all, err := api.forsaken(ctx, r.DriverNamespace)
 	if err != nil {
 		return outcome{}, err
 	}
 	for _, m := range all {
-		if client.ObjectKeyFromObject(m) != of {
+		if !of(m) {
 			continue
 		}
 		result, err := r.reconciliation(m).end(ctx)
 		if err != nil || result != (outcome{}) {
-			return wait("Waiting", "an earlier VolumeMove of this name, which was removed by force, is ended first: %s", result.message), err
+			return wait("Waiting", "the VolumeMove %s in the namespace %s, which was removed by force, is ended first: %s", m.Name, m.Namespace, result.message), err
 		}
 	}
 	return outcome{}, nil
+}
+
+// named has those be ended that have a name.
+func named(key client.ObjectKey) func(m *v1alpha1.VolumeMove) bool {
+	return func(m *v1alpha1.VolumeMove) bool { return client.ObjectKeyFromObject(m) == key }
 }
 
 // end does what is next of a move that is forsaken. It is empty if there is nothing left.
 func (m reconciliation) end(ctx context.Context) (outcome, error) {
 	if m.move.Status.SourceNode == "" {
 		return outcome{}, m.objects.removeUnknown(ctx)
+	}
+	if err := m.objects.networkPolicy(ctx); err != nil { // of pods nothing is heard
+		return outcome{}, err
 	}
 	if err := m.volume.recall(ctx); err != nil {
 		return outcome{}, err

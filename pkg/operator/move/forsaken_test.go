@@ -56,10 +56,8 @@ func (w *world) settle(other successor) {
 			return
 		}
 	}
-	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
-	for i := range pods.Items {
-		w.Logf("pod %s: %+v", pods.Items[i].Name, pods.Items[i].Status)
+	for _, pod := range w.movers() {
+		w.Logf("pod %s: %+v", pod.Name, pod.Status)
 	}
 	says := ""
 	if w.move(next) != nil {
@@ -262,5 +260,69 @@ func TestRemovedByForceAfterItsEnd(t *testing.T) {
 			w.goes(nodeA)
 		}
 		w.settle(nil)
+	}
+}
+
+// Its NetworkPolicy, by which it is heard of, is made anew by the next look, and by the one that ends the move.
+func TestRemovedByForceWithoutNetworkPolicy(t *testing.T) {
+	for at, done := 1, false; !done; at += every() {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range at {
+			w.reconcile("m")
+			w.live()
+		}
+		m := w.move("m")
+		done = m.Ended() && len(m.Finalizers) == 0
+		policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
+		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), policy)))
+		if len(w.movers()) == 0 {
+			w.reconcile("m")
+			w.live()
+		}
+		w.removeByForce(nil)
+		w.settle(nil)
+		w.wantWhereItIs(nil)
+		if t.Failed() {
+			t.Fatalf("removed after look %d, in the phase %s", at, m.Status.Phase)
+		}
+	}
+}
+
+// movers are the pods of moves.
+func (w *world) movers() []corev1.Pod {
+	w.Helper()
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	return pods.Items
+}
+
+// A mover that an operator without its lease makes when its move has ended is removed by the move that meets it, of whatever name.
+func TestLateMover(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		for _, late := range []role{roleIn, roleOut, roleConfirm} {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			pods := map[role]corev1.Pod{}
+			for range 100 {
+				if _, there := pods[roleConfirm]; there {
+					break
+				}
+				w.reconcile("m")
+				for _, pod := range w.movers() {
+					pods[role(pod.Labels[roleLabel])] = pod
+				}
+				w.live()
+			}
+			if force {
+				w.removeByForce(nil)
+			} else {
+				deleteMove(w)
+			}
+			w.settle(nil)
+			pod := pods[late]
+			pod.ResourceVersion, pod.UID = "", ""
+			must.Succeed(t, w.api.Create(t.Context(), &pod), w.api.Create(t.Context(), moveOf("n", to(nodeB))))
+			w.run("n")
+			w.wantOn(nodeB)
+		}
 	}
 }
