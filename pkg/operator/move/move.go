@@ -523,8 +523,12 @@ func (m reconciliation) undoSteps(ctx context.Context, wanted bool) (waits []str
 
 // undoStep does one of the steps of undo, or says what it waits for.
 func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, err error) {
-	// A mover that still ran would fence the source, or make the copy, again.
-	if left, err := m.objects.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
+	// A mover that still ran would fence the source, or make the copy, again. One that was made late may have: the step is done again.
+	left, err := m.objects.removePods(ctx, step.copies())
+	if err == nil && len(left) > 0 {
+		_, err = m.objects.removePods(ctx, step)
+	}
+	if err != nil || len(left) > 0 {
 		return "wait for the movers to end: " + list(left), err
 	}
 	done, said := false, ""
