@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -38,6 +40,27 @@ func beginningOf(m *v1alpha1.VolumeMove) string {
 		Volume: m.Status.Volume, VolumeUID: m.Status.VolumeUID, VolumeHandle: m.Status.VolumeHandle, ClaimUID: m.Status.ClaimUID,
 	}})
 	return string(data)
+}
+
+// Underway are the moves that have begun and not ended, with those whose VolumeMove was removed by force. Each needs the driver and the pools on both
+// of its nodes, also while it has no pod there: without them it can neither go on nor be undone. The namespace is the driver's.
+func Underway(ctx context.Context, api client.Reader, namespace string) (found []v1alpha1.VolumeMove, err error) {
+	a := apiServer{reader: api}
+	err = eachPage(ctx, a, metav1.NamespaceAll, func(page *v1alpha1.VolumeMoveList) {
+		found = append(found, slices.DeleteFunc(page.Items, func(m v1alpha1.VolumeMove) bool { return !m.Underway() })...)
+	})
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil, nil // the definition is not there, and neither are objects
+	}
+	if err != nil {
+		return nil, err
+	}
+	// After those: none is missed that is removed meanwhile.
+	forsaken, err := a.forsaken(ctx, namespace)
+	for _, m := range forsaken {
+		found = append(found, *m)
+	}
+	return found, err
 }
 
 // forsaken are the moves that have objects but no VolumeMove. Those of operators that noted no beginning have no status.
@@ -77,7 +100,7 @@ func (a apiServer) forsaken(ctx context.Context, namespace string) ([]*v1alpha1.
 	return slices.SortedFunc(maps.Values(found), func(a, b *v1alpha1.VolumeMove) int { return cmp.Compare(a.UID, b.UID) }), nil
 }
 
-// recalled is the move that an object was made for, as one that was deleted.
+// recalled is the move that an object was made for, as one that was deleted: see recall.
 func recalled(object client.Object) *v1alpha1.VolumeMove {
 	namespace, name, ok := strings.Cut(object.GetAnnotations()[nameAnnotation], "/")
 	if !ok {
@@ -88,6 +111,7 @@ func recalled(object client.Object) *v1alpha1.VolumeMove {
 		was = beginning{}
 	}
 	m := &v1alpha1.VolumeMove{Spec: was.Spec, Status: was.Status}
+	m.Status.Phase = v1alpha1.Undoing
 	m.Namespace, m.Name, m.UID, m.DeletionTimestamp = namespace, name, types.UID(object.GetLabels()[moveLabel]), ptr.To(metav1.Now())
 	return m
 }

@@ -8,7 +8,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
@@ -325,4 +327,28 @@ func TestLateMover(t *testing.T) {
 			w.wantOn(nodeB)
 		}
 	}
+}
+
+// An operator looks for such a mover, too, where no other move meets it.
+func TestLateMoverIsLookedFor(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	for len(w.movers()) == 0 {
+		w.reconcile("m")
+	}
+	late := w.movers()[0]
+	deleteMove(w)
+	w.settle(nil)
+	late.ResourceVersion, late.UID = "", ""
+	must.Succeed(t, w.api.Create(t.Context(), &late))
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), queue)
+	if queue.Len() != 1 {
+		t.Fatalf("%d moves are looked at", queue.Len())
+	}
+	request, _ := queue.Get()
+	if request.Name != "m" {
+		t.Errorf("%s is looked at", request)
+	}
+	w.settle(nil)
+	w.wantOn(nodeA)
 }
