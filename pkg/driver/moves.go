@@ -83,7 +83,7 @@ func described(is pool.MoveState, err error) (*moves.Volume, error) {
 	return &moves.Volume{
 		Pool: is.Pool.String(), UID: is.UID, Recorded: is.Recorded, Used: is.Used,
 		Shape: moves.Shape{Mode: string(is.Mode), Bytes: is.Bytes, BlockBytes: is.BlockBytes, BytesPerInode: is.BytesPerInode},
-		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Moved: is.Moved,
+		Move:  is.ID, Role: string(is.Role), Peer: is.Peer, Fence: is.Fence, HandedOver: is.HandedOver, Moved: is.Moved, Undone: is.Undone,
 		Base: is.Base, Verify: is.Verify,
 	}, nil
 }

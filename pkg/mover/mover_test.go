@@ -485,6 +485,33 @@ func TestUndoneWhileWaiting(t *testing.T) {
 	r.unpublish(r.from, "b")
 }
 
+// What is undone during a pass before the fence, as when the mover's pod was deleted by force and its process goes on, is not fenced after that.
+func TestUndoneBeforeFence(t *testing.T) {
+	r := newRig(t)
+	must.Succeed(t, r.publish(r.from, "a"))
+	r.listen()
+	r.plane.during = func(mover.Pass) error { return r.out.Undo(t.Context(), true) }
+	r.at = func(e mover.Event) {
+		if e.Event == mover.Fenced {
+			t.Error("it is fenced")
+			must.Succeed(t, r.out.Undo(t.Context(), true))
+		}
+	}
+	for range 2 {
+		if _, err := r.out.Copy(t.Context()); err == nil {
+			t.Error("a move that was undone is made")
+		}
+		must.Succeed(t, r.in.Abort(t.Context(), false))
+	}
+	r.unpublish(r.from, "a")
+	must.Succeed(t, r.publish(r.from, "b"))
+	r.unpublish(r.from, "b")
+	r.at, r.plane.during = nil, nil
+	r.out.Move, r.in.Move = "move-2", "move-2"
+	_, err := r.out.Copy(t.Context())
+	must.Succeed(t, err)
+}
+
 // A move that has begun nothing on a node undoes nothing there, and what has the name of the volume stays.
 func TestNothingToUndo(t *testing.T) {
 	r := newRig(t)

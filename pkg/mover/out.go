@@ -102,6 +102,9 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if v.Undone == o.Move && v.Move != o.Move {
+		return "", fmt.Errorf("move %s was undone on this node: another one has another uid", o.Move)
+	}
 	if v.Move != o.Move {
 		// It may grow while it is copied.
 		for _, do := range []func(context.Context, moves.Volume) error{o.measure, o.copyWhileUsed, o.measure} {

@@ -356,6 +356,7 @@ func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
 		volumes = append(volumes, volumeOn(name, "gone"))
 		objects = append(objects, underway(name, "gone", "here", phase))
 	}
+	volumes, objects = append(volumes, volumeOn("forced", "gone")), append(objects, forsaken("forced", "here", "gone"))
 	retains := volumeOn("retains", "gone", retained)
 	s := newStage(t, append(append(objects, volumes...), retains, underway("retains", "here", "gone", movev1.Removing), object, nodeThat("here", corev1.ConditionTrue))...)
 	now := time.Now()

@@ -5,33 +5,21 @@ import (
 	"fmt"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/move"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// moves are the VolumeMoves that have begun and not ended. Each needs the driver and the pools on both of its nodes, also while it has no pod
-// there: without them it can neither go on nor be undone.
-func (c *cluster) moves(ctx context.Context) (found []movev1.VolumeMove, err error) {
-	for next := ""; ; {
-		list := &movev1.VolumeMoveList{}
-		err := c.api.List(ctx, list, client.Limit(500), client.Continue(next))
-		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return nil, nil // the definition is not there, and neither are objects
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look for VolumeMoves: %w", err)
-		}
-		found = append(found, slices.DeleteFunc(list.Items, func(m movev1.VolumeMove) bool { return !m.Underway() })...)
-		if next = list.Continue; next == "" {
-			return found, nil
-		}
+// moves are those that have begun and not ended.
+func (c *cluster) moves(ctx context.Context) ([]movev1.VolumeMove, error) {
+	found, err := move.Underway(ctx, c.api, c.namespace)
+	if err != nil {
+		return nil, fmt.Errorf("look for VolumeMoves: %w", err)
 	}
+	return found, nil
 }
 
 // moving are the names of the PersistentVolumes that move.

@@ -75,10 +75,14 @@ func (u *Uninstallation) Run(ctx context.Context) error {
 	if len(objects) > 0 && at != "" && at != u.Namespace {
 		return &DeployedError{at}
 	}
-	users := begun(moves)
+	c := &cluster{Client: u.Client, api: u.Client, namespace: u.Namespace}
+	underway, err := c.moves(ctx) // also of VolumeMoves that were removed by force
+	if err != nil {
+		return err
+	}
+	users := begun(underway)
 	if len(objects) > 0 {
 		// Without such an object the driver is not the operator's, and stays.
-		c := &cluster{Client: u.Client, api: u.Client, namespace: u.Namespace}
 		pods, err := c.podsWithVolumes(ctx)
 		if err != nil {
 			return err
@@ -137,9 +141,7 @@ func (u *Uninstallation) owned(ctx context.Context) ([]hppv1.HostPathProvisioner
 // begun says which moves have begun: to undo hours of copying is not for an uninstallation to decide.
 func begun(moves []movev1.VolumeMove) (users []string) {
 	for i := range moves {
-		if m := &moves[i]; m.Underway() {
-			users = append(users, fmt.Sprintf("VolumeMove %s, which is %s (let it end, or delete it)", named(m), m.Status.Phase))
-		}
+		users = append(users, fmt.Sprintf("VolumeMove %s, which is %s (let it end, or delete it)", named(&moves[i]), moves[i].Status.Phase))
 	}
 	return users
 }

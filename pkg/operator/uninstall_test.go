@@ -57,6 +57,7 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 		"a pod with a volume of another driver":     {podWith("user", "here", claimed("foreign")), ""},
 		"a pod with one of the pre-CSI provisioner": {podWith("user", "here", claimed("legacy")), ""},
 		"a pod that keeps a pool mounted":           {mounter, ""},
+		"a move that was removed by force":          {forsaken("data", "there", "here"), "VolumeMove space/move-of-data, which is Undoing"},
 	}
 	for _, phase := range movev1.Phases {
 		want := "VolumeMove space/move-of-data, which is " + string(phase)

@@ -2,11 +2,13 @@ package operator
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -225,5 +227,36 @@ func TestVolumeOfAnEarlierClaimDoesNotHideAUser(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// forsaken is what there is of a move whose VolumeMove was removed by force.
+func forsaken(volume, from, to string) *networkingv1.NetworkPolicy {
+	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "storage", Name: "volumemove-uid", Labels: map[string]string{"hostpathprovisioner.kubevirt.io/move": "uid"},
+		Annotations: map[string]string{
+			"hostpathprovisioner.kubevirt.io/move-of": "space/move-of-" + volume,
+			"hostpathprovisioner.kubevirt.io/move-begun": fmt.Sprintf(`{"spec":{"claimName":"claim-of-%[1]s"},"status":{"sourceNode":%[2]q,"targetNode":%[3]q,"volume":%[1]q,"volumeHandle":%[1]q}}`,
+				volume, from, to),
+		},
+	}}
+}
+
+// So does one whose VolumeMove was removed by force, until it is ended.
+func TestRemovalWaitsForForsakenMoves(t *testing.T) {
+	object := stored("hpp", 1, false)
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	left := forsaken("data", "there", "here")
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), left, volumeOn("data", "there", inPool("local")))
+	s.reconcile("hpp")
+	must.Succeed(t, s.Delete(t.Context(), object))
+	s.reconcile("hpp")
+	if !s.has(set) || !s.has(stored("hpp", 1, true)) || !strings.Contains(s.waitsFor(), "VolumeMove space/move-of-data, which is Undoing") {
+		t.Fatalf("the driver is there: %v, and the object waits for %q", s.has(set), s.waitsFor())
+	}
+	must.Succeed(t, s.Delete(t.Context(), left))
+	s.reconcile("hpp")
+	if s.has(set) || s.has(stored("hpp", 1, true)) {
+		t.Error("the driver or the object is there, although the move has ended")
 	}
 }

@@ -63,8 +63,8 @@ type MoveState struct {
 	// Used says that this node has the volume published, or its file attached.
 	Used bool
 	store.Move
-	// Moved is the id of the last move that was confirmed.
-	Moved string
+	// Moved is the id of the last move that was confirmed, and Undone of the last that was undone here.
+	Moved, Undone string
 }
 
 // State reports on a volume. Errors: ErrNotFound, ErrPrecondition for one that may be in a pool out of use, ErrUnavailable,
@@ -84,7 +84,7 @@ func (s Moves) State(ctx context.Context, id volume.ID) (MoveState, error) {
 func (v *side) moveState() (MoveState, error) {
 	is := MoveState{Pool: v.visit.Pool.Config.Name, Shape: volume.Shape{Mode: v.entry.Mode()}, Recorded: v.entry.Record != nil, Move: v.entry.Move()}
 	if rec := v.entry.Record; rec != nil {
-		is.UID, is.Moved = rec.UID, rec.Moved
+		is.UID, is.Moved, is.Undone = rec.UID, rec.Moved, rec.Undone
 		is.Bytes, is.BlockBytes, is.BytesPerInode = rec.Bytes, rec.BlockBytes, rec.BytesPerInode
 	} else {
 		is.Bytes = store.Measured(v.visit.Store.Root(), v.id.String())
@@ -105,7 +105,7 @@ type FenceRequest struct {
 
 // Fence has the volume not be published here any more. What is published stays until it is unpublished, and may be published again
 // where it is. The caller holds the volume's lock. Errors: ErrInvalid, ErrNotFound, ErrPrecondition for a volume that another move
-// has, or that has snapshots, ErrBusy while it is copied, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
+// has, or that has snapshots, and for a move that was undone, whose mover may have been made late, ErrBusy while it is copied, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s Moves) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
 	v, err := s.findToMove(ctx, r.Volume)
 	if err != nil {
@@ -126,6 +126,9 @@ func (s Moves) Fence(ctx context.Context, r FenceRequest) (MoveState, error) {
 func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 	if err := v.movable(); err != nil {
 		return err
+	}
+	if rec := v.entry.Record; rec != nil && rec.Undone == r.ID.String() {
+		return fmt.Errorf("%w: move %s was undone here: another one has another uid", volume.ErrPrecondition, r.ID)
 	}
 	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
 	if err := s.set.node.Pins.Free(r.Volume); err != nil {
@@ -182,7 +185,7 @@ func (v *side) recordToMove(bytes int64) (*store.Record, error) {
 	return store.NewRecord(v.id, volume.ModeMount, promised), err
 }
 
-// Unfence undoes Fence. A volume that was handed over may be confirmed on the other node: only for a caller who knows that the
+// Unfence undoes Fence, and has it not be done by this move any more, if the volume has a record without it. A volume that was handed over may be confirmed on the other node: only for a caller who knows that the
 // target was aborted it is published here again. The caller holds the volume's lock. Errors: ErrNotFound, ErrPrecondition for
 // another move and for a volume that was handed over, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
 func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
@@ -193,8 +196,9 @@ func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 	defer v.close()
 	is := v.entry.Move()
 	switch {
-	case is == (store.Move{}):
+	case is == (store.Move{}) && (v.entry.Record == nil || v.entry.Record.Undone == m.ID.String()):
 		return errors.Join(v.durable(), s.dropReferences(ctx, m.Volume))
+	case is == (store.Move{}):
 	case !is.Is(store.MoveSource, m.ID):
 		return v.notOf(m, "unfence")
 	case is.HandedOver && !targetAborted:
@@ -204,7 +208,7 @@ func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 		err = v.forgetRecord()
 	} else {
 		rec := *v.entry.Record
-		rec.Move = store.Move{}
+		rec.Move, rec.Undone = store.Move{}, m.ID.String()
 		err = v.write(ctx, &rec)
 	}
 	if err == nil {

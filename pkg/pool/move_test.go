@@ -296,10 +296,11 @@ func TestHandedOver(t *testing.T) {
 	})
 }
 
-// What pods wrote between two fences is in no copy of before.
+// What pods wrote between two fences is in no copy of before. Without a record nothing says that the move was undone.
 func TestHandOverOfEarlierFence(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.prepare()
+		must.Succeed(t, os.Remove(m.from.Own("volumes", "pvc-1.json")))
 		fence := m.fence().Fence
 		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence, ""))
 		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
@@ -308,6 +309,26 @@ func TestHandOverOfEarlierFence(t *testing.T) {
 		}
 		wantError(t, m.from.Moves().HandOver(t.Context(), m.out, fence), volume.ErrPrecondition)
 	})
+}
+
+// A mover that is made late, or was amid a pass, fences no volume whose move was undone: nothing would end that. Another move does.
+func TestFenceOfUndoneMove(t *testing.T) {
+	for name, fenced := range map[string]bool{"before the fence": false, "after it": true} {
+		t.Run(name, func(t *testing.T) {
+			moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+				if fenced {
+					m.fence()
+				}
+				must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
+				m.restartBoth()
+				_, err := m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out})
+				wantError(t, err, volume.ErrPrecondition)
+				must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"), m.from.unpublish("pvc-1", "a"))
+				m.out, m.in = m.of("move-2")
+				must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, m.handOver()))
+			})
+		})
+	}
 }
 
 // A copy is whole only as the session has left it that filled it last.

@@ -94,8 +94,9 @@ type Volume struct {
 	// Base is the reference that a target equals, and Verify the way in which the two were compared.
 	Base   string `json:"base,omitempty"`
 	Verify string `json:"verify,omitempty"`
-	// Moved is the last move that was confirmed here.
-	Moved string `json:"moved,omitempty"`
+	// Moved is the last move that was confirmed here, and Undone the last that was undone.
+	Moved  string `json:"moved,omitempty"`
+	Undone string `json:"undone,omitempty"`
 }
 
 // Describe is what gRPC needs to serve the service by a function that takes the calls.

@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -38,6 +40,27 @@ func beginningOf(m *v1alpha1.VolumeMove) string {
 		Volume: m.Status.Volume, VolumeUID: m.Status.VolumeUID, VolumeHandle: m.Status.VolumeHandle, ClaimUID: m.Status.ClaimUID,
 	}})
 	return string(data)
+}
+
+// Underway are the moves that have begun and not ended, with those whose VolumeMove was removed by force. Each needs the driver and the pools on both
+// of its nodes, also while it has no pod there: without them it can neither go on nor be undone. The namespace is the driver's.
+func Underway(ctx context.Context, api client.Reader, namespace string) (found []v1alpha1.VolumeMove, err error) {
+	a := apiServer{reader: api}
+	err = eachPage(ctx, a, metav1.NamespaceAll, func(page *v1alpha1.VolumeMoveList) {
+		found = append(found, slices.DeleteFunc(page.Items, func(m v1alpha1.VolumeMove) bool { return !m.Underway() })...)
+	})
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil, nil // the definition is not there, and neither are objects
+	}
+	if err != nil {
+		return nil, err
+	}
+	// After those: none is missed that is removed meanwhile.
+	forsaken, err := a.forsaken(ctx, namespace)
+	for _, m := range forsaken {
+		found = append(found, *m)
+	}
+	return found, err
 }
 
 // forsaken are the moves that have objects but no VolumeMove. Those of operators that noted no beginning have no status.
@@ -77,7 +100,7 @@ func (a apiServer) forsaken(ctx context.Context, namespace string) ([]*v1alpha1.
 	return slices.SortedFunc(maps.Values(found), func(a, b *v1alpha1.VolumeMove) int { return cmp.Compare(a.UID, b.UID) }), nil
 }
 
-// recalled is the move that an object was made for, as one that was deleted.
+// recalled is the move that an object was made for, as one that was deleted: see recall.
 func recalled(object client.Object) *v1alpha1.VolumeMove {
 	namespace, name, ok := strings.Cut(object.GetAnnotations()[nameAnnotation], "/")
 	if !ok {
@@ -88,27 +111,33 @@ func recalled(object client.Object) *v1alpha1.VolumeMove {
 		was = beginning{}
 	}
 	m := &v1alpha1.VolumeMove{Spec: was.Spec, Status: was.Status}
+	m.Status.Phase = v1alpha1.Undoing
 	m.Namespace, m.Name, m.UID, m.DeletionTimestamp = namespace, name, types.UID(object.GetLabels()[moveLabel]), ptr.To(metav1.Now())
 	return m
 }
 
-// endForsaken does what is next of the moves of a name that are forsaken, and says what they wait for.
-func (r *Reconciler) endForsaken(ctx context.Context, of client.ObjectKey) (waits outcome, err error) {
+// endForsaken does what is next of those moves that are forsaken, and says what they wait for. Nothing else may hear of one.
+func (r *Reconciler) endForsaken(ctx context.Context, of func(m *v1alpha1.VolumeMove) bool) (waits outcome, err error) {
 	api := apiServer{writer: r.Client, reader: r.APIReader}
 	all, err := api.forsaken(ctx, r.DriverNamespace)
 	if err != nil {
 		return outcome{}, err
 	}
 	for _, m := range all {
-		if client.ObjectKeyFromObject(m) != of {
+		if !of(m) {
 			continue
 		}
 		result, err := r.reconciliation(m).end(ctx)
 		if err != nil || result != (outcome{}) {
-			return wait("Waiting", "an earlier VolumeMove of this name, which was removed by force, is ended first: %s", result.message), err
+			return wait("Waiting", "the VolumeMove %s in the namespace %s, which was removed by force, is ended first: %s", m.Name, m.Namespace, result.message), err
 		}
 	}
 	return outcome{}, nil
+}
+
+// named has those be ended that have a name.
+func named(key client.ObjectKey) func(m *v1alpha1.VolumeMove) bool {
+	return func(m *v1alpha1.VolumeMove) bool { return client.ObjectKeyFromObject(m) == key }
 }
 
 // end does what is next of a move that is forsaken. It is empty if there is nothing left.
@@ -116,20 +145,17 @@ func (m reconciliation) end(ctx context.Context) (outcome, error) {
 	if m.move.Status.SourceNode == "" {
 		return outcome{}, m.objects.removeUnknown(ctx)
 	}
+	if err := m.objects.networkPolicy(ctx); err != nil { // of pods nothing is heard
+		return outcome{}, err
+	}
 	if err := m.volume.recall(ctx); err != nil {
 		return outcome{}, err
 	}
-	known := m.move.Ended()
 	for !m.move.Ended() {
 		before := m.move.Status.Phase
 		result, err := m.step(ctx)
 		if err != nil || m.move.Status.Phase == before {
 			return wait("Waiting", "%s", result.message), err
-		}
-	}
-	if !known { // the movers that show it go first
-		if err := m.volume.noteEnded(ctx); err != nil {
-			return outcome{}, err
 		}
 	}
 	left, err := m.objects.remove(ctx)
@@ -163,6 +189,8 @@ func (v claimedVolume) recall(ctx context.Context) error {
 		return err
 	}
 	v.move.Status.Phase = v1alpha1.Undoing
+	// A copy may be confirmed that is given up. What is confirmed needs none.
+	v.move.Status.Fence = cmp.Or(string(secret.Data[fenceFile]), "unknown")
 	if secret.Data[endedFile] != nil {
 		v.move.Status.Phase = v1alpha1.Failed
 		return nil
@@ -173,15 +201,14 @@ func (v claimedVolume) recall(ctx context.Context) error {
 	case undone, before && string(secret.Data[placedFile]) != v.move.Status.TargetNode:
 	case saved != nil || there && now.Annotations[movedBy] == string(v.move.UID):
 		v.move.Status.Phase = v1alpha1.Switching
-		// What is confirmed needs none.
-		v.move.Status.Fence = cmp.Or(string(secret.Data[fenceFile]), "unknown")
 	case wanted:
 		v.move.Status.Phase = v1alpha1.Failed
 	}
 	return nil
 }
 
-// noteEnded notes that a move has ended, as its status would.
+// noteEnded notes that a move has ended, before its status says so: that may be lost, another move may take the volume on, and the movers that
+// show it go first.
 func (v claimedVolume) noteEnded(ctx context.Context) error {
 	secret, err := v.objects.secret(ctx)
 	if err != nil {

@@ -8,7 +8,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
@@ -56,10 +58,8 @@ func (w *world) settle(other successor) {
 			return
 		}
 	}
-	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
-	for i := range pods.Items {
-		w.Logf("pod %s: %+v", pods.Items[i].Name, pods.Items[i].Status)
+	for _, pod := range w.movers() {
+		w.Logf("pod %s: %+v", pod.Name, pod.Status)
 	}
 	says := ""
 	if w.move(next) != nil {
@@ -211,4 +211,144 @@ func TestRemovedByForceWithItsClaim(t *testing.T) {
 			t.Fatalf("removed after look %d, in the phase %s, the nodes have %+v and %+v", at, m.Status.Phase, w.records[nodeA], w.records[nodeB])
 		}
 	}
+}
+
+// Nor does a copy stay that is confirmed, and to which no PersistentVolume leads.
+func TestRemovedByForceWithItsClaimWhenConfirmed(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	for range 100 {
+		if has := w.records[nodeB]; has != nil && has.moved != "" {
+			break
+		}
+		w.reconcile("m")
+		w.live()
+	}
+	w.replicas = false
+	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+	w.removeByForce(nil)
+	w.settle(nil)
+	if w.records[nodeB] != nil || !w.records[nodeA].publishes() {
+		t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
+	}
+}
+
+// One that has ended, and waits for a mover of a node without kubelet, is not ended once more: another one may have taken the volume on.
+func TestRemovedByForceAfterItsEnd(t *testing.T) {
+	for _, comesBack := range []bool{true, false} {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range 100 {
+			if w.move("m").Ended() {
+				break
+			}
+			w.reconcile("m")
+			w.live()
+		}
+		stays := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleRemove))}
+		w.has(stays)
+		stays.Finalizers = []string{"test/kubelet"}
+		w.update(stays)
+		w.reconcile("m")
+		volume := volumeOf("pv")
+		w.has(volume)
+		volume.Annotations[movedBy], volume.Spec.NodeAffinity = "move-n", onNode(nodeC)
+		w.update(volume)
+		delete(w.records, nodeB)
+		w.records[nodeC] = &record{moved: "move-n"}
+		w.removeByForce(nil)
+		w.has(stays)
+		stays.Finalizers = nil
+		w.update(stays)
+		if !comesBack {
+			w.goes(nodeA)
+		}
+		w.settle(nil)
+	}
+}
+
+// Its NetworkPolicy, by which it is heard of, is made anew by the next look, and by the one that ends the move.
+func TestRemovedByForceWithoutNetworkPolicy(t *testing.T) {
+	for at, done := 1, false; !done; at += every() {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range at {
+			w.reconcile("m")
+			w.live()
+		}
+		m := w.move("m")
+		done = m.Ended() && len(m.Finalizers) == 0
+		policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
+		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), policy)))
+		if len(w.movers()) == 0 {
+			w.reconcile("m")
+			w.live()
+		}
+		w.removeByForce(nil)
+		w.settle(nil)
+		w.wantWhereItIs(nil)
+		if t.Failed() {
+			t.Fatalf("removed after look %d, in the phase %s", at, m.Status.Phase)
+		}
+	}
+}
+
+// movers are the pods of moves.
+func (w *world) movers() []corev1.Pod {
+	w.Helper()
+	pods := &corev1.PodList{}
+	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	return pods.Items
+}
+
+// A mover that an operator without its lease makes when its move has ended is removed by the move that meets it, of whatever name.
+func TestLateMover(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		for _, late := range []role{roleIn, roleOut, roleConfirm} {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			pods := map[role]corev1.Pod{}
+			for range 100 {
+				if _, there := pods[roleConfirm]; there {
+					break
+				}
+				w.reconcile("m")
+				for _, pod := range w.movers() {
+					pods[role(pod.Labels[roleLabel])] = pod
+				}
+				w.live()
+			}
+			if force {
+				w.removeByForce(nil)
+			} else {
+				deleteMove(w)
+			}
+			w.settle(nil)
+			pod := pods[late]
+			pod.ResourceVersion, pod.UID = "", ""
+			must.Succeed(t, w.api.Create(t.Context(), &pod), w.api.Create(t.Context(), moveOf("n", to(nodeB))))
+			w.run("n")
+			w.wantOn(nodeB)
+		}
+	}
+}
+
+// An operator looks for such a mover, too, where no other move meets it.
+func TestLateMoverIsLookedFor(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	for len(w.movers()) == 0 {
+		w.reconcile("m")
+	}
+	late := w.movers()[0]
+	deleteMove(w)
+	w.settle(nil)
+	late.ResourceVersion, late.UID = "", ""
+	must.Succeed(t, w.api.Create(t.Context(), &late))
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), queue)
+	if queue.Len() != 1 {
+		t.Fatalf("%d moves are looked at", queue.Len())
+	}
+	request, _ := queue.Get()
+	if request.Name != "m" {
+		t.Errorf("%s is looked at", request)
+	}
+	w.settle(nil)
+	w.wantOn(nodeA)
 }

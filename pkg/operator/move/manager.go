@@ -7,6 +7,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -21,6 +22,9 @@ import (
 
 // noDefinition is how long the definition of VolumeMove may be missing: an update of the operator may bring it later, or never.
 const noDefinition = 10 * 365 * 24 * time.Hour
+
+// lateness is how often pods are looked for that were made late.
+const lateness = time.Minute
 
 // moveOfObject is the VolumeMove that an object was made for.
 func moveOfObject(_ context.Context, object *metav1.PartialObjectMetadata) []reconcile.Request {
@@ -53,5 +57,22 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	// Of a VolumeMove that was removed by force while no operator ran, these are heard of.
 	policies := &metav1.PartialObjectMetadata{}
 	policies.SetGroupVersionKind(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"))
-	return c.Watch(source.Kind(manager.GetCache(), policies, handler.TypedEnqueueRequestsFromMapFunc(moveOfObject)))
+	if err := c.Watch(source.Kind(manager.GetCache(), policies, handler.TypedEnqueueRequestsFromMapFunc(moveOfObject))); err != nil {
+		return err
+	}
+	return c.Watch(source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go apiwait.UntilWithContext(ctx, func(ctx context.Context) { r.lookForForsaken(ctx, queue) }, lateness)
+		return nil
+	}))
+}
+
+// lookForForsaken has moves be ended of which there are but pods, of which nothing is heard: an operator that has lost its lease may make one late.
+func (r *Reconciler) lookForForsaken(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	all, err := apiServer{reader: r.APIReader}.forsaken(ctx, r.DriverNamespace)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Failed to look for moves whose VolumeMove was removed by force")
+	}
+	for _, m := range all {
+		queue.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+	}
 }

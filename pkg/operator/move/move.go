@@ -105,7 +105,7 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
 		of: r, move: move, api: api, objects: objects, movers: movers, users: users, times: times,
-		planner: planner{move: move, api: api, driver: driver, now: r.now},
+		planner: planner{move: move, api: api, driver: driver, now: r.now, end: r.endForsaken},
 		copying: copying{move: move, api: api, objects: objects, movers: movers, users: users, reports: r.Reports, times: times},
 		volume:  claimedVolume{move: move, api: api, objects: objects},
 	}
@@ -119,7 +119,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 		delete(r.reported, request.NamespacedName)
-		waits, err := r.endForsaken(ctx, request.NamespacedName)
+		waits, err := r.endForsaken(ctx, named(request.NamespacedName))
 		return ctrl.Result{RequeueAfter: waits.after}, err
 	}
 	after, err := r.look(ctx, object)
@@ -182,8 +182,24 @@ func short(message string) string {
 	return message
 }
 
-// step does the next step of the phase that was written.
+// step does the next step of a move, and notes its end.
 func (m reconciliation) step(ctx context.Context) (outcome, error) {
+	underway := m.move.Underway()
+	if underway {
+		// It is made first and removed last: an operator may see by it that there is more of the move.
+		if err := m.objects.networkPolicy(ctx); err != nil {
+			return outcome{}, err
+		}
+	}
+	result, err := m.phase(ctx)
+	if err == nil && underway && m.move.Ended() {
+		err = m.volume.noteEnded(ctx)
+	}
+	return result, err
+}
+
+// phase does the next step of the phase that was written.
+func (m reconciliation) phase(ctx context.Context) (outcome, error) {
 	switch m.move.Status.Phase {
 	case "", v1alpha1.Pending:
 		return m.begin(ctx)
@@ -205,7 +221,7 @@ func (m reconciliation) begin(ctx context.Context) (outcome, error) {
 		return m.release(ctx)
 	}
 	m.move.Status.Phase = v1alpha1.Pending
-	if waits, err := m.of.endForsaken(ctx, client.ObjectKeyFromObject(m.move)); err != nil || waits != (outcome{}) {
+	if waits, err := m.of.endForsaken(ctx, named(client.ObjectKeyFromObject(m.move))); err != nil || waits != (outcome{}) {
 		return waits, err
 	}
 	p, waits, err := m.planner.plan(ctx)
@@ -507,8 +523,12 @@ func (m reconciliation) undoSteps(ctx context.Context, wanted bool) (waits []str
 
 // undoStep does one of the steps of undo, or says what it waits for.
 func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, err error) {
-	// A mover that still ran would fence the source, or make the copy, again.
-	if left, err := m.objects.removePods(ctx, step.copies()); err != nil || len(left) > 0 {
+	// A mover that still ran would fence the source, or make the copy, again. One that was made late may have: the step is done again.
+	left, err := m.objects.removePods(ctx, step.copies())
+	if err == nil && len(left) > 0 {
+		_, err = m.objects.removePods(ctx, step)
+	}
+	if err != nil || len(left) > 0 {
 		return "wait for the movers to end: " + list(left), err
 	}
 	done, said := false, ""

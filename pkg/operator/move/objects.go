@@ -83,10 +83,6 @@ func (o objects) secret(ctx context.Context) (*corev1.Secret, error) {
 // connect has what movers need that talk to each other, and says whether its certificates are good for as long as one runs. Otherwise the
 // movers end, and get others.
 func (o objects) connect(ctx context.Context, movers ...role) (ready bool, err error) {
-	// It is made first and removed last: an operator may see by it that there is more of the move.
-	if err := o.networkPolicy(ctx); err != nil {
-		return false, err
-	}
 	secret, err := o.secret(ctx)
 	if err != nil {
 		return false, err

@@ -37,6 +37,8 @@ type planner struct {
 	api    apiServer
 	driver driver
 	now    func() time.Time
+	// end ends moves that were removed by force.
+	end func(ctx context.Context, of func(m *v1alpha1.VolumeMove) bool) (waits outcome, err error)
 }
 
 // plan finds what is to move, or says what keeps it from moving for now.
@@ -113,13 +115,8 @@ func (pl planner) moveOfVolume(ctx context.Context, v *corev1.PersistentVolume) 
 			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, goes first", other.Name, other.Namespace), nil
 		}
 	}
-	forsaken, err := pl.api.forsaken(ctx, pl.driver.namespace)
-	for _, other := range forsaken {
-		if other.Status.VolumeHandle == v.Spec.CSI.VolumeHandle {
-			return fmt.Sprintf("the VolumeMove %s of the same volume, in the namespace %s, which was removed by force, is ended first", other.Name, other.Namespace), nil
-		}
-	}
-	return "", err
+	waits, err := pl.end(ctx, func(other *v1alpha1.VolumeMove) bool { return other.Status.VolumeHandle == v.Spec.CSI.VolumeHandle })
+	return waits.message, err
 }
 
 // driverGoes says that the driver is being removed, without which a move that has begun could neither go on nor be undone.

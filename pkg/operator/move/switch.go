@@ -26,7 +26,7 @@ const (
 	sizeFile = "size"
 	// fenceFile of it is the fence as of which the copy is whole.
 	fenceFile = "fence"
-	// endedFile of it says of a move that is forsaken that nothing is to be done any more but to remove what was made for it.
+	// endedFile of it says that nothing is to be done any more but to remove what was made for the move.
 	endedFile = "ended"
 	// placedFile of it is the node to which the PersistentVolume leads. From then on, what removes or replaces that is not this move.
 	placedFile = "placed"

@@ -127,3 +127,40 @@ func TestGiveUpWithoutDisk(t *testing.T) {
 		}).wantNothingLeft()
 	}
 }
+
+// A source that a mover fences after it was unfenced, as an operator without its lease makes one, is unfenced again.
+func TestUndoWithLateMover(t *testing.T) {
+	tested := 0
+	for at := 1; at < 12; at++ {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		w.pause = at
+		w.between = func() {
+			w.pause = 0
+			deleteMove(w)
+			undoes := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleUndo))}
+			for range 100 {
+				if w.has(undoes) && undoes.Status.Phase == corev1.PodSucceeded {
+					tested++
+					return
+				}
+				w.reconcile("m")
+				w.live()
+			}
+		}
+		for range 20 {
+			if w.reconcile("m"); w.pause == 0 {
+				break
+			}
+			w.live()
+		}
+		w.live() // while the next operator looks at other moves
+		w.live()
+		w.settle(nil)
+		if w.move("m") == nil && (!w.records[nodeA].publishes() || w.records[nodeB] != nil) {
+			t.Errorf("write %d is late, and the nodes have %+v and %+v", at, w.records[nodeA], w.records[nodeB])
+		}
+	}
+	if tested == 0 {
+		t.Error("nothing was undone")
+	}
+}

@@ -67,8 +67,10 @@ func (r *Record) forgetBase() {
 
 // validMove reports whether what the record says of moves fits together.
 func validMove(r Record) bool {
-	if _, err := volume.ParseMoveID(r.Moved); r.Moved != "" && err != nil {
-		return false
+	for _, ended := range []string{r.Moved, r.Undone} {
+		if _, err := volume.ParseMoveID(ended); ended != "" && err != nil {
+			return false
+		}
 	}
 	if r.Move == (Move{}) {
 		return true

@@ -61,7 +61,9 @@ type Record struct {
 	// Move is that of a volume which moves between nodes.
 	Move Move `json:"move,omitzero"`
 	// Moved is the id of the move that brought the volume here; empty for one that was made here.
-	Moved   string    `json:"moved,omitempty"`
+	Moved string `json:"moved,omitempty"`
+	// Undone is the id of the move that was undone here last. An earlier driver forgets it.
+	Undone  string    `json:"undone,omitempty"`
 	Created time.Time `json:"created"`
 }
 

@@ -23,7 +23,7 @@ func idOf(name string) volume.ID {
 const (
 	wholeRecord = `{"version":1,"id":"pvc-1","uid":"zzhioir5avpfwbox","mode":"mount","bytes":1003520,"quota":"xfs","projectID":1213202432,"created":"2026-11-20T18:56:54Z"}`
 	wholeBlock  = `{"version":1,"id":"pvc-1","uid":"a","mode":"block","bytes":4096,"thin":true,"blockBytes":512,"created":"2026-11-20T18:56:54+01:00"}`
-	wholeSource = `{"version":2,"id":"pvc-1","uid":"a","mode":"mount","bytes":4096,"move":{"id":"m-1","role":"source","peer":"node-2","fence":"f","handedOver":true},"moved":"m-0","created":"2026-11-20T18:56:54Z"}`
+	wholeSource = `{"version":2,"id":"pvc-1","uid":"a","mode":"mount","bytes":4096,"move":{"id":"m-1","role":"source","peer":"node-2","fence":"f","handedOver":true},"moved":"m-0","undone":"m--1","created":"2026-11-20T18:56:54Z"}`
 	wholeTarget = `{"version":2,"id":"pvc-1","uid":"a","mode":"mount","bytes":4096,"move":{"id":"m-1","role":"target","peer":"node-1"},"created":"2026-11-20T18:56:54Z"}`
 )
 
@@ -122,6 +122,7 @@ func TestRecordOfMove(t *testing.T) {
 		"a source without a fence":            {`"fence":"f",`, ``},
 		"a target that is handed over":        {`"role":"source"`, `"role":"target"`},
 		"a move before that is none":          {`"moved":"m-0"`, `"moved":"/"`},
+		"an undone move that is none":         {`"undone":"m--1"`, `"undone":"/"`},
 		"an inline volume":                    {`"bytes":4096`, `"bytes":4096,"inline":true`},
 	} {
 		data := strings.Replace(wholeSource, change[0], change[1], 1)
