@@ -288,12 +288,9 @@ func (p projects) Beside(fs *dir.Dir) (int64, error) {
 // some seconds.
 const mostProjects = 30_000
 
-// dquot is what XFS stores of a project at least, in bytes: struct xfs_dqblk is 136 long.
-const dquot = 128
-
 // checkFew returns ErrTooMany if XFS may have to pass too many projects to find the next one. It keeps one of each id that any file had,
 // and passes those without use in one call, which no signal ends. Their number is up to the users: the owner of a file can give it one id after
-// the other.
+// the other. Of ids that are far from each other each takes a block.
 func (p projects) checkFew(fs *dir.Dir) error {
 	if p.kind != XFS {
 		return nil // it forgets them
@@ -302,9 +299,8 @@ func (p projects) checkFew(fs *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	space, err := dir.SpaceOf(fs)
-	if err == nil && state.ProjectBlocks > p.most*dquot/uint64(space.BlockBytes) {
-		err = fmt.Errorf("%w: xfs stores more than %d on %s", ErrTooMany, p.most, fs)
+	if state.ProjectBlocks > p.most {
+		return fmt.Errorf("%w: xfs stores those of %s in %d blocks, more than %d", ErrTooMany, fs, state.ProjectBlocks, p.most)
 	}
 	return err
 }
