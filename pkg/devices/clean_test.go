@@ -157,17 +157,10 @@ func TestVolumeDeletedBeforeItsDeviceIsCleanIsKept(t *testing.T) {
 		"in use": func(w *devicestest.World, v devices.Volume) { w.PVs = []devices.Volume{devicestest.Bound(v)}; w.Pass() },
 		"released, while it is cleaned": func(w *devicestest.World, v devices.Volume) {
 			w.PVs = []devices.Volume{w.Released(v)}
-			reached, goOn := make(chan struct{}), make(chan struct{})
-			w.Step = func() {
-				w.Step = nil
-				close(reached)
-				<-goOn
-			}
-			w.Agent.Pass(w.Request())
-			<-reached
+			goOn := w.PassUntilCleaning()
 			w.PVs = nil
 			w.Agent.Pass(w.Request())
-			close(goOn)
+			goOn()
 			w.Agent.Close()
 			w.Start()
 			if w.Wiped() != mib {
@@ -897,14 +890,7 @@ func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
 			w.Config.Wipe = devices.WipeZero
 			d := w.Disk("disk", 16*mib)
 			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			begun, goOn := make(chan struct{}), make(chan struct{})
-			w.Step = func() {
-				w.Step = nil
-				close(begun)
-				<-goOn
-			}
-			w.Agent.Pass(w.Request())
-			<-begun
+			goOn := w.PassUntilCleaning()
 			other := devicestest.Bound(devices.Volume{Name: "other", UID: "uid of other", Path: c.path(t, d), Bytes: 8 * mib, Foreign: !c.told})
 			other.ClaimUID, other.Claim = "uid-2", "default/other"
 			if api := append([]devices.Volume{other}, w.PVs...); c.told {
@@ -913,7 +899,7 @@ func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
 				w.API = func() ([]devices.Volume, error) { return api, nil }
 			}
 			w.Agent.Pass(w.Request())
-			close(goOn)
+			goOn()
 			untilLetGo(t, w, d)
 			if r := w.Pass(); !slices.ContainsFunc(r.Problems, func(p devices.Problem) bool { return p.Volume == "pv" && p.Reason == c.want }) {
 				t.Errorf("found %+v, want %s", r, c.want)

@@ -483,17 +483,10 @@ func TestHalfCleanVolumeIsNeverAvailable(t *testing.T) {
 	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 	w.Pass()
 	w.PVs = []devices.Volume{v}
-	begun, goOn := make(chan struct{}), make(chan struct{})
-	w.Step = func() {
-		w.Step = nil
-		close(begun)
-		<-goOn
-	}
-	w.Agent.Pass(w.Request())
-	<-begun
+	goOn := w.PassUntilCleaning()
 	w.PVs = []devices.Volume{d.Volume("pv")}
 	w.Agent.Pass(w.Request())
-	close(goOn)
+	goOn()
 	if r := w.Pass(); r.Available != 0 || len(r.HalfClean) != 1 || len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean {
 		t.Fatalf("found %+v, want it to be deleted", r)
 	}
@@ -525,17 +518,10 @@ func TestCleaningEndsWhenItsVolumeIsMadeAnew(t *testing.T) {
 	w.Config.Wipe = devices.WipeZero
 	d := w.Disk("disk", 8*mib)
 	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	begun, goOn := make(chan struct{}), make(chan struct{})
-	w.Step = func() {
-		w.Step = nil
-		close(begun)
-		<-goOn
-	}
-	w.Agent.Pass(w.Request())
-	<-begun
+	goOn := w.PassUntilCleaning()
 	w.PVs[0].UID = "uid of a later one"
 	w.Agent.Pass(w.Request())
-	close(goOn)
+	goOn()
 	w.Pass() // the last one
 	w.Refused(devices.Contradiction)
 	d.WantPattern(mib, 8*mib)

@@ -434,6 +434,19 @@ func (d *Disk) Volume(name string) devices.Volume {
 	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: identity, Unidentified: identity == ""}
 }
 
+// PassUntilCleaning has the agent begin to clean, which stays at its first step until goOn.
+func (w *World) PassUntilCleaning() (goOn func()) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	w.Step = func() {
+		w.Step = nil
+		close(begun)
+		<-end
+	}
+	w.Agent.Pass(w.Request())
+	<-begun
+	return func() { close(end) }
+}
+
 // Identity is what a disk with a file is known by, alone or with others.
 func (d *Disk) Identity() string { return "backing_file=" + d.Image }
 

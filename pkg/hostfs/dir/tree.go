@@ -305,9 +305,9 @@ func makeWritable(d *Dir) (isSubvolume, changed bool, err error) {
 	return true, true, nil
 }
 
-// RemoveSubvolume removes a subvolume of btrfs with all that is in it, in one step, which the kernel's own reserve pays for where the
+// RemoveSubvolume removes a subvolume of btrfs from d with all that is in it, in one step, which the kernel's own reserve pays for where the
 // filesystem is full. The kernel frees the blocks later. It fails if another subvolume is inside, or if it is none.
-func (d *Dir) RemoveSubvolume(name string) error {
+func RemoveSubvolume(d *Dir, name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}

@@ -52,17 +52,22 @@ func subvolumeOf(t *testing.T, in, name string, flags uint64, groups ...quota.ID
 	return filepath.Join(in, name)
 }
 
-// A user of a volume chooses the groups of a subvolume that is made in it: none, so that no limit counts it, or that of another volume,
-// which then could not write what it was promised. Setting the limit again takes such subvolumes into it.
-func TestSubvolumeInGroupsOfItsUser(t *testing.T) {
+// simple is a btrfs with simple quotas.
+func simple(t *testing.T) (*dir.Dir, quota.Facility) {
+	t.Helper()
 	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "btrfs")
 	if testenv.Guest() {
 		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
 	}
-	root := open(t, testenv.SimpleBtrfs(t, 256<<20))
-	facility, err := quota.Detect(root)
-	must.Succeed(t, err)
+	root := open(t, testenv.SimpleBtrfs(t, 512<<20))
+	return root, must.Value(quota.Detect(root))(t)
+}
+
+// A user of a volume chooses the groups of a subvolume that is made in it: none, so that no limit counts it, or that of another volume,
+// which then could not write what it was promised. Setting the limit again takes such subvolumes into it.
+func TestSubvolumeInGroupsOfItsUser(t *testing.T) {
+	testenv.NeedPrograms(t, "btrfs")
+	root, facility := simple(t)
 	limited := func(name string) (*dir.Dir, quota.ID) {
 		d, err := facility.Make(root, name)
 		must.Succeed(t, err)
@@ -104,14 +109,8 @@ func TestSubvolumeInGroupsOfItsUser(t *testing.T) {
 // A volume is in no group of the subvolume that it is made in, as with ordinary quotas: the limit of such a group would be below what the
 // volume was promised. What its user makes in it is in its group.
 func TestVolumeIsInNoGroupOfItsPool(t *testing.T) {
-	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
-	if testenv.Guest() {
-		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
-	}
-	root := open(t, testenv.SimpleBtrfs(t, 256<<20))
-	facility, err := quota.Detect(root)
-	must.Succeed(t, err)
+	root, facility := simple(t)
 	pool, err := facility.Make(root, "pool")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, pool.Close()) }()
@@ -133,13 +132,7 @@ func TestVolumeIsInNoGroupOfItsPool(t *testing.T) {
 
 // Of very many subvolumes not all are asked for their groups.
 func TestVeryManySubvolumesAreOutside(t *testing.T) {
-	testenv.NeedRoot(t)
-	if testenv.Guest() {
-		t.Skip("the guest is there for XFS and ext4: its kernel is Debian's, which has no simple quotas; the host has")
-	}
-	root := open(t, testenv.SimpleBtrfs(t, 512<<20))
-	facility, err := quota.Detect(root)
-	must.Succeed(t, err)
+	root, facility := simple(t)
 	d, err := facility.Make(root, "volume")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()

@@ -1,6 +1,7 @@
 package move
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,7 +9,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -88,28 +88,35 @@ func (w *world) wantWhereItIs(other successor) {
 	w.wantOn(place.NodeOfVolume(volume))
 }
 
+// afterEachLook does something with a move after its first look, its first two, and so on until it has ended.
+func afterEachLook(t *testing.T, do func(w *world, m *v1alpha1.VolumeMove)) {
+	t.Helper()
+	for at, done := 1, false; !done; at += every() {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for range at {
+			w.reconcile("m")
+			w.live()
+		}
+		m := w.move("m")
+		done = m.Ended() && len(m.Finalizers) == 0
+		if do(w, m); t.Failed() {
+			t.Fatalf("after look %d, in the phase %s", at, m.Status.Phase)
+		}
+	}
+}
+
 // A VolumeMove that is removed by force at any step is ended as one that was deleted: no mover, which would fence the volume for nothing, nor
 // copy is left, and another one that is made at once, under its name or another, moves the volume.
 func TestRemovedByForce(t *testing.T) {
 	for name, other := range successors {
 		t.Run(name, func(t *testing.T) {
 			reached := map[v1alpha1.Phase]bool{}
-			for at, done := 1, false; !done; at += every() {
-				w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-				for range at {
-					w.reconcile("m")
-					w.live()
-				}
-				m := w.move("m")
+			afterEachLook(t, func(w *world, m *v1alpha1.VolumeMove) {
 				reached[m.Status.Phase] = true
-				done = m.Ended() && len(m.Finalizers) == 0
 				w.removeByForce(other)
 				w.settle(other)
 				w.wantWhereItIs(other)
-				if t.Failed() {
-					t.Fatalf("removed after look %d, in the phase %s", at, m.Status.Phase)
-				}
-			}
+			})
 			if every() == 1 && len(reached) < 5 {
 				t.Errorf("removed in the phases %v only", reached)
 			}
@@ -195,22 +202,15 @@ func TestRemovedByForceBesideAnother(t *testing.T) {
 
 // One whose claim goes with it is given up on both nodes.
 func TestRemovedByForceWithItsClaim(t *testing.T) {
-	for at, done := 1, false; !done; at += every() {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-		for range at {
-			w.reconcile("m")
-			w.live()
-		}
-		m := w.move("m")
-		done = m.Ended() && len(m.Finalizers) == 0
+	afterEachLook(t, func(w *world, _ *v1alpha1.VolumeMove) {
 		w.replicas = false
 		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
 		w.removeByForce(nil)
 		w.settle(nil)
 		if w.records[nodeA] != nil && (w.records[nodeA].role != "" || w.records[nodeB] != nil) {
-			t.Fatalf("removed after look %d, in the phase %s, the nodes have %+v and %+v", at, m.Status.Phase, w.records[nodeA], w.records[nodeB])
+			t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
 		}
-	}
+	})
 }
 
 // Nor does a copy stay that is confirmed, and to which no PersistentVolume leads.
@@ -267,14 +267,7 @@ func TestRemovedByForceAfterItsEnd(t *testing.T) {
 
 // Its NetworkPolicy, by which it is heard of, is made anew by the next look, and by the one that ends the move.
 func TestRemovedByForceWithoutNetworkPolicy(t *testing.T) {
-	for at, done := 1, false; !done; at += every() {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-		for range at {
-			w.reconcile("m")
-			w.live()
-		}
-		m := w.move("m")
-		done = m.Ended() && len(m.Finalizers) == 0
+	afterEachLook(t, func(w *world, _ *v1alpha1.VolumeMove) {
 		policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
 		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), policy)))
 		if len(w.movers()) == 0 {
@@ -284,10 +277,7 @@ func TestRemovedByForceWithoutNetworkPolicy(t *testing.T) {
 		w.removeByForce(nil)
 		w.settle(nil)
 		w.wantWhereItIs(nil)
-		if t.Failed() {
-			t.Fatalf("removed after look %d, in the phase %s", at, m.Status.Phase)
-		}
-	}
+	})
 }
 
 // movers are the pods of moves.
@@ -340,14 +330,10 @@ func TestLateMoverIsLookedFor(t *testing.T) {
 	w.settle(nil)
 	late.ResourceVersion, late.UID = "", ""
 	must.Succeed(t, w.api.Create(t.Context(), &late))
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
-	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), queue)
-	if queue.Len() != 1 {
-		t.Fatalf("%d moves are looked at", queue.Len())
-	}
-	request, _ := queue.Get()
-	if request.Name != "m" {
-		t.Errorf("%s is looked at", request)
+	var found []string
+	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), func(m reconcile.Request) { found = append(found, m.Name) })
+	if !slices.Equal(found, []string{"m"}) {
+		t.Errorf("the moves %q are looked at", found)
 	}
 	w.settle(nil)
 	w.wantOn(nodeA)

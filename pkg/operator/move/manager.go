@@ -13,7 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	ctrlevent "sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	ctrlmanager "sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -60,19 +62,35 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err := c.Watch(source.Kind(manager.GetCache(), policies, handler.TypedEnqueueRequestsFromMapFunc(moveOfObject))); err != nil {
 		return err
 	}
-	return c.Watch(source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		go apiwait.UntilWithContext(ctx, func(ctx context.Context) { r.lookForForsaken(ctx, queue) }, lateness)
+	late := make(chan ctrlevent.TypedGenericEvent[reconcile.Request])
+	found := func(ctx context.Context, m reconcile.Request) {
+		select {
+		case late <- ctrlevent.TypedGenericEvent[reconcile.Request]{Object: m}:
+		case <-ctx.Done():
+		}
+	}
+	if err := manager.Add(ctrlmanager.RunnableFunc(func(ctx context.Context) error {
+		apiwait.UntilWithContext(ctx, func(ctx context.Context) {
+			r.lookForForsaken(ctx, func(m reconcile.Request) { found(ctx, m) })
+		}, lateness)
 		return nil
+	})); err != nil {
+		return err
+	}
+	return c.Watch(source.Channel(late, handler.TypedFuncs[reconcile.Request, reconcile.Request]{
+		GenericFunc: func(_ context.Context, e ctrlevent.TypedGenericEvent[reconcile.Request], queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			queue.Add(e.Object)
+		},
 	}))
 }
 
 // lookForForsaken has moves be ended of which there are but pods, of which nothing is heard: an operator that has lost its lease may make one late.
-func (r *Reconciler) lookForForsaken(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+func (r *Reconciler) lookForForsaken(ctx context.Context, found func(m reconcile.Request)) {
 	all, err := apiServer{reader: r.APIReader}.forsaken(ctx, r.DriverNamespace)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Failed to look for moves whose VolumeMove was removed by force")
 	}
 	for _, m := range all {
-		queue.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+		found(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
 	}
 }

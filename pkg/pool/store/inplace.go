@@ -54,7 +54,7 @@ func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 // removeAtOnce removes a volume that is a subvolume of btrfs with its content. Where others have filled the trees no name has room, while data may
 // have most of the disk to itself.
 func removeAtOnce(in *dir.Dir, id volume.ID) error {
-	return unprotected(in, id.String(), func() error { return in.RemoveSubvolume(id.String()) })
+	return unprotected(in, id.String(), func() error { return dir.RemoveSubvolume(in, id.String()) })
 }
 
 // Trash is what this node has to erase: pieces.
