@@ -86,6 +86,7 @@ type side struct {
 	command string
 	within  container
 	args    []string
+	move    int // the number of the move that it takes part in
 }
 
 func newSide(t *testing.T, driver string, p place, command, keys string) *side {
@@ -98,7 +99,7 @@ func newSide(t *testing.T, driver string, p place, command, keys string) *side {
 	return &side{
 		host: h, command: command,
 		within: container{Driver: driver, Root: t.TempDir(), Mounts: mounts, Cgroup: nodesGroup(t)},
-		args:   []string{"--endpoint=" + h.Process.Endpoint(), "--datadir=" + string(pools), "--volume=moved", "--move=move-1", "--peer=other"},
+		args:   []string{"--endpoint=" + h.Process.Endpoint(), "--datadir=" + string(pools), "--volume=moved", "--peer=other"},
 	}
 }
 
@@ -123,7 +124,7 @@ func (s *side) start(t *testing.T, can []privilege.Capability, step string, more
 	c.Capabilities = can
 	encoded := must.Value(json.Marshal(c))(t)
 	self := must.Value(os.Executable())(t) // which becomes the mover
-	r := &moverRun{cmd: exec.CommandContext(t.Context(), self, slices.Concat([]string{s.command, "--step=" + step}, s.args, more)...)}
+	r := &moverRun{cmd: exec.CommandContext(t.Context(), self, slices.Concat([]string{s.command, "--step=" + step, fmt.Sprintf("--move=move-%d", s.move)}, s.args, more)...)}
 	r.cmd.Env = append(os.Environ(), containerVariable+"="+string(encoded))
 	r.cmd.Stderr = &r.stderr
 	said := must.Value(r.cmd.StdoutPipe())(t)
@@ -159,9 +160,11 @@ func (s *side) step(t *testing.T, step string, more ...string) error {
 	return must.Err(s.start(t, nil, step, more...).end())
 }
 
-// copyVolume copies the volume and hands it over. It returns an error if the copy is another.
+// copyVolume copies the volume for a move of its own, because one that was undone never goes on, and hands it over. It returns an error if the copy is another.
 func copyVolume(t *testing.T, out, in *side, v drivertest.Volume, reading, writing []privilege.Capability) (fence string, err error) {
 	t.Helper()
+	out.move++
+	in.move++
 	must.Succeed(t, unread(out.inPool(v)))
 	want := must.Value(describe(out.inPool(v)))(t)
 	address := "--address=" + testenv.FreeAddress(t)
