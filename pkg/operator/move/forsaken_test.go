@@ -265,15 +265,11 @@ func TestRemovedByForceAfterItsEnd(t *testing.T) {
 	}
 }
 
-// Its NetworkPolicy, by which it is heard of, is made anew by the next look, and by the one that ends the move.
-func TestRemovedByForceWithoutNetworkPolicy(t *testing.T) {
+// Its NetworkPolicy, by which it is heard of, stays until the move has ended, whatever deletes it.
+func TestNetworkPolicyIsDeletedBeforeItsMoveIsRemovedByForce(t *testing.T) {
 	afterEachLook(t, func(w *world, _ *v1alpha1.VolumeMove) {
 		policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
 		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), policy)))
-		if len(w.movers()) == 0 {
-			w.reconcile("m")
-			w.live()
-		}
 		w.removeByForce(nil)
 		w.settle(nil)
 		w.wantWhereItIs(nil)

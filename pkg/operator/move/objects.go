@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
@@ -97,7 +98,8 @@ func (o objects) connect(ctx context.Context, movers ...role) (ready bool, err e
 	return false, o.api.drop(ctx, secret)
 }
 
-// networkPolicy has the two movers talk to each other, and to nothing else.
+// networkPolicy has the two movers talk to each other, and to nothing else. It stays until the move has ended: by it a move is heard of whose
+// VolumeMove was removed by force.
 func (o objects) networkPolicy(ctx context.Context) error {
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: o.meta("")}
 	err := o.api.reader.Get(ctx, client.ObjectKeyFromObject(policy), policy)
@@ -112,6 +114,7 @@ func (o objects) networkPolicy(ctx context.Context) error {
 		Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: ports, From: peers}},
 		Egress:  []networkingv1.NetworkPolicyEgressRule{{Ports: ports, To: peers}},
 	}}
+	controllerutil.AddFinalizer(policy, v1alpha1.Finalizer)
 	return o.ensure(ctx, policy)
 }
 
