@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
@@ -51,33 +52,62 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	return bytes, nil
 }
 
+// expand promises what is asked for, and makes the volume that large.
 func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	unlock, err := v.visit.LockToPromise(ctx, v.id)
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.visit.View().Index().LoadShared(); err != nil {
-		return 0, err
-	}
-	if err := v.rereadUsable(); err != nil {
-		return 0, err
-	}
-	space, err := v.visit.Store.Space()
+	space, err := v.readToPromise()
 	if err != nil {
 		return 0, err
 	}
 	has := v.visit.View().Volume(v.id, reconcile.InfoOf(v.entry), space).Bytes
-	switch {
-	case r.Limit > 0 && r.Limit < has:
+	if r.Limit > 0 && r.Limit < has {
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
-	case r.Required <= has:
+	}
+	if r.Required <= has {
 		return has, errors.Join(v.durable(), restoreIfCounted(v), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
-		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
-			volume.ErrCannotGrow, v.entry.Record.Quota)
-	case v.entry.Record == nil:
+	}
+	bytes, err := v.largerSize(r, space)
+	if err == nil {
+		err = errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), mayGrow(v))
+	}
+	if err != nil {
+		return 0, err
+	}
+	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
+	if err == nil {
+		defer held.Release()
+		err = v.grow(ctx, bytes, held)
+	}
+	if errors.Is(err, volume.ErrNoSpace) {
+		err = fmt.Errorf("%w: %w", volume.ErrCannotGrow, err)
+	}
+	return bytes, err
+}
+
+// readToPromise reads what a promise goes by: the promises of other nodes, the volume, and the space.
+func (v *found) readToPromise() (dir.Space, error) {
+	if err := v.visit.View().Index().LoadShared(); err != nil {
+		return dir.Space{}, err
+	}
+	if err := v.rereadUsable(); err != nil {
+		return dir.Space{}, err
+	}
+	return v.visit.Store.Space()
+}
+
+// largerSize is the size to promise to a volume that has less than is asked for. Errors: ErrCannotGrow, ErrOutOfRange.
+func (v *found) largerSize(r volume.Range, space dir.Space) (int64, error) {
+	record := v.entry.Record
+	switch {
+	case record == nil:
 		return 0, fmt.Errorf("%w: it has no record of its size and can use the whole pool", volume.ErrCannotGrow)
+	case record.Quota != "" && !v.visit.Enforcer.Enforces(reconcile.InfoOf(v.entry)):
+		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
+			volume.ErrCannotGrow, record.Quota)
 	case space.ReadOnly:
 		return 0, fmt.Errorf("%w: pool %q is read-only", volume.ErrCannotGrow, v.visit.Pool.Config.Name)
 	}
@@ -88,28 +118,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if bytes, err = v.grownTo(bytes, r); err != nil {
-		return 0, err
-	}
-	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), mayGrow(v)); err != nil {
-		return 0, err
-	}
-	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
-	if errors.Is(err, volume.ErrUnavailable) {
-		return 0, err
-	}
-	if err != nil {
-		return 0, fmt.Errorf("%w: %v", volume.ErrCannotGrow, err)
-	}
-	defer held.Release()
-	err = v.grow(ctx, bytes, held)
-	if errors.Is(err, volume.ErrNoSpace) {
-		err = fmt.Errorf("%w: %w", volume.ErrCannotGrow, err)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return bytes, nil
+	return v.grownTo(bytes, r)
 }
 
 // mayGrow returns ErrCannotGrow for a directory that its limit does not count, as one that came from a backup.
