@@ -151,7 +151,7 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 	}
 }
 
-// Who deletes a volume that was released, or in use, has its device, and may have given it to something else.
+// An administrator who deletes a volume that was released, or in use, has its device, and may have given it to something else.
 func TestVolumeDeletedBeforeItsDeviceIsCleanIsKept(t *testing.T) {
 	for name, before := range map[string]func(w *devicestest.World, v devices.Volume){
 		"in use": func(w *devicestest.World, v devices.Volume) { w.PVs = []devices.Volume{devicestest.Bound(v)}; w.Pass() },

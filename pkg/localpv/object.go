@@ -103,7 +103,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	return v, true
 }
 
-// released says that the claim of a volume was deleted. Who gives the volume to another claim, with its data, takes the UID or the
+// released says that the claim of a volume was deleted. An administrator who gives the volume to another claim, with its data, takes the UID or the
 // whole reference from it; the phase follows later.
 func released(pv *corev1.PersistentVolume) bool {
 	return pv.Status.Phase == corev1.VolumeReleased && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != ""

@@ -79,7 +79,7 @@ func (c *cluster) boundWithFinalizer() (*devicestest.Disk, corev1.PersistentVolu
 	return d, pv
 }
 
-// Who deletes a volume has its device, also while a finalizer keeps the object, as that of pv-protection until the claim is gone.
+// An administrator who deletes a volume has its device, also while a finalizer keeps the object, as that of pv-protection until the claim is gone.
 func TestVolumeThatIsBeingDeletedIsNotCleaned(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d, pv := c.boundWithFinalizer()

@@ -706,7 +706,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// Who knows that it is no provisioner can say so.
+// An administrator who knows that it is no provisioner can say so.
 func TestPodThatMayBeAProvisioner(t *testing.T) {
 	r := newRig(t, "old")
 	pod := podAt(r.config.Pools[0].Path, "node-a")

@@ -110,7 +110,7 @@ func (s *swing) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	return s.Fake.Usage(d, id)
 }
 
-// Who writes and erases all the time does not hide what others hold.
+// A pod that writes and erases all the time does not hide what others hold.
 func TestVolumeThatIsFullForAMomentHidesNothing(t *testing.T) {
 	onCounted(t, func(t *testing.T, h *harness) {
 		h.createIn("b", "pvc-c", mib)

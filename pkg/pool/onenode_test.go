@@ -117,7 +117,7 @@ func TestSingleNodeVolume_nodeIsGone(t *testing.T) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "on-one"))
 		must.Succeed(t, one.Close(context.Background()))
-		// Who begins just now has not seen yet whether the other one is alive.
+		// A driver that begins just now has not seen yet whether the other one is alive.
 		two.later(4 * time.Minute)
 		must.Succeed(t, two.Close(context.Background()))
 		two.startNode("node-2", sharedPool)

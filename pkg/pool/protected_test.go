@@ -125,7 +125,7 @@ func command(t *testing.T, name string, args ...string) {
 	}
 }
 
-// Who makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT), or with simple quotas that of
+// A process that makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT), or with simple quotas that of
 // another volume. It does not keep the volume from being erased: a full subvolume is made writable, and others in it are removed.
 func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -457,7 +457,7 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 	})
 }
 
-// Who does not use the pool with others has no locks for that.
+// A driver that does not use the pool with others has no locks for that.
 func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		own, err := dir.Open(h.Own())

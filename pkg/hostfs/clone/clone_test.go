@@ -515,7 +515,7 @@ func TestChangingTreeIsCopiedWhileFrozen(t *testing.T) {
 			}
 			clonetest.Same(t, src, dst)
 
-			// Who writes all the same is found out, and a caller that says that they did is believed.
+			// A pod that writes all the same is found out, and a caller that says that one did is believed.
 			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
 			o.Pause = func(context.Context) error { nth++; change(nth); return nil }
 			if result := tree(t, src, dst, o); result.PointInTime || result.Changed == 0 {

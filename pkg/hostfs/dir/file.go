@@ -192,7 +192,7 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 // links included.
 func (d *Dir) OpenFile(name string) (*os.File, error) { return openAnyones(d, name, 0) }
 
-// openAnyones is OpenFile with resolution flags of openat2(2). Who writes to the directory may put a
+// openAnyones is OpenFile with resolution flags of openat2(2). A process that writes to the directory may put a
 // device in the file's place at any time, and opening one can do harm: so the entry itself is opened
 // first, which has no effect (open(2), O_PATH).
 func openAnyones(d *Dir, name string, resolve uint64) (*os.File, error) {

@@ -69,7 +69,7 @@ func TestSilentDevice_doesNotDelayOthers(t *testing.T) {
 	awaitAnswer(t, k, name)
 }
 
-// Who waits for a filesystem while it is ended by force gets another error than who comes
+// A call that waits for a filesystem while it is ended by force gets another error than one that comes
 // later: one such device must not hide all others.
 func TestInspect_filesystemAbortedMeanwhileIsGone(t *testing.T) {
 	k := kernel(t)

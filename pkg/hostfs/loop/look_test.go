@@ -28,7 +28,7 @@ func named(devices []loop.Device, name string) (d loop.Device) {
 	return d
 }
 
-// Who serves the filesystem below a device answers what it likes when it is asked for the file.
+// The server of the filesystem below a device answers what it likes when it is asked for the file.
 func TestRefusedDevice_hidesNoOthers(t *testing.T) {
 	k := kernel(t)
 	refusing, name := ofAnother(t)

@@ -364,7 +364,7 @@ func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 const mostNested = 255
 
 // outside are the subvolumes in one that its limit does not hold for: all that lie directly in it, or, where it has a group, those at
-// whatever depth that are not in just the groups that it is in. Who makes a subvolume needs no privilege to choose them
+// whatever depth that are not in just the groups that it is in. A process that makes a subvolume needs no privilege to choose them
 // (BTRFS_SUBVOL_QGROUP_INHERIT): none, or that of another volume. Of more than mostNested the others count as outside.
 func (s *subvolumes) outside(d *dir.Dir, own ID) (outside []ID, err error) {
 	groups, err := s.limitedBy(d, own)

@@ -111,8 +111,8 @@ func (g *Guard) Contender() string {
 	return g.waiter.String()
 }
 
-// lockNode keeps other drivers of this node from serving the pool until Release. That none does is not certain where
-// they do not see each other's locks, or any process may have taken one.
+// lockNode keeps other drivers of this node from serving the pool until Release. It is not certain to be alone where
+// drivers do not see each other's locks, or where any process may have taken one.
 func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	if g.uuid != uuid {
 		g.Release() // another pool is at the path now

@@ -51,8 +51,8 @@ func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 	return in.Sync()
 }
 
-// removeAtOnce removes a volume that is a subvolume of btrfs with its content. Where others have filled the trees no name has room, while data may
-// have most of the disk to itself.
+// removeAtOnce removes a volume that is a subvolume of btrfs with its content. It needs no room: where the metadata of btrfs is
+// full, a volume cannot be renamed into the trash, although there is room for data.
 func removeAtOnce(in *dir.Dir, id volume.ID) error {
 	return unprotected(in, id.String(), func() error { return dir.RemoveSubvolume(in, id.String()) })
 }

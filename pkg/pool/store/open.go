@@ -191,7 +191,7 @@ var ErrNotCached = errors.New("not known from memory whether it is the pool that
 
 // OpenCached is Open from what the kernel has in memory, as it nearly always has: it waits for
 // nothing, and so needs no process to wait in its place, which would cost more than all that it
-// does. What it returns an error for, Open has to open. The root is the pool's directory as it
+// does. After an error, use Open. The root is the pool's directory as it
 // was checked last, with the identity; with requireMount it must still be the root of a mount. Another filesystem
 // may give its root the same numbers, but not the mount.
 func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*Store, error) {

@@ -37,7 +37,7 @@ func TestTwoPools(t *testing.T) {
 	s.mustRun("user", "dd if=/dev/zero of=/plain/big bs=1M count=80")
 }
 
-// Who names a pool that there is not reads so on the claim, with the pools that there
+// A user who names a pool that there is not reads so on the claim, with the pools that there
 // are, and has the volume once the class is right.
 func TestUnknownPoolIsReportedOnClaim(t *testing.T) {
 	s := begin(t)

@@ -108,7 +108,7 @@ func (s *scene) sizeOf(path string) int64 {
 	return int64(stat.Blocks) * stat.Bsize
 }
 
-// Who takes the driver off the cluster keeps the data, and who puts it back has
+// An administrator who takes the driver off the cluster keeps the data, and one who puts it back has
 // it again. Pods that run meanwhile do not notice.
 func TestReinstallKeepsVolumes(t *testing.T) {
 	s := begin(t)

@@ -240,7 +240,7 @@ func TestFrozenPodsGoOn(t *testing.T) {
 			"freezer killed":  func(_, f *os.Process) error { return f.Kill() },
 			"freezer stopped": func(_, f *os.Process) error { return f.Signal(syscall.SIGSTOP) },
 		} {
-			// Who is stopped keeps the pod frozen up to the limit, which takes its time.
+			// A client that is stopped keeps the pod frozen up to the limit, which takes its time.
 			if strings.HasSuffix(name, "stopped") && testing.Short() && (name != "driver stopped" || version != "cgroup v2") {
 				continue
 			}

@@ -36,7 +36,7 @@ func Serve(t testing.TB) *Server {
 	s.write(control+"/threads", "2")
 	t.Cleanup(func() { s.write(control+"/threads", "0") })
 
-	// Who is let in, what is exported to whom with which flags, and that it is the root of NFSv4.
+	// Which clients are let in, what is exported to them with which flags, and that it is the root of NFSv4.
 	// https://docs.kernel.org/filesystems/nfs/rpc-cache.html, and NFSEXP_* of linux/nfsd/export.h: async, no_subtree_check, fsid.
 	const client, flags = "guest", 0x10 | 0x400 | 0x2000
 	end := time.Now().Add(time.Hour).Unix()
