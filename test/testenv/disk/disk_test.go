@@ -2,17 +2,12 @@ package disk
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
-	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -74,73 +69,4 @@ func TestPowerLossKeepsFlushedWrites(t *testing.T) {
 			t.Errorf("kept: %v, and the second unit begins with %q", kept, got[:12])
 		}
 	}
-}
-
-func TestFailAndHeal(t *testing.T) {
-	d, f := zeros(t)
-	read := func() error { _, err := f.ReadAt(make([]byte, unit), 0); return err }
-	write := func() error { _, err := f.WriteAt(page('x'), 0); return err }
-	for operation, try := range map[Operation]func() error{Read: read, Write: write, Flush: f.Sync} {
-		d.Fail(operation)
-		for other, fine := range map[Operation]func() error{Read: read, Write: write, Flush: f.Sync} {
-			if other != operation {
-				must.Succeed(t, fine())
-			}
-		}
-		if err := try(); !errors.Is(err, syscall.EIO) {
-			t.Errorf("operation %d gives %v, want EIO", operation, err)
-		}
-		d.Heal()
-		must.Succeed(t, try())
-	}
-}
-
-func TestHangAndResume(t *testing.T) {
-	d, f := zeros(t)
-	d.Hang()
-	written := make(chan error, 1)
-	go func() {
-		_, err := f.WriteAt(page('x'), 0)
-		written <- err
-	}()
-	d.AwaitHanging()
-	select {
-	case err := <-written:
-		t.Errorf("a disk that hangs has answered: %v", err)
-	default:
-	}
-	d.Heal()
-	must.Succeed(t, <-written)
-	got := make([]byte, unit)
-	_, err := f.ReadAt(got, 0)
-	must.Succeed(t, err)
-	wantPage(t, "the disk", got, 'x')
-}
-
-// Tests of other packages, which have no disk that hangs, run at the same time.
-func TestOtherFilesystemsAreMountedWhileDiskHangs(t *testing.T) {
-	testenv.NeedRoot(t)
-	file := filepath.Join(t.TempDir(), "zeros")
-	must.Succeed(t, os.WriteFile(file, nil, 0o600), os.Truncate(file, 16*unit))
-	d := New(t, file, t.TempDir())
-	device, err := loopfs.Attach(d.Path)
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, device.Close()) }()
-	d.Hang()
-	defer d.Heal()
-	read := make(chan error, 1)
-	go func() {
-		_, err := device.ReadAt(page('x'), 0)
-		read <- err
-	}()
-	d.AwaitHanging()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
-		at := filepath.Join(t.TempDir(), kind)
-		must.Succeed(t, os.Mkdir(at, 0o755), loopfs.Mount(ctx, at, kind, 320<<20))
-		must.Succeed(t, loopfs.Unmount(at))
-	}
-	d.Heal()
-	must.Succeed(t, <-read)
 }
