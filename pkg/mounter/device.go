@@ -58,8 +58,8 @@ func (d *Device) Tree(ctx context.Context, state *dir.Dir) (*mounts.Tree, error)
 		return nil, err
 	}
 	tree, err := d.formatAndMount(source, kind, blank, quotaOptions[kind])
-	if err != nil && blank && quotaOptions[kind] != nil {
-		tree, err = d.formatPlain(device, source, kind, err)
+	if err != nil && quotaOptions[kind] != nil {
+		tree, err = d.withoutFeatures(device, source, kind, blank, err)
 	}
 	if err != nil {
 		return nil, err
@@ -70,8 +70,19 @@ func (d *Device) Tree(ctx context.Context, state *dir.Dir) (*mounts.Tree, error)
 	return tree, nil
 }
 
-// formatPlain formats a blank device once more, without the features for quotas, if it has no more than the first time can have left.
-func (d *Device) formatPlain(device blockdev.Device, source, kind string, why error) (*mounts.Tree, error) {
+// quotaOptions are those of mkfs for a filesystem that can have project quotas. XFS can without.
+// A kernel without quotas does not mount an ext4 that has the features.
+var quotaOptions = map[string][]string{"ext4": {"-I", "256", "-O", "project,quota"}}
+
+// withoutFeatures formats a device that was blank once more, without the features for quotas, if this kernel does not take them, and the device has
+// no more than the first time can have left. All other errors stay what they are: what is made without quotas never gets them again.
+func (d *Device) withoutFeatures(device blockdev.Device, source, kind string, blank bool, why error) (*mounts.Tree, error) {
+	if !refusesFeatures(kind, source) {
+		return nil, why
+	}
+	if !blank {
+		return nil, fmt.Errorf("%w. This kernel has no quotas of %s: \"tune2fs -O ^quota,^project %s\" takes them from the filesystem", why, kind, source)
+	}
 	found, err := probe(d.Exec, device.Path())
 	if err != nil || !found.nothing() && found.filesystem != kind {
 		return nil, errors.Join(why, err)
@@ -83,9 +94,24 @@ func (d *Device) formatPlain(device blockdev.Device, source, kind string, why er
 	return d.formatAndMount(source, kind, true, nil)
 }
 
-// quotaOptions are those of mkfs for a filesystem that can have project quotas. XFS can without.
-// A kernel without quotas does not mount an ext4 that has the features.
-var quotaOptions = map[string][]string{"ext4": {"-I", "256", "-O", "project,quota"}}
+// refusesFeatures reports whether this kernel mounts what is on a device for reading alone, as a filesystem that has the features, which are
+// "read-only compatible", and not for writing. The pool's mount options, which may be refused themselves, are left out.
+func refusesFeatures(kind, source string) bool {
+	for range 2 {
+		if !mounts.Unsupported(try(kind, source)) || try(kind, source, "ro") != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func try(kind, source string, options ...string) error {
+	tree, err := mounts.New(kind, source, options)
+	if err != nil {
+		return err
+	}
+	return tree.Close()
+}
 
 func (d *Device) formatAndMount(source, kind string, blank bool, options []string) (*mounts.Tree, error) {
 	at := &detached{device: d}
@@ -124,22 +150,30 @@ func (d *Device) mountAgain(source string, inUse error) (*mounts.Tree, error) {
 	return tree, nil
 }
 
-// mount switches project quotas on if it can: the driver limits volumes with them.
+// mount switches project quotas on if it can: the driver limits volumes with them. It leaves them out only if they were refused twice, as by a kernel
+// without them, and the same mount without them works: no remount switches them on.
 func (d *Device) mount(source, kind string, options []string) (*mounts.Tree, error) {
 	says := func(option string) bool { return strings.Contains(option, "quota") }
 	if kind == "btrfs" || slices.ContainsFunc(options, says) {
 		return mounts.New(kind, source, options)
 	}
-	tree, err := mounts.New(kind, source, append(slices.Clone(options), "prjquota"))
-	if err == nil {
-		return tree, nil
+	for again := false; ; again = true {
+		tree, refused := mounts.New(kind, source, append(slices.Clone(options), "prjquota"))
+		if !mounts.Unsupported(refused) {
+			return tree, refused
+		}
+		tree, err := mounts.New(kind, source, options)
+		if err != nil {
+			return nil, err
+		}
+		if again {
+			d.Log.Info("Mounted the pool without project quotas: the sizes of its volumes are not enforced", "reason", refused.Error())
+			return tree, nil
+		}
+		if err := tree.Close(); err != nil {
+			return nil, err
+		}
 	}
-	tree, plainErr := mounts.New(kind, source, options)
-	if plainErr != nil {
-		return nil, plainErr
-	}
-	d.Log.Info("Mounted the pool without project quotas: the sizes of its volumes are not enforced", "reason", err.Error())
-	return tree, nil
 }
 
 // source is the path of the device that mount tables show. It is the host's, for people and
@@ -196,6 +230,9 @@ func (d *Device) prepare(ctx context.Context, device blockdev.Device, state *dir
 		if !zero {
 			return "", false, fmt.Errorf("%s: %w: it does not read as zeroes everywhere, and what it has is of an unknown kind. %s", device, ErrForeign, erase)
 		}
+	}
+	if err := mounts.CheckOptions(d.Type, device.Path(), d.Options); err != nil {
+		return "", false, err
 	}
 	d.Log.Info("Formatting the device", "device", device.String(), "type", d.Type)
 	return d.Type, true, note(state, device)

@@ -53,29 +53,12 @@ func Clone(source *dir.Dir) (*Tree, error) {
 // already it is the same filesystem, with the options that it has. It returns ErrOptions if the
 // filesystem refuses one of them; that it refused all together, it may report as another error.
 func New(kind, device string, options []string) (*Tree, error) {
-	attributes, own, err := split(options)
+	attributes, own := split(options)
+	context, err := configure(kind, device, own)
 	if err != nil {
 		return nil, err
 	}
-	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("mount %s: this kernel has no %s: %w", device, kind, err)
-	}
 	defer func() { _ = unix.Close(context) }()
-	if err := unix.FsconfigSetString(context, "source", device); err != nil {
-		return nil, explain("set the source", device, context, err)
-	}
-	for _, option := range own {
-		key, value, valued := strings.Cut(option, "=")
-		if valued {
-			err = unix.FsconfigSetString(context, key, value)
-		} else {
-			err = unix.FsconfigSetFlag(context, key)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrOptions, explain("set option "+option, device, context, err))
-		}
-	}
 	if err := unix.FsconfigCreate(context); err != nil {
 		return nil, explain("mount", device, context, err)
 	}
@@ -86,18 +69,61 @@ func New(kind, device string, options []string) (*Tree, error) {
 	return &Tree{fd: fd, from: device}, nil
 }
 
-// split separates the attributes of a mount from the options of a filesystem.
-func split(options []string) (attributes uint64, own []string, err error) {
+// CheckOptions returns ErrOptions if a type of filesystem refuses one of the options, whatever is on the device, which is not read.
+func CheckOptions(kind, device string, options []string) error {
+	_, own := split(options)
+	context, err := configure(kind, device, own)
+	if err != nil {
+		return err
+	}
+	return unix.Close(context)
+}
+
+// Unsupported reports whether New failed as it does for quotas that the kernel or the filesystem does not have: with EINVAL, or
+// ESRCH for an ext4 where the module quota_v2 is missing. Other reasons have the same errors, but none that goes by itself, such as a lack of memory.
+func Unsupported(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ESRCH) }
+
+// configure returns the descriptor of a mount that is to be made.
+func configure(kind, device string, options []string) (context int, err error) {
+	context, err = unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("mount %s: this kernel has no %s: %w", device, kind, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(context)
+		}
+	}()
+	if err := unix.FsconfigSetString(context, "source", device); err != nil {
+		return -1, explain("set the source", device, context, err)
+	}
+	for _, option := range options {
+		key, value, valued := strings.Cut(option, "=")
+		if valued {
+			err = unix.FsconfigSetString(context, key, value)
+		} else {
+			err = unix.FsconfigSetFlag(context, key)
+		}
+		if err != nil {
+			return -1, fmt.Errorf("%w: %w", ErrOptions, explain("set option "+option, device, context, err))
+		}
+	}
+	return context, nil
+}
+
+// split separates the attributes of a mount from the options of a filesystem. As in mount(8), ro is both.
+func split(options []string) (attributes uint64, own []string) {
 	var flags bind.Flags
 	for _, option := range options {
 		f, err := bind.ParseFlags([]string{option})
-		if err != nil {
+		if err != nil || option == "ro" {
 			own = append(own, option)
-			continue
 		}
-		flags = flags.With(f)
+		if err == nil {
+			flags = flags.With(f)
+		}
 	}
-	return flags.Set(), own, nil
+	return flags.Set(), own
 }
 
 // explain adds what the filesystem says of the reason, line by line as it is read from the
