@@ -183,6 +183,14 @@ func (r Record) isAttached(f blockdev.Facts) bool {
 // hasData says that the device has, or may have, data of a claim.
 func (r Record) hasData() bool { return r.State == Bound || r.State == Cleaning && r.ClaimUID != "" }
 
+// wipeOf is how the device was cleaned, which may have grown since. What its signatures alone were taken from has the rest of the data still.
+func (r Record) wipeOf(bytes int64) Wipe {
+	if r.Bytes != bytes && r.Wipe != WipeSignatures {
+		return ""
+	}
+	return r.Wipe
+}
+
 // file is where it is.
 func (r Record) file() string { return cmp.Or(r.name, file(r.Path)) }
 
