@@ -443,6 +443,14 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		}
 	}
 	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
-	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
+	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool {
+		return d.DeletionTimestamp != nil || wanted.find("Deployment", d.Name) == nil
+	})
+	seen.Replaced = sets.New[string]()
+	for i := range seen.Mounters {
+		if m := &seen.Mounters[i]; !upToDate("Deployment", m) {
+			seen.Replaced.Insert(m.Name)
+		}
+	}
 	return seen, err
 }
