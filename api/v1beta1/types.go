@@ -136,28 +136,10 @@ type HostPathProvisionerSpec struct {
 	// +kubebuilder:validation:Maximum=10
 	LogLevel *int32 `json:"logLevel,omitempty"`
 
-	// DeletedNodes says what becomes of the PersistentVolumes of a node that was deleted from the cluster. Report, which is
-	// the default, lists them in the status. RemoveVolumes also removes those that were made for a claim and have the reclaim
-	// policy Delete. The claims stay, and are Lost then. A node that is only not ready keeps its volumes.
-	// +optional
-	// +kubebuilder:validation:Enum=Report;RemoveVolumes
-	DeletedNodes DeletedNodesPolicy `json:"deletedNodes,omitempty"`
-
 	// Resources of the containers that the operator deploys.
 	// +optional
 	Resources ComponentResources `json:"resources,omitempty"`
 }
-
-// A DeletedNodesPolicy says what becomes of the volumes of deleted nodes.
-type DeletedNodesPolicy string
-
-// Policies for deleted nodes.
-const (
-	// ReportVolumes only lists them in the status. It is the default.
-	ReportVolumes DeletedNodesPolicy = "Report"
-	// RemoveVolumes removes them.
-	RemoveVolumes DeletedNodesPolicy = "RemoveVolumes"
-)
 
 // ComponentResources are requests and limits by the kind of container. What is not set is as the operator has it.
 type ComponentResources struct {

@@ -19,15 +19,19 @@ import (
 const (
 	mountCommand   = "mount"
 	probeCommand   = "probe"
+	lookCommand    = "look"
 	unmountCommand = "unmount"
 )
 
-const usage = `usage: pool-mounter mount|probe|unmount --target PATH [--volume PATH | --device PATH] [flags]
+var commands = []string{mountCommand, probeCommand, lookCommand, unmountCommand}
+
+const usage = `usage: pool-mounter mount|probe|look|unmount --target PATH [--volume PATH | --device PATH] [flags]
 
   mount    mount the claim at the target, keep it mounted and grow its filesystem with the device;
            SIGTERM ends the program and leaves the mount
   probe    exit with 0 if the claim is mounted at the target, and otherwise print why not and exit with 1;
            takes the flags of mount
+  look     exit with 0 once no volume of the pool is published, mounted or not; the claim may be left out
   unmount  unmount the pool, and exit with 0 once it is unmounted. What was not mounted by a mounter, and is
            not the claim, stays. The claim may be left out
 
@@ -67,8 +71,8 @@ func parse(args []string, output io.Writer) (command, error) {
 		return command{}, flag.ErrHelp
 	}
 	problems := []error{err}
-	if !slices.Contains([]string{mountCommand, probeCommand, unmountCommand}, c.name) {
-		problems = append(problems, fmt.Errorf("%q is not a command; give mount, probe or unmount first, or --help", c.name))
+	if !slices.Contains(commands, c.name) {
+		problems = append(problems, fmt.Errorf("%q is not a command; give %s first, or --help", c.name, strings.Join(commands, ", ")))
 	}
 	if flags.NArg() > 0 {
 		problems = append(problems, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
@@ -106,7 +110,7 @@ func checkClaim(command, volume, device string) error {
 	switch {
 	case volume != "" && device != "":
 		return errors.New("--volume and --device: a claim is one of them; leave one out")
-	case volume == "" && device == "" && command != unmountCommand:
+	case volume == "" && device == "" && command != unmountCommand && command != lookCommand:
 		return errors.New("--volume or --device is missing: give where the claim is in this container")
 	}
 	return nil

@@ -44,6 +44,8 @@ func run(ctx context.Context, c command) error {
 	switch c.name {
 	case probeCommand:
 		return c.mounter.Check()
+	case lookCommand:
+		return c.mounter.Look(ctx)
 	case unmountCommand:
 		return c.mounter.Unmount(ctx)
 	}

@@ -382,6 +382,33 @@ func persist(ctx context.Context, patience time.Duration, log logr.Logger, try f
 	}
 }
 
+// Look returns ErrInUse if volumes of the pool are published, as far as this process sees, for as long as Patience. It changes nothing, and waits
+// for no mounter. Disk files that only a loop device has open it does not see: Unmount does.
+func (m *Mounter) Look(ctx context.Context) error {
+	return persist(ctx, m.Patience, m.Log, func(context.Context) error { return m.lookForUsers() })
+}
+
+func (m *Mounter) lookForUsers() error {
+	place, err := m.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = place.Parent.Close() }()
+	top, err := look(place)
+	if err == nil {
+		// Where it is not known whose the mount is, it may be the pool.
+		if ours, err := m.ours(place, top); ours || err != nil {
+			return checkUnpublished(top.mount)
+		}
+	} else if !errors.Is(err, ErrNotMounted) && !errors.Is(err, ErrOccupied) {
+		return err
+	}
+	return checkUnused(place)
+}
+
 // Unmount unmounts the pool, if a mounter has mounted it or it is the claim's. It returns ErrInUse, with the pool mounted as before, if
 // volumes are published as far as this process sees, or files are open, for as long as Patience. A pool that is not mounted is no error,
 // also if something else is mounted in its place, which stays. It returns ErrOccupied if that lies over the pool, or if it

@@ -60,6 +60,24 @@ func TestUnmountKeepsMountOfAdministrator(t *testing.T) {
 	}
 }
 
+// Before the mounter ends it is looked whether volumes of the pool are published, mounted as it is, or unmounted by an administrator. What an
+// administrator has mounted in its place does not count.
+func TestLook(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Look(t.Context()))
+	published := unmountPublished(t, m)
+	must.ErrorIs(t, m.Look(t.Context()), mounter.ErrInUse)
+	must.Succeed(t, m.Mount(t.Context()))
+	claim := m.Claim
+	m.Claim = nil
+	must.ErrorIs(t, m.Look(t.Context()), mounter.ErrInUse)
+	must.Succeed(t, unix.Unmount(published, 0), m.Look(t.Context()))
+	m.Claim = claim
+	must.Succeed(t, m.Check(), unix.Unmount(m.Target, 0))
+	mountByHand(t, m.Target)
+	must.Succeed(t, m.Look(t.Context()))
+}
+
 // A pool that something is mounted over is not unmounted, and neither is that.
 func TestUnmountUnderMountOfAdministrator(t *testing.T) {
 	m, _ := newMounter(t)

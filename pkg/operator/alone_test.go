@@ -51,8 +51,12 @@ func TestSecondOperatorDoesNothing(t *testing.T) {
 		return binding.Subjects[0].Namespace
 	}
 	before, _ := s.status()
-	second := *s.reconciler
-	second.Config.Namespace = "other"
+	config := s.reconciler.Config
+	config.Namespace = "other"
+	second := &Reconciler{
+		Client: s.reconciler.Client, APIReader: s.reconciler.APIReader, Recorder: s.reconciler.Recorder, Config: config,
+		TLS: s.reconciler.TLS, Optional: s.reconciler.Optional, manifests: s.reconciler.manifests, kinds: s.reconciler.kinds,
+	}
 	stopped, stop := context.WithCancelCause(t.Context())
 	second.Stop = stop
 	_, err := second.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})

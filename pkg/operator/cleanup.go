@@ -36,6 +36,10 @@ type leftover struct {
 	exclusive bool
 	// known says that it is at a place where the HostPathProvisioner has, or had, this pool, under the name that the mounter has there.
 	known bool
+	// at is the node as it was when it was looked for users. Blind says that nothing on it can say first whether the pool is used: its kubelet does
+	// not answer, or the mounter has to end before the clean-up.
+	at    nodeState
+	blind bool
 }
 
 func (l *leftover) spot() render.Spot { return render.Spot{Pool: l.Pool, Node: l.Node} }
@@ -70,9 +74,10 @@ type cleaner struct {
 	rendered *render.Renderer
 }
 
-// cleanUp brings what is left of mounters one step further: a Job that has the claim too starts, then the pods of the mounter end, then
-// the Job unmounts the pool, and only then both are removed: as long as one exists there is something to unmount. So the claim has a pod
-// at any time, and stays attached. Nothing of it is begun while a pod uses the pool. It returns what it waits for.
+// cleanUp brings what is left of mounters one step further: a Job that has the claim too looks on the node until it sees no volume of the pool
+// published, and starts, then the pods of the mounter end, then the Job unmounts the pool, and only then both are removed: as long as one exists
+// there is something to unmount. So the claim has a pod at any time, and stays attached. Nothing of it is begun while a pod is known to use the
+// pool. It returns what it waits for.
 func (c *cleaner) cleanUp(ctx context.Context, left []leftover) (waiting []string, err error) {
 	users, err := c.users(ctx, left, func(*corev1.Pod) bool { return true })
 	if err != nil {
@@ -99,17 +104,14 @@ func (c *cleaner) cleanUpOne(ctx context.Context, l *leftover, users sets.Set[st
 		return l.waits(fmt.Sprintf("the HostPathProvisioner has had no such pool there, and nothing is unmounted: if it is mounted, unmount it, and delete what is named %s and %s",
 			l.Mounter, render.CleanUpName(l.Mounter))), nil
 	}
-	node, err := c.state(ctx, l.Node)
 	switch {
-	case err != nil:
-		return "", err
-	case len(users) == 0 && (!node.there || node.lost && c.rendered.Deleting()):
+	case len(users) == 0 && (!l.at.there || l.at.lost && c.rendered.Deleting()):
 		// No pod can unmount there, and a deletion does not wait for a node that may never be ready. One whose object was deleted may register
 		// again with its pods: Kubernetes removes them when it does not.
 		return "", c.forget(ctx, l)
 	case len(users) > 0:
 		return l.waits("it is used by " + status.Some(sets.List(users))), c.keep(ctx, l)
-	case !node.ready:
+	case !l.at.ready:
 		return l.waits("the node is not ready"), nil
 	}
 	return c.unmount(ctx, l)
@@ -240,7 +242,7 @@ func (c *cleaner) wanted(l *leftover) (*unstructured.Unstructured, error) {
 
 // mounterPods are the pods of a mounter that may still be at work: they would mount again what is unmounted. Those of the upstream
 // operator are not in the cache, and have the same labels on all nodes. A Deployment that was deleted can leave its pods behind.
-func (c *cleaner) mounterPods(ctx context.Context, l *leftover) ([]corev1.Pod, error) {
+func (c *cluster) mounterPods(ctx context.Context, l *leftover) ([]corev1.Pod, error) {
 	selector := labels.SelectorFromSet(labels.Set{render.UpstreamPoolLabel: render.PoolLabels(l.Pool)[render.UpstreamPoolLabel]})
 	if l.mounter != nil {
 		var err error
@@ -292,7 +294,7 @@ func running(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning
 func troubles(pods []corev1.Pod) string {
 	last, notStarted := &corev1.ContainerStateTerminated{}, ""
 	for _, pod := range pods {
-		for _, c := range pod.Status.ContainerStatuses {
+		for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 			for _, ended := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 				if ended != nil && ended.ExitCode != 0 && ended.Message != "" && last.FinishedAt.Before(&ended.FinishedAt) {
 					last = ended

@@ -250,33 +250,35 @@ func (b byClaim) add(claim types.NamespacedName, what string) {
 	b[claim].Insert(what)
 }
 
-// poolsOfVolumes are the pools of PersistentVolumes, by their names and by their claims, and the paths of those of other programs.
-func (c *cluster) poolsOfVolumes(ctx context.Context) (byName map[string]string, pools, paths byClaim, err error) {
-	byName, pools, paths = map[string]string{}, byClaim{}, byClaim{}
+// poolsOfVolumes are the pools that PersistentVolumes name, by their claims, and the paths of those of other programs.
+func (c *cluster) poolsOfVolumes(ctx context.Context) (pools, paths byClaim, err error) {
+	pools, paths = byClaim{}, byClaim{}
 	err = place.EachVolume(ctx, c.api, func(volume *corev1.PersistentVolume) {
 		var claim types.NamespacedName
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			claim = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
 		}
 		if place.OfDriver(volume) {
-			pool := volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
-			byName[volume.Name] = pool
-			pools.add(claim, pool)
+			pools.add(claim, volume.Spec.CSI.VolumeAttributes[render.PoolParameter])
 		} else if at := origin.Path(volume); at != "" {
 			paths.add(claim, at)
 		}
 	})
-	return byName, pools, paths, err
+	return pools, paths, err
 }
 
-// users are the names of the moves, and of the pods that count, which use pools on nodes. It does not matter whether their nodes are ready: what
-// runs on one goes on. A volume whose pool is not known may be in any.
+// users are the moves, and the pods that count, which use pools on nodes. It does not matter whether their nodes are ready: what runs on one goes
+// on. The pool that a volume names says where it was made, and not where its data is: the driver finds it in any. So where the clean-up cannot
+// look first, a pod with a volume of the driver may use each pool of its node.
 func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[render.Spot]sets.Set[string], error) {
 	users := map[render.Spot]sets.Set[string]{}
 	if len(of) == 0 {
 		return users, nil
 	}
-	byName, pools, paths, err := c.poolsOfVolumes(ctx)
+	if err := c.findBlind(ctx, of); err != nil {
+		return nil, err
+	}
+	pools, paths, err := c.poolsOfVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -290,19 +292,48 @@ func (c *cluster) users(ctx context.Context, of []leftover, counts func(*corev1.
 	if err != nil {
 		return nil, err
 	}
-	usersOf(moves, of, byName, add)
+	usersOf(moves, of, add)
 	return users, c.eachPod(ctx, func(pod *corev1.Pod) {
 		if !counts(pod) {
 			return
 		}
 		has := poolsOf(pod, pools)
 		for i := range of {
-			at := of[i].spot()
-			if at.Node == pod.Spec.NodeName && (has.HasAny(at.Pool, "") || c.hasPathIn(pod, of[i].Path, paths)) {
-				add(at, "pod "+pod.Namespace+"/"+pod.Name)
+			l := &of[i]
+			switch {
+			case l.Node != pod.Spec.NodeName:
+			case has.HasAny(l.Pool, "") || c.hasPathIn(pod, l.Path, paths):
+				add(l.spot(), "pod "+named(pod))
+			case l.blind && has.Len() > 0 && !c.mounts(pod):
+				add(l.spot(), "pod "+named(pod)+" (its volumes may be in this pool)")
 			}
 		}
 	})
+}
+
+// findBlind reads the nodes of pools, and marks those pools of which nothing there can say first whether they are used.
+func (c *cluster) findBlind(ctx context.Context, of []leftover) error {
+	for i := range of {
+		l := &of[i]
+		if l.Node == "" {
+			continue
+		}
+		node, err := c.state(ctx, l.Node)
+		if err != nil {
+			return err
+		}
+		mounters, err := c.mounterPods(ctx, l)
+		if err != nil {
+			return err
+		}
+		l.at, l.blind = node, !node.ready || (l.wants() || len(mounters) > 0) && !l.besides(mounters)
+	}
+	return nil
+}
+
+// mounts says whether a pod keeps a pool mounted or unmounts it, also one of the upstream operator. Its claim may be a volume of the driver.
+func (c *cluster) mounts(pod *corev1.Pod) bool {
+	return pod.Namespace == c.namespace && (ofPool(pod) || pod.Labels[render.UpstreamPoolLabel] != "")
 }
 
 // hasPathIn says whether a pod has a directory of a pool by its path, as a hostPath or by a claim. The driver's own pods have all pools so.
@@ -345,8 +376,7 @@ func (c *cluster) podsWithVolumes(ctx context.Context) (users []string, err erro
 	}
 	found := sets.New[string]()
 	err = c.eachPod(ctx, func(pod *corev1.Pod) {
-		mounter := pod.Namespace == c.namespace && ofPool(pod)
-		if pod.Spec.NodeName != "" && !mounter && poolsOf(pod, claims).Len() > 0 {
+		if pod.Spec.NodeName != "" && !c.mounts(pod) && poolsOf(pod, claims).Len() > 0 {
 			found.Insert(fmt.Sprintf("pod %s on %s", named(pod), pod.Spec.NodeName))
 		}
 	})

@@ -106,7 +106,7 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 		return c.running(ctx, ofPool)
 	}
 	// What keeps a pool mounted ends with it, also where its own claim is in another pool.
-	users, err := c.users(ctx, left, func(pod *corev1.Pod) bool { return pod.Namespace != r.Config.Namespace || !ofPool(pod) })
+	users, err := c.users(ctx, left, func(pod *corev1.Pod) bool { return !c.mounts(pod) })
 	if err != nil {
 		return nil, err
 	}

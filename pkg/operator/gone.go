@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,25 +17,56 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
-	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // GoneAfter is how long a node has to be gone before it is reported, unless the reconciler has another time: one that is
 // made anew by the same name has its volumes again.
 const GoneAfter = 10 * time.Minute
 
-// orphanFinalizers are those of a volume that no controller removes when its node is gone: that of the provisioner on
-// the node, and that for volumes whose claim is there.
-var orphanFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
-
-// goneNodes remembers since when nodes are gone that volumes name.
+// goneNodes remembers since when nodes are gone that volumes name. A node that comes back in that time, however shortly, was not gone.
 type goneNodes struct {
 	checked time.Time
+	mu      sync.Mutex
 	since   map[string]time.Time
 	found   []hppv1.DeletedNode
+	// changed are the nodes that came or went since the last check began.
+	changed sets.Set[string]
+}
+
+// forget is for a node that has just come or gone.
+func (g *goneNodes) forget(node string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.changed == nil {
+		g.changed = sets.New[string]()
+	}
+	g.changed.Insert(node)
+	delete(g.since, node)
+	g.found = slices.DeleteFunc(slices.Clone(g.found), func(of hppv1.DeletedNode) bool { return of.Node == node })
+}
+
+func (g *goneNodes) begin() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.changed = nil
+}
+
+// offer is what a check has found, but for nodes that have changed meanwhile.
+func (g *goneNodes) offer(found []hppv1.DeletedNode) []hppv1.DeletedNode {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.found = slices.DeleteFunc(found, func(of hppv1.DeletedNode) bool { return g.changed.Has(of.Node) })
+	return g.found
+}
+
+func (g *goneNodes) offered() []hppv1.DeletedNode {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.found
 }
 
 // A goneNode is one that is gone, with the volumes and snapshots that name it.
@@ -46,41 +78,35 @@ type goneNode struct {
 	bound sets.Set[string]
 }
 
-// deletedNodes are the nodes that are gone but for volumes and snapshots that name them. It checks at most once in the time of a resync,
-// and removes the volumes then if the object says so.
-func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathProvisioner) ([]hppv1.DeletedNode, error) {
+// nodeChanged is called for each node that comes or goes.
+func (r *Reconciler) nodeChanged(ctx context.Context, node client.Object) []reconcile.Request {
+	r.gone.forget(node.GetName())
+	return r.everyObject(ctx, node)
+}
+
+// deletedNodes are the nodes that are gone but for volumes and snapshots that name them. It checks at most once in the time of a resync.
+func (r *Reconciler) deletedNodes(ctx context.Context) ([]hppv1.DeletedNode, error) {
 	g, c, now := &r.gone, r.cluster(), r.now()
 	if now.Sub(g.checked) < r.resync() {
-		return g.found, nil
+		return g.offered(), nil
 	}
+	g.begin()
 	left, err := c.leftOnGone(ctx, r.Optional.Has(place.SnapshotContent))
 	if err != nil {
-		return g.found, err
+		return g.offered(), err
 	}
-	offered, err := c.checkGone(ctx, g.note(left, r.goneAfter(), now))
+	gone, err := c.checkGone(ctx, g.note(left, r.goneAfter(), now))
 	if err != nil {
-		return g.found, err
+		return g.offered(), err
 	}
-	var problems []error
-	g.found = nil
-	for _, node := range offered {
-		if object.Spec.DeletedNodes == hppv1.RemoveVolumes {
-			removed, err := c.removeVolumes(ctx, node)
-			problems = append(problems, err)
-			if len(removed) > 0 {
-				r.reporter().event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %s of the deleted node %s: %s",
-					place.Count(len(removed)), node.name, status.Some(removed)))
-			}
-		}
+	var found []hppv1.DeletedNode
+	for _, node := range gone {
 		if len(node.volumes)+len(node.snapshots) > 0 {
-			g.found = append(g.found, node.report())
+			found = append(found, node.report())
 		}
-	}
-	if err := errors.Join(problems...); err != nil {
-		return g.found, err
 	}
 	g.checked = now
-	return g.found, nil
+	return g.offer(found), nil
 }
 
 func (r *Reconciler) goneAfter() time.Duration { return cmp.Or(r.GoneAfter, GoneAfter) }
@@ -111,6 +137,8 @@ func (c *cluster) leftOnGone(ctx context.Context, withSnapshots bool) (map[strin
 
 // note returns those of the nodes that have been gone for long enough, by name.
 func (g *goneNodes) note(left map[string]*goneNode, enough time.Duration, now time.Time) []*goneNode {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	since := map[string]time.Time{}
 	var found []*goneNode
 	for _, node := range slices.Sorted(maps.Keys(left)) {
@@ -226,52 +254,6 @@ func (c *cluster) bound(ctx context.Context, snapshots []unstructured.Unstructur
 		}
 	}
 	return names, nil
-}
-
-// removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others. Many take minutes, in which
-// the node may come back: then nothing of it is left that could be removed.
-func (c *cluster) removeVolumes(ctx context.Context, node *goneNode) (removed []string, err error) {
-	var problems []error
-	back := false
-	node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {
-		if back || volume.Spec.ClaimRef == nil || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-			return false
-		}
-		now, err := c.state(ctx, node.name)
-		if back = now.there; err == nil && !back {
-			err = c.removeVolume(ctx, &volume)
-		}
-		if err != nil {
-			problems = append(problems, fmt.Errorf("remove the PersistentVolume %s of the deleted node %s: %w", volume.Name, node.name, err))
-		}
-		if err != nil || back {
-			return false
-		}
-		removed = append(removed, volume.Name)
-		return true
-	})
-	if back {
-		node.volumes, node.snapshots = nil, nil
-	}
-	return removed, errors.Join(problems...)
-}
-
-// removeVolume removes one volume, if it did not change since it was read. Other finalizers than those of orphanFinalizers
-// keep it, deleted, until their owners remove them.
-func (c *cluster) removeVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
-	if volume.DeletionTimestamp == nil {
-		same := client.Preconditions{UID: &volume.UID, ResourceVersion: &volume.ResourceVersion}
-		if err := c.Delete(ctx, volume.DeepCopy(), same); err != nil {
-			return client.IgnoreNotFound(err)
-		}
-	}
-	now := &corev1.PersistentVolume{}
-	if err := c.api.Get(ctx, client.ObjectKeyFromObject(volume), now); err != nil || now.UID != volume.UID {
-		return client.IgnoreNotFound(err)
-	}
-	without := now.DeepCopy()
-	without.Finalizers = slices.DeleteFunc(without.Finalizers, func(f string) bool { return slices.Contains(orphanFinalizers, f) })
-	return client.IgnoreNotFound(c.Patch(ctx, without, client.MergeFromWithOptions(now, client.MergeFromWithOptimisticLock{})))
 }
 
 func (n *goneNode) report() hppv1.DeletedNode {

@@ -140,61 +140,104 @@ func TestGoneNodes(t *testing.T) {
 	}
 }
 
-// Volumes of deleted nodes are removed only where the object says so, after a time, and of claims. Nodes that are not ready,
-// that are back, and what others have made keep theirs.
+// Volumes of deleted nodes are offered for removal after a time, and nothing is removed. Nodes that are not ready, that are back, and what others have
+// made are not offered.
 func TestVolumesOfDeletedNodes(t *testing.T) {
-	const late = "example.com/not-done"
-	volumes := func() []client.Object {
-		return []client.Object{
-			volumeOn("bound", "gone"), volumeOn("released", "gone", released), volumeOn("legacy", "", ofProvisioner("gone")),
-			volumeOn("retained", "gone", retained), volumeOn("unclaimed", "gone", unclaimed), volumeOn("foreign", "gone", foreign),
-			volumeOn("not-ready", "down"), volumeOn("ready", "here"), volumeOn("back", "back"),
-			volumeOn("legacy-ready", "", ofProvisioner("here")), volumeOn("contradictory", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "here")),
-			volumeOn("used", "gone"), volumeOn("waited-for", "gone"), volumeOn("used-there", "gone"),
-			volumeOn("held", "gone", func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, late) }),
+	offered := []client.Object{
+		volumeOn("bound", "gone"), volumeOn("held", "gone"), volumeOn("legacy", "", ofProvisioner("gone")), volumeOn("released", "gone", released),
+		volumeOn("retained", "gone", retained), volumeOn("unclaimed", "gone", unclaimed), volumeOn("used-there", "gone"), volumeOn("waited-for", "gone"),
+	}
+	volumes := append([]client.Object{
+		volumeOn("foreign", "gone", foreign), volumeOn("not-ready", "down"), volumeOn("ready", "here"), volumeOn("back", "back"),
+		volumeOn("legacy-ready", "", ofProvisioner("here")), volumeOn("contradictory", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "here")),
+		volumeOn("used", "gone"),
+	}, offered...)
+	object := stored("hpp", 1, false)
+	s := newStage(t, append(volumes, podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
+	now := time.Now()
+	s.reconciler.Now = func() time.Time { return now }
+	s.reconcile("hpp")
+	if s.has(object); len(object.Status.DeletedNodes) > 0 {
+		t.Fatalf("offered at once: %+v", object.Status.DeletedNodes)
+	}
+	now = now.Add(GoneAfter)
+	s.reconcile("hpp")
+	if gone := s.gone(volumes); len(gone) > 0 {
+		t.Errorf("%q are removed", gone)
+	}
+	var names []string
+	for _, volume := range offered {
+		names = append(names, volume.GetName())
+	}
+	s.has(object)
+	if left := object.Status.DeletedNodes; len(left) != 1 || left[0].Node != "gone" || left[0].PersistentVolumes != len(offered) ||
+		!strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false "+strings.Join(names, " ")+" && ") {
+		t.Errorf("the status reports %+v, want %q of the node gone", left, names)
+	}
+}
+
+// A node that comes back was not gone, however shortly it is there: the time begins anew, also of one that nothing is reconciled for.
+func TestNodeThatWasBackIsNotGone(t *testing.T) {
+	object := stored("hpp", 1, false)
+	s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
+	begin := time.Now()
+	now := begin
+	s.reconciler.Now = func() time.Time { return now }
+	node := nodeThat("flaps", corev1.ConditionTrue)
+	for minute := range 16 {
+		now = begin.Add(time.Duration(minute) * time.Minute)
+		s.reconcile("hpp")
+		if minute == 6 { // it is there for an instant
+			for range 2 {
+				s.reconciler.nodeChanged(t.Context(), node)
+			}
+		}
+		if s.has(object); len(object.Status.DeletedNodes) > 0 {
+			t.Fatalf("after %d minutes it is offered: %+v", minute, object.Status.DeletedNodes)
 		}
 	}
-	for _, tt := range []struct {
-		policy  hppv1.DeletedNodesPolicy
-		removed []string
-		left    int
-	}{
-		{"", nil, 8},
-		{hppv1.ReportVolumes, nil, 8},
-		{hppv1.RemoveVolumes, []string{"bound", "released", "legacy", "waited-for", "used-there"}, 2},
-	} {
-		t.Run("policy "+string(tt.policy), func(t *testing.T) {
-			object := stored("hpp", 1, false)
-			object.Spec.DeletedNodes = tt.policy
-			s := newStage(t, append(volumes(), podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
-			s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
-			now := time.Now()
-			s.reconciler.Now = func() time.Time { return now }
-			s.reconcile("hpp")
-			if gone := s.gone(volumes()); len(gone) > 0 {
-				t.Fatalf("%q are removed at once", gone)
-			}
-			now = now.Add(GoneAfter)
-			s.reconcile("hpp")
-			if diff := cmp.Diff(tt.removed, s.gone(volumes())); diff != "" {
-				t.Errorf("removed: %s", diff)
-			}
-			s.has(object)
-			if left := object.Status.DeletedNodes; len(left) != 1 || left[0].Node != "gone" || left[0].PersistentVolumes != tt.left || strings.Contains(left[0].Command, "used ") {
-				t.Errorf("the status reports %+v, want %d volumes of the node gone", object.Status.DeletedNodes, tt.left)
-			}
-			held := volumeOn("held", "gone")
-			if s.has(held); len(tt.removed) > 0 && (held.DeletionTimestamp == nil || cmp.Diff([]string{late}, held.Finalizers) != "") {
-				t.Errorf("the volume that something else holds has the finalizers %q, deleted at %v", held.Finalizers, held.DeletionTimestamp)
-			}
-		})
+	now = now.Add(GoneAfter)
+	s.reconcile("hpp")
+	if s.has(object); len(object.Status.DeletedNodes) != 1 {
+		t.Errorf("it is gone for good, and not offered")
+	}
+}
+
+// A node that is back is not offered for removal any more, by the reconciliation that its return leads to, and also where it returns while it is
+// looked for what names it.
+func TestNodeThatIsBackIsNotOffered(t *testing.T) {
+	for _, during := range []bool{false, true} {
+		object := stored("hpp", 1, false)
+		s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
+		now, back := time.Now(), false
+		s.reconciler.Now = func() time.Time { return now }
+		s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+				err := api.Get(ctx, key, into, options...)
+				if _, is := into.(*corev1.Node); is && back {
+					s.reconciler.nodeChanged(ctx, nodeThat("flaps", corev1.ConditionTrue))
+				}
+				return err
+			}})
+		s.reconcile("hpp")
+		now, back = now.Add(GoneAfter), during
+		s.reconcile("hpp")
+		if s.has(object); len(object.Status.DeletedNodes) > 0 == during {
+			t.Errorf("back during the check: %v, offered: %+v", during, object.Status.DeletedNodes)
+		}
+		s.reconciler.nodeChanged(t.Context(), nodeThat("flaps", corev1.ConditionTrue))
+		now = now.Add(time.Minute)
+		s.reconcile("hpp")
+		if s.has(object); len(object.Status.DeletedNodes) > 0 {
+			t.Errorf("a minute after the node is back: %+v", object.Status.DeletedNodes)
+		}
 	}
 }
 
 // A node of which the API server does not say whether it is there may have pods that use the volumes.
 func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 	object := stored("hpp", 1, false)
-	object.Spec.DeletedNodes = hppv1.RemoveVolumes
 	volumes := []client.Object{volumeOn("used", "gone"), volumeOn("unused", "gone")}
 	s := newStage(t, append(volumes, podOf("used", "here"), object, nodeThat("here", corev1.ConditionTrue))...)
 	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
@@ -207,43 +250,16 @@ func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 	now := time.Now()
 	s.reconciler.Now = func() time.Time { return now }
 	for range 2 {
-		if found, err := s.reconciler.deletedNodes(t.Context(), object); len(found) > 0 {
+		if found, err := s.reconciler.deletedNodes(t.Context()); len(found) > 0 {
 			t.Errorf("offered: %+v (%v)", found, err)
 		}
 		now = now.Add(GoneAfter)
 	}
-	if _, err := s.reconciler.deletedNodes(t.Context(), object); err == nil || !strings.Contains(err.Error(), "not now") {
+	if _, err := s.reconciler.deletedNodes(t.Context()); err == nil || !strings.Contains(err.Error(), "not now") {
 		t.Errorf("the error is %v", err)
 	}
 	if gone := s.gone(volumes); len(gone) > 0 {
 		t.Errorf("removed: %q", gone)
-	}
-}
-
-// To remove many volumes takes minutes. A node that comes back meanwhile keeps those that are left, and is not offered for removal.
-func TestVolumesOfDeletedNodes_stayOnceTheNodeIsBack(t *testing.T) {
-	object := stored("hpp", 1, false)
-	object.Spec.DeletedNodes = hppv1.RemoveVolumes
-	volumes := []client.Object{volumeOn("a", "gone"), volumeOn("b", "gone"), volumeOn("c", "gone")}
-	s := newStage(t, append(volumes, object, nodeThat("here", corev1.ConditionTrue))...)
-	api := s.reconciler.Client.(client.WithWatch)
-	s.reconciler.Client = interceptor.NewClient(api, interceptor.Funcs{
-		Delete: func(ctx context.Context, api client.WithWatch, volume client.Object, options ...client.DeleteOption) error {
-			if volume.GetName() == "a" {
-				must.Succeed(t, api.Create(ctx, nodeThat("gone", corev1.ConditionTrue)))
-			}
-			return api.Delete(ctx, volume, options...)
-		}})
-	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
-	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	if diff := cmp.Diff([]string{"a"}, s.gone(volumes)); diff != "" {
-		t.Errorf("removed: %s", diff)
-	}
-	if s.has(object); len(object.Status.DeletedNodes) > 0 {
-		t.Errorf("the status offers %+v", object.Status.DeletedNodes)
 	}
 }
 
@@ -345,11 +361,10 @@ func underway(volume, from, to string, phase movev1.Phase) *movev1.VolumeMove {
 		Status: movev1.VolumeMoveStatus{Phase: phase, Volume: volume, SourceNode: from, TargetNode: to}}
 }
 
-// While a volume moves, another node may have all of it, or the last copy: its PersistentVolume and its claim are not offered for removal, and not
-// removed, until the move has ended.
+// While a volume moves, another node may have all of it, or the last copy: its PersistentVolume and its claim are not offered for removal until the
+// move has ended.
 func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
 	object := stored("hpp", 1, false)
-	object.Spec.DeletedNodes = hppv1.RemoveVolumes
 	var volumes, objects []client.Object
 	for _, phase := range movev1.Phases {
 		name := strings.ToLower(string(phase))
@@ -364,10 +379,8 @@ func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
 	s.reconcile("hpp")
 	now = now.Add(GoneAfter)
 	s.reconcile("hpp")
-	if diff := cmp.Diff([]string{"pending", "succeeded", "failed"}, s.gone(volumes)); diff != "" {
-		t.Errorf("removed: %s", diff)
-	}
-	if s.has(object); len(object.Status.DeletedNodes) > 0 {
-		t.Errorf("the status offers %+v", object.Status.DeletedNodes)
+	s.has(object)
+	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false failed pending succeeded && ") {
+		t.Errorf("the status offers %+v", left)
 	}
 }

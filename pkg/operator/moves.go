@@ -32,15 +32,13 @@ func (c *cluster) moving(ctx context.Context) (sets.Set[string], error) {
 	return names, err
 }
 
-// usersOf adds the moves that use pools on nodes, by the pools of PersistentVolumes. One that is not there, as while a move replaces it, may be in
-// any. Others that name the claim say nothing of it.
-func usersOf(moves []movev1.VolumeMove, of []leftover, pools map[string]string, add func(at render.Spot, user string)) {
+// usersOf adds the moves that use pools on their two nodes. Which pool their volume is in is not known: between two steps nothing of it is mounted.
+func usersOf(moves []movev1.VolumeMove, of []leftover, add func(at render.Spot, user string)) {
 	for i := range moves {
 		m := &moves[i]
-		pool := pools[m.Status.Volume]
 		for j := range of {
 			at := of[j].spot()
-			if (at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode) && (pool == "" || pool == at.Pool) {
+			if at.Node == m.Status.SourceNode || at.Node == m.Status.TargetNode {
 				add(at, "VolumeMove "+m.Namespace+"/"+m.Name)
 			}
 		}

@@ -29,7 +29,7 @@ import (
 )
 
 // longestResync is how often what no watch shows is checked: nodes that are gone, and which kinds the cluster has.
-// Such a check only reads, but for volumes of nodes that are gone.
+// Such a check only reads.
 const longestResync = 5 * time.Minute
 
 // accountAnnotation of a pod has the UID of the ServiceAccount that its token is for.
@@ -112,7 +112,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	wanted, problems := r.deploy(ctx, object)
-	gone, err := r.deletedNodes(ctx, object)
+	gone, err := r.deletedNodes(ctx)
 	problems = errors.Join(unknown, problems, err, storageProfiles{r.cluster(), r.Optional}.complete(ctx, object))
 	seen, err := r.observe(ctx, object, wanted)
 	if err != nil {
@@ -443,6 +443,14 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		}
 	}
 	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
-	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
+	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool {
+		return d.DeletionTimestamp != nil || wanted.find("Deployment", d.Name) == nil
+	})
+	seen.Replaced = sets.New[string]()
+	for i := range seen.Mounters {
+		if m := &seen.Mounters[i]; !upToDate("Deployment", m) {
+			seen.Replaced.Insert(m.Name)
+		}
+	}
 	return seen, err
 }

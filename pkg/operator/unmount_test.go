@@ -136,6 +136,71 @@ func TestMounterStaysUnderPods(t *testing.T) {
 	}
 }
 
+// The pool that a volume names is where it was made. An administrator may have moved it since, and the driver finds it by its handle. So where the
+// node cannot say that the pool is unused before its mounter ends, any pod with a volume of the driver may use it, but for those that mount pools.
+func TestVolumeThatNamesAnotherPoolKeepsTheMounter(t *testing.T) {
+	for name, tt := range map[string]struct {
+		deleted bool
+		ready   corev1.ConditionStatus
+		mode    corev1.PersistentVolumeAccessMode
+		keeps   bool
+		used    bool
+	}{
+		"the object is deleted, and the node is down": {true, corev1.ConditionUnknown, corev1.ReadWriteOnce, true, true},
+		"the pool is removed, and the node is down":   {false, corev1.ConditionUnknown, corev1.ReadWriteOnce, true, true},
+		"only one pod may have the claim":             {false, corev1.ConditionTrue, corev1.ReadWriteOncePod, true, true},
+		"the mounter is of the upstream operator":     {false, corev1.ConditionTrue, corev1.ReadWriteOnce, false, true},
+		"the clean-up can look beside the mounter":    {false, corev1.ConditionTrue, corev1.ReadWriteOnce, true, false},
+	} {
+		for _, pool := range []string{"local", "gone"} {
+			t.Run(name+", and it names "+pool, func(t *testing.T) {
+				mounter := mounterOf("old", "there")
+				own := mounterPod(mounter, "there", tt.keeps)
+				own.Spec.Volumes = []corev1.Volume{{Name: "claim", VolumeSource: claimed("of-the-pool")}}
+				user := podWith("user", "there", claimed("data"))
+				s := newStage(t, stored("hpp", 1, tt.deleted), nodeThat("here", corev1.ConditionTrue), driverPod("here"), nodeThat("there", tt.ready), claimFor(mounter, tt.mode), mounter, own,
+					volumeOn("data", "there", inPool(pool)), volumeOn("of-the-pool", "there", inPool(pool)), user)
+				for range 3 {
+					s.reconcile("hpp")
+				}
+				if began := s.has(cleanUpOf(mounter)); s.replicas(mounter) != 1 || began == tt.used {
+					t.Errorf("the mounter has %d replicas, the clean-up has begun: %v", s.replicas(mounter), began)
+				}
+				if said := s.waitsFor(); strings.Contains(said, "used by pod space/user (its volumes may be in this pool)") != tt.used {
+					t.Errorf("the object waits for %q", said)
+				}
+				must.Succeed(t, s.Delete(t.Context(), user))
+				for range 3 {
+					s.reconcile("hpp")
+				}
+				if said := s.waitsFor(); strings.Contains(said, "used by") {
+					t.Errorf("without the pod the object waits for %q", said)
+				}
+			})
+		}
+	}
+}
+
+// A clean-up that finds the pool used says so, and the mounter goes on beside it.
+func TestMounterGoesOnWhileTheCleanUpLooks(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	job := cleanUpOf(mounter)
+	looks := cleaning(job, "here")
+	looks.Status = corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "pool is in use: its volumes are published at /x", FinishedAt: metav1.Unix(1, 0)},
+	}}}}
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterPod(mounter, "here", true))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	must.Succeed(t, s.Create(t.Context(), looks))
+	for range 2 {
+		s.reconcile("hpp")
+	}
+	if said := s.waitsFor(); s.replicas(mounter) != 1 || !s.has(job) || !strings.Contains(said, "it is being unmounted: pool is in use: its volumes are published at /x") {
+		t.Errorf("the mounter has %d replicas, the clean-up is there: %v, the object waits for %q", s.replicas(mounter), s.has(job), said)
+	}
+}
+
 // A process that is no pod's is known to the clean-up only. The driver, without which nothing that it serves can end, is deployed again until
 // the clean-up is done.
 func TestDeletionWhereOnlyTheCleanUpFindsTheUser(t *testing.T) {

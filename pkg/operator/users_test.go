@@ -76,7 +76,8 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			object := stored("hpp", 1, true)
 			object.Spec.StoragePools = []hppv1.StoragePool{{Name: "fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{}}, {Name: "local", Path: "/var/hpvolumes"}}
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
-			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), mounterOf("fast", "here"), mounterOf("fast", "down"), tt.pod,
+			mounter := mounterOf("fast", "here")
+			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterOf("fast", "down"), tt.pod,
 				volumeOn("by-path", "", ofProvisioner("here"), func(v *corev1.PersistentVolume) { v.Spec.HostPath.Path = "/mnt/fast/csi/by-path" }),
 				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
 			s.reconcile("hpp")
@@ -92,9 +93,9 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 				t.Errorf("the condition says %q", available.Message)
 			}
 			must.Succeed(t, s.Delete(t.Context(), tt.pod))
-			for range 3 {
+			for range 6 {
 				s.reconcile("hpp")
-				if job := cleanUpOf(mounterOf("fast", "here")); s.has(job) {
+				if job := cleanUpOf(mounter); s.has(job) {
 					s.completed(job)
 				}
 			}
@@ -167,16 +168,13 @@ func TestRemovalWithoutDefinitionOfMoves(t *testing.T) {
 	}
 }
 
-// A pool stays mounted on the two nodes of a move, whether it is removed or a node leaves.
+// A pool stays mounted on the two nodes of a move, whether it is removed or a node leaves, and whichever pool the volume names.
 func TestPoolIsUsedByMoves(t *testing.T) {
-	for name, tt := range map[string]struct {
-		volume, pool string
-		uses         bool
-	}{
-		"the volume is in its own":                                      {"data", "old", true},
-		"the volume is in one that is unknown":                          {"data", "", true},
-		"the volume is in another":                                      {"data", "local", false},
-		"it is replaced, and an earlier one of the claim is in another": {"earlier", "local", true},
+	for name, tt := range map[string]struct{ volume, pool string }{
+		"the volume names its own": {"data", "old"},
+		"the volume names none":    {"data", ""},
+		"the volume names another": {"data", "local"},
+		"it is replaced, and an earlier one of the claim names another": {"earlier", "local"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			volume := volumeOn(tt.volume, "there", inPool(tt.pool))
@@ -187,12 +185,12 @@ func TestPoolIsUsedByMoves(t *testing.T) {
 			s.reconcile("hpp")
 			s.reconcile("hpp")
 			for _, at := range []*appsv1.Deployment{from, to, beside} {
-				uses := tt.uses && at != beside
+				uses := at != beside
 				if began := s.has(cleanUpOf(at)) || s.replicas(at) == 0; began == uses {
 					t.Errorf("%s is being unmounted: %v", at.Name, began)
 				}
 			}
-			if said := s.waitsFor(); strings.Contains(said, "it is used by VolumeMove space/move-of-data") != tt.uses {
+			if said := s.waitsFor(); !strings.Contains(said, "it is used by VolumeMove space/move-of-data") {
 				t.Errorf("the object waits for %q", said)
 			}
 		})

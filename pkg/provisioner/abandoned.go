@@ -42,6 +42,9 @@ func (a *abandoned) remove(ctx context.Context) {
 		for _, v := range volumes {
 			name := pvOf(v.ID)
 			pv, is := known[name]
+			if pv != nil && a.elsewhere(v.ID, pv) {
+				pv, is = nil, false
+			}
 			had := a.boundTo(v.ID, pv)
 			last, settled := a.settled[v.ID]
 			if settled {
@@ -75,7 +78,7 @@ func (a *abandoned) known() (map[string]*corev1.PersistentVolume, error) {
 		known["pvc-"+string(claim.UID)] = nil
 	}
 	for _, object := range a.volumes.List() {
-		if pv, ok := object.(*corev1.PersistentVolume); ok {
+		if pv, ok := object.(*corev1.PersistentVolume); ok && !a.config.ofOtherInstance(pv) {
 			known[pv.Name] = pv
 		}
 	}
@@ -88,6 +91,12 @@ func (a *abandoned) boundTo(id volume.ID, pv *corev1.PersistentVolume) types.UID
 		return ""
 	}
 	return pv.UID
+}
+
+// elsewhere says that a PersistentVolume is another directory than that which is named after it: another provisioner of the name was first.
+func (a *abandoned) elsewhere(id volume.ID, pv *corev1.PersistentVolume) bool {
+	at := origin.Path(pv)
+	return at != "" && !origin.Inside(at, a.config.path(id))
 }
 
 // pvOf is the PersistentVolume that a directory is named after; empty if it is named otherwise.
@@ -127,11 +136,14 @@ func (a *abandoned) settle(ctx context.Context, id volume.ID, name string, pv *c
 	return nil
 }
 
-// used asks the API server whether the PersistentVolume is there, or another one that names the directory.
-func (a *abandoned) used(ctx context.Context, id volume.ID, pv string) (bool, error) {
-	_, err := a.client.CoreV1().PersistentVolumes().Get(ctx, pv, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		return err == nil, err
+// used asks the API server whether the PersistentVolume is there, unless it is elsewhere, or another one that names the directory.
+func (a *abandoned) used(ctx context.Context, id volume.ID, name string) (bool, error) {
+	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, err
+	}
+	if err == nil && !a.elsewhere(id, pv) {
+		return true, nil
 	}
 	node, err := a.node(ctx)
 	if err != nil {

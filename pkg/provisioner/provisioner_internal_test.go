@@ -759,7 +759,7 @@ func serving(namespace, name, account, directory string) *appsv1.DaemonSet {
 
 // As deploy/kubevirt-hostpath-provisioner.yaml of kubevirt/hostpath-provisioner v0.25.2 has it. What is applied over it takes only its
 // rights, and its pods go on for a while. Where it is updated, none of its pods are as it wants them at first, or for long.
-func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
+func TestUpstreamProvisionerOfTheSameName_stopsProvisioning(t *testing.T) {
 	const name = "kubevirt-hostpath-provisioner"
 	for test, c := range map[string]struct {
 		namespace, path string
@@ -769,7 +769,7 @@ func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 		"with its rights":                        {name, "POOL/", []string{name + ":kubevirt-hostpath-provisioner-admin"}, true},
 		"in another namespace":                   {"elsewhere", "POOL", []string{"elsewhere:kubevirt-hostpath-provisioner-admin"}, true},
 		"whose rights this one has taken over":   {"storage", "POOL", nil, true},
-		"with another directory":                 {name, "/var/other", []string{name + ":kubevirt-hostpath-provisioner-admin"}, false},
+		"with another directory":                 {name, "/var/other", []string{name + ":kubevirt-hostpath-provisioner-admin"}, true},
 		"which has no more than the name of one": {name, "POOL", []string{name + ":another"}, false},
 	} {
 		t.Run(test, func(t *testing.T) {
@@ -898,7 +898,7 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 		refused                     bool
 	}{
 		"in another namespace":                 {"kubevirt-hyperconverged", operatedAnnotation, "POOL", true},
-		"with another directory":               {"kubevirt-hyperconverged", operatedAnnotation, "/var/other", false},
+		"with another directory":               {"kubevirt-hyperconverged", operatedAnnotation, "/var/other", true},
 		"that another operator has made":       {"kubevirt-hyperconverged", "applied", "POOL", false},
 		"that was, and is this instance's own": {"storage", operatedAnnotation, "POOL", false},
 	} {
@@ -1005,6 +1005,52 @@ func (r *rig) checkTwice() {
 	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
 	for range 2 {
 		a.remove(r.Context())
+	}
+}
+
+// Another provisioner of the name was first on the node, with a directory of its own: the PersistentVolume of the name is that, and no one's here.
+func TestAbandonedDirectories_ofPersistentVolumesElsewhere(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	o := request()
+	_, _, err := r.Provision(t.Context(), o)
+	must.Succeed(t, err)
+	pv := own(t, t.TempDir())
+	pv.Name, pv.UID, pv.Status.Phase = o.PVName, "first", corev1.VolumeBound
+	pv.Spec.HostPath.Path = filepath.Join("/var/other", o.PVName)
+	_, err = r.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	r.looked(pv)
+	if left := r.directories(); len(left) > 0 {
+		t.Errorf("left with their promises: %v", left)
+	}
+}
+
+// What names a directory stays what it is for pods of this node, if its affinity is for it, whatever node its annotation names.
+func TestDelete_directoryOfAnotherThatIsAnnotatedOtherwise(t *testing.T) {
+	for name, tt := range map[string]struct {
+		affinity *corev1.VolumeNodeAffinity
+		kept     bool
+	}{
+		"for this node":         {onHost("host-a"), true},
+		"for any node":          {nil, true},
+		"for the annotated one": {onHost("node-b"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := t.TempDir()
+			pv := own(t, pool)
+			other := pv.DeepCopy()
+			other.Name, other.UID, other.Status.Phase = "pvc-99999999-2222-3333-4444-555555555555", "other", corev1.VolumeBound
+			other.Annotations[origin.ProvisionOnNode] = "node-b"
+			other.Spec.NodeAffinity = tt.affinity
+			r := newRig(t, Config{Mode: PerNode, Path: pool})
+			if r.config.keeps(other) {
+				must.Succeed(t, r.instance.volumes.GetIndexer().Add(other))
+			}
+			err := r.Delete(t.Context(), pv)
+			if left := len(r.directories()) > 0; left != tt.kept || (err != nil) != tt.kept {
+				t.Errorf("the directory is kept: %v, want %v: %v", left, tt.kept, err)
+			}
+		})
 	}
 }
 

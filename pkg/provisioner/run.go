@@ -181,11 +181,12 @@ func ownVolumes(config Config, client kubernetes.Interface) cache.SharedIndexInf
 	return informer
 }
 
-// keeps reports whether a PersistentVolume is this instance's own, of no known node, or one of something in its directory that no
-// provisioner of another node has made.
+// keeps reports whether a PersistentVolume is this instance's own, of no known node, or one of something in its directory, unless annotations and
+// affinity agree on another node.
 func (c Config) keeps(pv *corev1.PersistentVolume) bool {
 	if c.ofOtherInstance(pv) {
-		return false
+		name, _ := origin.Node(pv) // ofOtherInstance has asked
+		return c.childOf(pv) != "" && !origin.Only(pv, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	return pv.Annotations[origin.ProvisionedBy] == c.Name() || c.childOf(pv) != ""
 }

@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -29,14 +26,14 @@ const (
 // upstream is KubeVirt's provisioner, as it was seen last.
 type upstream struct {
 	looking sync.Mutex
-	// served are the DaemonSets that had the directory.
+	// served are the DaemonSets that had the right to make PersistentVolumes.
 	served map[types.UID]bool
-	// refusal is why nothing is provisioned; nil if there is none that has it.
+	// refusal is why nothing is provisioned; nil if there is none.
 	refusal atomic.Pointer[error]
 }
 
-// findUpstream refuses to share the directory with KubeVirt's provisioner, in any namespace: each would serve the claims of the other, and
-// remove directories of its. It is asked for each claim, since a DaemonSet may be made anew in any second. One counts as long as its rights are
+// findUpstream refuses to share the name with KubeVirt's provisioner, in any namespace and of any directory: each would serve the claims of the
+// other, and delete PersistentVolumes and directories of its. It is asked for each claim, since a DaemonSet may be made anew in any second. One counts as long as its rights are
 // not known, and unknown DaemonSets do.
 func (p *Provisioner) findUpstream(ctx context.Context) error {
 	if p.config.Mode != PerNode {
@@ -47,7 +44,7 @@ func (p *Provisioner) findUpstream(ctx context.Context) error {
 	remedy, err := p.seenUpstream(ctx)
 	refusal := err
 	if remedy != "" {
-		refusal = fmt.Errorf("the upstream provisioner serves %s too: %s", p.config.Path, remedy)
+		refusal = fmt.Errorf("the upstream provisioner serves the claims of %s too: %s", p.config.Name(), remedy)
 	}
 	if before := p.refuseUpstream(); refusal != nil && (before == nil || before.Error() != refusal.Error()) {
 		p.events.log.Error(refusal, "Not provisioning")
@@ -75,7 +72,7 @@ func (p *Provisioner) seenUpstream(ctx context.Context) (remedy string, err erro
 		}
 		for i := range sets.Items {
 			set := &sets.Items[i]
-			if set.Name != name || !p.config.isFor(set) {
+			if set.Name != name || p.config.isOwn(set) {
 				continue
 			}
 			switch is, err := p.mayServe(ctx, set); {
@@ -91,14 +88,10 @@ func (p *Provisioner) seenUpstream(ctx context.Context) (remedy string, err erro
 	return remedy, nil
 }
 
-// isFor says whether the pods of a DaemonSet are to have the directory.
-func (c Config) isFor(set *appsv1.DaemonSet) bool {
-	if _, operated := set.Annotations[operatedAnnotation]; set.Name == operatedName && (!operated || set.Namespace == c.Namespace) {
-		return false
-	}
-	return slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && path.Clean(v.HostPath.Path) == c.Path
-	})
+// isOwn says whether a DaemonSet of one of the names is one of ours.
+func (c Config) isOwn(set *appsv1.DaemonSet) bool {
+	_, operated := set.Annotations[operatedAnnotation]
+	return set.Name == operatedName && (!operated || set.Namespace == c.Namespace)
 }
 
 // mayServe says whether the pods of a DaemonSet may make PersistentVolumes, which only an administrator lets its account. Each user of a namespace can

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -282,7 +283,8 @@ func CleanUpName(mounter string) string {
 	return shortName("cleanup-pool-", strings.TrimPrefix(mounter, "hpp-pool-"))
 }
 
-// CleanUpJob unmounts a pool on a node. It has the claim, which stays attached to the node until the pool is unmounted.
+// CleanUpJob unmounts a pool on a node. It has the claim, which stays attached to the node until the pool is unmounted. Its pod runs once no volume of
+// the pool is published.
 func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	job := r.manifests.unmount.DeepCopy()
 	job.ObjectMeta = r.config.meta(CleanUpName(l.Mounter), job.Labels)
@@ -311,7 +313,7 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 			c.Args = append(c.Args, "--volume="+volumePath)
 		}
 	}
-	return job, r.mounterContainer(&pod.Containers[0])
+	return job, errors.Join(r.mounterContainer(&pod.InitContainers[0]), r.mounterContainer(&pod.Containers[0]))
 }
 
 // NodeOf is the node of a pod of a DaemonSet, also while it is not scheduled.

@@ -179,6 +179,17 @@ func TestCleanUpHasTheClaimThatItNames(t *testing.T) {
 	}
 }
 
+// A clean-up looks for users before its pod runs, which ends the mounter.
+func TestCleanUpLooksBeforeItRuns(t *testing.T) {
+	r := templates(t, corev1.PersistentVolumeBlock)
+	job, err := r.CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: "/mnt/local", Claim: "claim", Block: true})
+	must.Succeed(t, err)
+	pod := job.Spec.Template.Spec
+	if first := pod.InitContainers; len(first) != 1 || first[0].Args[0] != "look" || first[0].Image != pod.Containers[0].Image {
+		t.Errorf("it begins with %+v", first)
+	}
+}
+
 // A clean-up sees what is published where kubelet is. On a node without the usual directory its pod would never start.
 func TestCleanUpHasTheDirectoryOfKubelet(t *testing.T) {
 	for directory, want := range map[string]string{"": kubeletDirectory, kubeletDirectory: kubeletDirectory, "/var/lib/k0s/kubelet": "/var/lib/k0s/kubelet"} {

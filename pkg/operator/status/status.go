@@ -48,8 +48,9 @@ type Observed struct {
 	Outdated sets.Set[string]
 	// Pods are those of the DaemonSets.
 	Pods []corev1.Pod
-	// Mounters are the Deployments that are to keep pools with a template mounted, and are what was applied.
+	// Mounters are the Deployments that are to keep pools with a template mounted, and Replaced the names of those that are not what was applied.
 	Mounters []appsv1.Deployment
+	Replaced sets.Set[string]
 	// Services are where the driver serves pools, by the name of the pool.
 	Services map[string]Service
 	// Leaving are pools that are still to be unmounted, in words.
@@ -115,8 +116,9 @@ type rollout struct {
 	noNodes bool
 	// missing is what is not as it should be, in words.
 	missing []string
-	// unmounted are pools on claims that are not mounted everywhere, and nowhere are pools that no node serves, in words.
-	unmounted, nowhere []string
+	// unmounted are pools on claims that this version does not keep mounted everywhere, and away those of them that no version does. Nowhere are pools
+	// that no node serves. All are in words.
+	unmounted, away, nowhere []string
 	// complete says that all nodes have what was asked for. Once it was so, a node that fails does not change that: only
 	// something that is to be deployed does.
 	complete bool
@@ -131,8 +133,14 @@ func newRollout(status *hppv1.HostPathProvisionerStatus, operatorVersion string,
 	}
 	r.served = !r.first || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionAvailable)
 	r.unmounted = textsOf(pools, poolUnmounted)
+	r.away = textsOf(slices.DeleteFunc(slices.Clone(pools), func(p poolState) bool { return p.stays }), poolUnmounted)
 	r.nowhere = textsOf(pools, poolNowhere)
 	changing := notDeployed(seen)
+	for i := range pools {
+		if p := &pools[i]; p.deployed < p.DesiredReady {
+			changing = append(changing, fmt.Sprintf("pool %s: what mounts it is deployed on %d of %d nodes", p.Name, p.deployed, p.DesiredReady))
+		}
+	}
 	r.missing = slices.Concat(changing, notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.unmounted, textsOf(pools, poolUnknown))
 	before := !r.first && !r.upgrade && meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut)
 	r.complete = len(seen.Problems) == 0 && !r.noNodes && (len(r.missing) == 0 || before && len(changing) == 0)
@@ -166,7 +174,8 @@ func (c conditions) set(kind string, value bool, reason, message string) {
 	meta.SetStatusCondition(&c.status.Conditions, condition)
 }
 
-// available goes by pods that are ready, whatever their version. While something is rolled out, those which that replaces may be missing.
+// available goes by pods that are ready, whatever their version. While something is rolled out, those of the driver which that replaces may be missing. Pools
+// stay mounted meanwhile.
 func (c conditions) available(r rollout, seen Observed) {
 	allowed := func(*appsv1.DaemonSet) int32 { return 0 }
 	replacing := r.served && !r.complete && !slices.ContainsFunc(seen.Pods, failsOfDriver)
@@ -177,10 +186,7 @@ func (c conditions) available(r rollout, seen Observed) {
 	if len(seen.Problems) > 0 {
 		lacking = append(lacking, outdated(seen)...)
 	}
-	lacking = append(lacking, r.nowhere...)
-	if !replacing {
-		lacking = append(lacking, r.unmounted...)
-	}
+	lacking = slices.Concat(lacking, r.nowhere, r.away)
 	switch {
 	case r.noNodes:
 		c.set(hppv1.ConditionAvailable, false, reasonNoNodes, noNodes)
@@ -492,6 +498,10 @@ func starting(reason string) bool {
 type poolState struct {
 	hppv1.StoragePoolStatus
 	lacks string
+	// deployed is on how many nodes what mounts it is that which was applied, whether it does or fails. Stays says that it is mounted on all nodes, by
+	// whatever version, and has its claims.
+	deployed int
+	stays    bool
 }
 
 // What a pool can lack.
@@ -526,9 +536,11 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 			state.CurrentReady = int(set.Status.NumberReady)
 		}
 		var unbound []string
-		if pool.PVCTemplate != nil {
-			state.CurrentReady = mounted(pool.Name, seen.Mounters)
+		if state.deployed = state.DesiredReady; pool.PVCTemplate != nil {
+			var byAny int
+			byAny, state.deployed, state.CurrentReady = mounted(pool.Name, seen)
 			state.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
+			state.stays = byAny >= state.DesiredReady && len(unbound) == 0
 			state.ClaimStatuses = firstClaims(state.ClaimStatuses, mostClaims/len(pools))
 		}
 		state.judge(seen.Services[pool.Name], unbound, &pool)
@@ -583,18 +595,26 @@ func Some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// mounted is on how many nodes a pool is mounted: a mounter is ready while it is. A pod of the version before does not count, and
-// while one is left beside its successor, the ready pod can be that one.
-func mounted(pool string, mounters []appsv1.Deployment) int {
-	count := 0
-	for i := range mounters {
-		m := &mounters[i]
+// mounted is on how many nodes a pool is mounted by any version, what mounts it is deployed in this one, and this one mounts it. A mounter is ready while
+// the pool is mounted, and while an earlier pod is left beside its successor, the ready one can be that.
+func mounted(pool string, seen Observed) (byAny, deployed, byThis int) {
+	for i := range seen.Mounters {
+		m := &seen.Mounters[i]
+		if render.PoolOf(m.Labels) != pool {
+			continue
+		}
 		now := &m.Status
-		if render.PoolOf(m.Labels) == pool && now.ObservedGeneration == m.Generation && now.Replicas == now.UpdatedReplicas && now.UpdatedReplicas > 0 && now.ReadyReplicas > 0 {
-			count++
+		if now.ReadyReplicas > 0 {
+			byAny++
+		}
+		if seen.Replaced.Has(m.Name) || now.ObservedGeneration != m.Generation || now.Replicas != now.UpdatedReplicas || now.UpdatedReplicas == 0 {
+			continue
+		}
+		if deployed++; now.ReadyReplicas > 0 {
+			byThis++
 		}
 	}
-	return count
+	return byAny, deployed, byThis
 }
 
 // claimStatuses are those of a pool's claims, and what there is to say of those that it needs and that are not bound.

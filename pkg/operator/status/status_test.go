@@ -203,7 +203,8 @@ func TestAssessDoesNotDependOnOrder(t *testing.T) {
 	}
 }
 
-// A pool whose claims are not bound, or that is mounted on some nodes only, is not ready, and neither is the object.
+// A pool whose claims are not bound, or that is mounted on some nodes only, is not ready, and neither is the object. One that an earlier version keeps
+// mounted is not ready in this one, and available.
 func TestStatusOfPoolsOnClaims(t *testing.T) {
 	object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current})
 	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/mnt/local", PVCTemplate: &hppv1.ClaimTemplate{}}}
@@ -239,11 +240,83 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 			if pool.Phase != tt.phase || !strings.Contains(pool.Message, tt.words) {
 				t.Errorf("the pool is %s: %q, want %s: %q", pool.Phase, pool.Message, tt.phase, tt.words)
 			}
-			ready := tt.phase == hppv1.StoragePoolReady
+			ready := tt.phase == hppv1.StoragePoolReady || strings.HasPrefix(name, "one is of an") || strings.HasPrefix(name, "one is being")
 			for _, c := range status.Conditions {
 				if c.Type == hppv1.ConditionAvailable && (c.Status == metav1.ConditionTrue) != ready {
 					t.Errorf("Available is %s: %s", c.Status, c.Message)
 				}
+			}
+		})
+	}
+}
+
+// rolledOutBefore is the status of an object of which a version was rolled out on an earlier generation.
+func rolledOutBefore(version string) hppv1.HostPathProvisionerStatus {
+	return hppv1.HostPathProvisionerStatus{ObservedVersion: version, ObservedGeneration: 3, Conditions: []metav1.Condition{
+		{Type: hppv1.ConditionAvailable, Status: "True", Reason: "Before"}, {Type: hppv1.ConditionRolledOut, Status: "True", Reason: "Before"},
+	}}
+}
+
+// An upgrade ends when what mounts a pool works. Until then the pool is not available where it is not mounted, however often that is looked at.
+func TestPoolThatIsNotMountedAfterAnUpgrade(t *testing.T) {
+	failing := podOn("node-a", corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "device is not blank"}})
+	failing.Labels = render.PoolLabels("local")
+	claim := corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimLost}}
+	mounters := func(ready int32) []appsv1.Deployment {
+		one := appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "mounter", Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: ready}}
+		return []appsv1.Deployment{one, one, one}
+	}
+	for name, tt := range map[string]struct {
+		seen Observed
+		want string
+	}{
+		"the mounters fail":                 {Observed{Mounters: mounters(0), Pods: []corev1.Pod{failing}}, "- P D -"},
+		"the claim is lost":                 {Observed{Mounters: mounters(1), Claims: []corev1.PersistentVolumeClaim{claim}}, "- P - -"},
+		"there is none at all":              {Observed{}, "- P - -"},
+		"an earlier version has it mounted": {Observed{Mounters: mounters(1), Replaced: sets.New("mounter")}, "A P - -"},
+		"it is mounted":                     {Observed{Mounters: mounters(1)}, "A - - R"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := deployed(rolledOutBefore("v1.0.0"))
+			object.Spec.StoragePools[0].PVCTemplate = &hppv1.ClaimTemplate{}
+			tt.seen.DaemonSets = nodes(3, 3, 3)
+			for range 3 {
+				object.Status = Assess(object, current, tt.seen)
+			}
+			if got := conditionLetters(object.Status); got != tt.want {
+				t.Errorf("the conditions are %q, want %q: %+v", got, tt.want, object.Status.Conditions)
+			}
+		})
+	}
+}
+
+// A change that only mounters get is rolled out once all of them have it. One that fails then does not change that.
+func TestChangeOfMountersIsRolledOut(t *testing.T) {
+	mounter := func(change func(*appsv1.DeploymentStatus)) appsv1.Deployment {
+		one := appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "mounter", Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1}}
+		change(&one.Status)
+		return one
+	}
+	for name, tt := range map[string]struct {
+		mounters []appsv1.Deployment
+		replaced sets.Set[string]
+		want     string
+	}{
+		"none is applied":        {[]appsv1.Deployment{mounter(func(*appsv1.DeploymentStatus) {})}, sets.New("mounter"), "A P - -"},
+		"its pod is old":         {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas = 0 })}, nil, "A P - -"},
+		"its pod is beside one":  {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.Replicas = 2 })}, nil, "A P - -"},
+		"it is not there":        {nil, nil, "- P - -"},
+		"it is done":             {[]appsv1.Deployment{mounter(func(*appsv1.DeploymentStatus) {})}, nil, "A - - R"},
+		"it is done, and failed": {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.ReadyReplicas = 0 })}, nil, "- - D R"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := deployed(rolledOutBefore(current))
+			object.Spec.StoragePools[0].PVCTemplate = &hppv1.ClaimTemplate{}
+			for range 2 {
+				object.Status = Assess(object, current, Observed{DaemonSets: nodes(1, 1, 1), Mounters: tt.mounters, Replaced: tt.replaced})
+			}
+			if got := conditionLetters(object.Status); got != tt.want {
+				t.Errorf("the conditions are %q, want %q: %+v", got, tt.want, object.Status.Conditions)
 			}
 		})
 	}

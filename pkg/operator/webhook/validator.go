@@ -163,7 +163,7 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool, only
 	return "", nil
 }
 
-// unused refuses if PersistentVolumes are in pools that are to be removed.
+// unused refuses if PersistentVolumes name pools that are to be removed. It says no more than where they were made.
 func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) error {
 	volumes := map[string][]string{}
 	err := place.EachVolume(ctx, v.Reader, func(volume *corev1.PersistentVolume) {
@@ -178,7 +178,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 	var problems []error
 	for _, pool := range removed {
 		if left := volumes[pool.Name]; len(left) > 0 {
-			problems = append(problems, refuse("pool %s has %s, such as %s: delete the claims of its volumes before the pool", pool.Name, place.Count(len(left)), slices.Min(left)))
+			problems = append(problems, refuse("pool %s may have %s, such as %s, which name it: delete their claims before the pool", pool.Name, place.Count(len(left)), slices.Min(left)))
 		}
 	}
 	return errors.Join(problems...)

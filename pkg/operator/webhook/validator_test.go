@@ -178,9 +178,9 @@ func TestUpdate(t *testing.T) {
 		before, after    *hppv1.HostPathProvisioner
 		refused, warning string
 	}{
-		"pool with volumes goes":         {[]client.Object{volumeOf("pv-1", "a"), volumeOf("pv-0", "a")}, provisioner("hpp", one, two), provisioner("hpp", two), "pool a has 2 PersistentVolumes, such as pv-0", ""},
+		"pool with volumes goes":         {[]client.Object{volumeOf("pv-1", "a"), volumeOf("pv-0", "a")}, provisioner("hpp", one, two), provisioner("hpp", two), "pool a may have 2 PersistentVolumes, such as pv-0", ""},
 		"pool of others goes":            {[]client.Object{volumeOf("pv-1", "b")}, provisioner("hpp", one, two), provisioner("hpp", two), "", ""},
-		"pathConfig with volumes goes":   {[]client.Object{volumeOf("pv-1", "")}, legacy, provisioner("hpp", two), "pool legacy has 1 PersistentVolume, such as pv-1", ""},
+		"pathConfig with volumes goes":   {[]client.Object{volumeOf("pv-1", "")}, legacy, provisioner("hpp", two), "pool legacy may have 1 PersistentVolume, such as pv-1", ""},
 		"pathConfig becomes pool legacy": {[]client.Object{volumeOf("pv-1", "")}, legacy, provisioner("hpp", pool("legacy", "/a")), "", ""},
 		"pathConfig leaves volumes":      {[]client.Object{legacyVolume("pv-2", "/a/pv-2"), legacyVolume("pv-1", "/a/pv-1")}, legacy, provisioner("hpp", pool("legacy", "/a")), "", "2 PersistentVolumes of the pre-CSI provisioner, such as pv-1"},
 		"pathConfig leaves one volume":   {[]client.Object{legacyVolume("pv-1", "/a/pv-1")}, legacy, provisioner("hpp", pool("legacy", "/a")), "", "1 PersistentVolume of the pre-CSI provisioner, such as pv-1"},

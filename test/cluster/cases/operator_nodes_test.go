@@ -132,7 +132,7 @@ func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
 	s.Helper()
 	const kinds = "testdata/openshift.yaml"
 	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", kinds) })
-	for _, deletedNodes := range []string{"RemoveVolumes", "Report"} {
+	for _, cpu := range []string{"6m", "5m"} {
 		s.kubectl("apply", "-f", kinds)
 		s.until("an object of a new kind", func(ctx context.Context) (string, error) {
 			if out, err := c.Kubectl(ctx, "get", "securitycontextconstraints", "-o", "name"); err == nil && out != "" {
@@ -141,7 +141,7 @@ func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
 			return "there is none", nil
 		})
 		s.kubectl("delete", "-f", kinds)
-		s.goesOn(client, name, `{"deletedNodes":"`+deletedNodes+`"}`)
+		s.goesOn(client, name, mountersAskFor(cpu))
 	}
 	// The operator may notice later that the kind is gone, and rolls the DaemonSet out once more.
 	const driver = "daemonset/hostpath-provisioner-csi"
@@ -149,6 +149,11 @@ func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
 		return s.kubectl("get", driver, "-n", cluster.Namespace, "-o", `jsonpath={.spec.template.metadata.annotations.openshift\.io/required-scc}`), nil
 	})
 	s.kubectl("rollout", "status", driver, "-n", cluster.Namespace)
+}
+
+// mountersAskFor is a change of the spec that changes no pod of the driver.
+func mountersAskFor(cpu string) string {
+	return `{"resources":{"mounter":{"requests":{"cpu":"` + cpu + `"}}}}`
 }
 
 // goesOn changes the spec, and waits until the operator has taken that up and nothing is wrong.
@@ -186,11 +191,11 @@ func poolOnCordonedNode(s *scene, client dynamic.ResourceInterface, name string)
 			s.kubectl("uncordon", nodeB)
 		}
 	})
-	s.goesOn(client, name, `{"deletedNodes":"RemoveVolumes"}`)
+	s.goesOn(client, name, mountersAskFor("6m"))
 	if after := pods(); after != before {
 		s.Errorf("the pods of the driver are %s, and were %s before the node was cordoned", after, before)
 	}
-	s.goesOn(client, name, `{"deletedNodes":"Report","storagePools":[`+legacy+`,`+late+`]}`)
+	s.goesOn(client, name, `{"storagePools":[`+legacy+`,`+late+`]}`)
 	if file, err := c.Nodes[nodeB].Output(s.Context(), "findmnt", "--noheadings", "--output", "FSTYPE", "/var/late/csi"); err != nil || strings.TrimSpace(file) != "xfs" {
 		s.Errorf("on the cordoned node the pool is %q, %v", file, err)
 	}
@@ -218,8 +223,8 @@ func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes in
 	s.condition(client, name, "RolledOut", "True")
 }
 
-// deleteNode deletes the node of the writers, as one that is lost. What names it is reported, then removed on demand, and the
-// node can come back.
+// deleteNode deletes the node of the writers, as one that is lost. What names it is reported, and removed by the command
+// of the report, and the node can come back.
 func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []writer, content string) {
 	s.Helper()
 	ctx := s.Context()
@@ -232,26 +237,20 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 		}
 	})
 	s.kubectl("delete", "node", nodeB)
-	s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1", "kubectl delete pv --wait=false "+volume.Name)
+	command := s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1", "kubectl delete pv --wait=false "+volume.Name, content)
 	s.usableOn(client, name, 1)
 	s.goOn(all)
-
-	if _, err := client.Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"deletedNodes":"RemoveVolumes"}}`), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
-	}
+	s.runPrinted(command)
 	s.until("the volume of the deleted node to be removed", func(ctx context.Context) (string, error) {
 		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
-		if !apierrors.IsNotFound(err) {
-			return string(left.Status.Phase), err
-		}
-		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
-		if err != nil || claim.Status.Phase == corev1.ClaimLost {
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		} else if err != nil {
 			return "", err
 		}
-		return "the claim is " + string(claim.Status.Phase), nil
+		return string(left.Status.Phase), nil
 	})
 	s.goOn(all)
-	s.runPrinted(s.deletedNode(client, name, "persistentVolumes:0", "volumeSnapshotContents:1", content))
 	s.wantSnapshotGone("data")
 
 	// The controller of pods deletes those of a node that is gone for 40 s, too.
