@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
@@ -326,11 +325,81 @@ func TestLateMoverIsLookedFor(t *testing.T) {
 	w.settle(nil)
 	late.ResourceVersion, late.UID = "", ""
 	must.Succeed(t, w.api.Create(t.Context(), &late))
-	var found []string
-	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), func(m reconcile.Request) { found = append(found, m.Name) })
-	if !slices.Equal(found, []string{"m"}) {
-		t.Errorf("the moves %q are looked at", found)
-	}
-	w.settle(nil)
+	w.lookUntilNothingIsLeft()
 	w.wantOn(nodeA)
+}
+
+// lookUntilNothingIsLeft has operators look for late movers until the VolumeMove m alone is left.
+func (w *world) lookUntilNothingIsLeft() {
+	w.Helper()
+	for range 50 {
+		w.look()
+		w.reconcile("m")
+		w.live()
+		if w.left() == 0 {
+			return
+		}
+	}
+	w.Errorf("%d objects of moves are left", w.left())
+}
+
+// It is ended by the uid of its move, whatever a VolumeMove of the same name does meanwhile or has done.
+func TestLateMoverBesideOneOfItsName(t *testing.T) {
+	for _, late := range []role{roleOut, roleIn} {
+		for _, phase := range []v1alpha1.Phase{v1alpha1.Copying, v1alpha1.Succeeded} {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			for len(w.movers()) < 2 {
+				w.reconcile("m")
+				w.live()
+			}
+			all := w.movers()
+			pod := all[slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Labels[roleLabel] == string(late) })]
+			w.removeByForce(successors["one of its name"])
+			w.runUntil("m", phase)
+			pod.ResourceVersion, pod.UID = "", ""
+			must.Succeed(t, w.api.Create(t.Context(), &pod))
+			w.lookUntilNothingIsLeft()
+			if w.run("m"); w.move("m").Status.Phase != v1alpha1.Succeeded {
+				t.Errorf("%s made late in the phase %s: %s", late, phase, w.says("m"))
+			}
+			w.wantOn(nodeB)
+		}
+	}
+}
+
+// runUntil reconciles until a move is in a phase.
+func (w *world) runUntil(name string, phase v1alpha1.Phase) {
+	w.Helper()
+	for range 200 {
+		if w.move(name).Status.Phase == phase {
+			return
+		}
+		w.reconcile(name)
+		w.live()
+	}
+	w.Fatalf("the phase is %s, not %s: %s", w.move(name).Status.Phase, phase, w.says(name))
+}
+
+// Nor does one stay that is made for a VolumeMove that has ended, and is there.
+func TestLateMoverOfOneThatHasEnded(t *testing.T) {
+	for phase, on := range map[v1alpha1.Phase]string{v1alpha1.Succeeded: nodeB, v1alpha1.Failed: nodeA} {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for len(w.movers()) < 2 {
+			w.reconcile("m")
+			w.live()
+		}
+		pod := w.movers()[0]
+		if m := w.move("m"); phase == v1alpha1.Failed {
+			m.Status.Phase = v1alpha1.Undoing
+			w.update(m)
+		}
+		w.run("m")
+		pod.ResourceVersion, pod.UID = "", ""
+		must.Succeed(t, w.api.Create(t.Context(), &pod))
+		w.lookUntilNothingIsLeft()
+		if is := w.move("m").Status.Phase; is != phase {
+			t.Errorf("the move is %s, want %s", is, phase)
+		}
+		w.wantOn(on)
+	}
 }
