@@ -1,9 +1,11 @@
 package move
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -401,5 +403,49 @@ func TestLateMoverOfOneThatHasEnded(t *testing.T) {
 			t.Errorf("the move is %s, want %s", is, phase)
 		}
 		w.wantOn(on)
+	}
+}
+
+// What the Secret notes of the switch outlasts the certificates, which are renewed while the old copy cannot be removed: by it both copies of a
+// volume go whose namespace is deleted, with the VolumeMove by force.
+func TestCertificatesAreRenewedBeforeRemovalByForce(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	ahead := time.Duration(0)
+	w.clock = func() time.Time { return time.Now().Add(ahead) }
+	w.runUntil("m", v1alpha1.Removing)
+	w.hangs = nodeA
+	look := func() *corev1.Secret {
+		for range 10 {
+			w.reconcile("m")
+			w.live()
+		}
+		secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
+		w.has(secret)
+		return secret
+	}
+	before := look()
+	ahead = lifetime - deadline
+	after := look()
+	if ahead = 0; bytes.Equal(before.Data[authorityFile], after.Data[authorityFile]) {
+		t.Error("the certificates are not renewed")
+	}
+	for _, key := range []string{volumeFile, sizeFile, fenceFile, placedFile} {
+		if !bytes.Equal(before.Data[key], after.Data[key]) || len(after.Data[key]) == 0 {
+			t.Errorf("%s was %q, and is %q", key, before.Data[key], after.Data[key])
+		}
+	}
+	volume := volumeOf("pv")
+	w.replicas = false
+	must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")), client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
+	delete(w.records, nodeB)
+	w.has(volume)
+	volume.Finalizers = nil
+	w.update(volume)
+	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), volumeOf("pv"))))
+	w.hangs = ""
+	w.removeByForce(nil)
+	w.settle(nil)
+	if w.records[nodeA] != nil {
+		t.Errorf("the source keeps %+v", w.records[nodeA])
 	}
 }
