@@ -171,7 +171,9 @@ type Records struct{ store *Store }
 func (s *Store) Records() Records { return Records{s} }
 
 // Write writes a record durably, or leaves the one that is there. One that could not be read is volume.ErrInvalid.
-func (r Records) Write(rec *Record) error {
+func (r Records) Write(rec *Record) error { return r.write(rec, "") }
+
+func (r Records) write(rec *Record, beside Next) error {
 	data, err := rec.encode()
 	if err != nil {
 		return err
@@ -183,7 +185,7 @@ func (r Records) Write(rec *Record) error {
 	if err != nil {
 		return err
 	}
-	return in.WriteFile(rec.ID+recordSuffix, data)
+	return in.WriteFile(rec.ID+recordSuffix+string(beside), data)
 }
 
 // Sync makes durable what Write has put in place, also where it failed after that.
@@ -254,7 +256,15 @@ func (t Trash) drop(from *dir.Dir, name string) error {
 	return nil
 }
 
-// recordID is the volume that a file among the records is about.
+// writtenID is the volume that a file is about which is written among the records.
+func writtenID(file string) (volume.ID, bool) {
+	for _, next := range nexts {
+		file = strings.TrimSuffix(file, string(next))
+	}
+	return recordID(file)
+}
+
+// recordID is the volume that a record among the files is about.
 func recordID(file string) (volume.ID, bool) {
 	name, ok := strings.CutSuffix(file, recordSuffix)
 	if !ok {

@@ -7,6 +7,7 @@ package store
 // Growing a directory volume:  Records.Write → limit.
 // Growing a block volume:      limit → file → Records.Write → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
+// Fencing, and what comes next: Records.Prepare → Records.Write → Records.Become (rename, sync).
 // Sharing blocks of a volume:  Records.Write (family) → limit → Stage of the entry that shares.
 //
 // Snapshots come and go by the same steps as volumes: the directory of the snapshots is to them
@@ -191,6 +192,9 @@ func ignoreMissing(err error) error {
 func (r Records) Drop(id volume.ID) error {
 	in, err := r.store.recordsDir()
 	if err != nil {
+		return err
+	}
+	if err := r.dropNexts(in, id.String()); err != nil {
 		return err
 	}
 	err = r.store.Trash().drop(in, id.String()+recordSuffix)
