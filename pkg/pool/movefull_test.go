@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,7 +16,7 @@ import (
 )
 
 // fillUp has others take all of the filesystem that a directory is on: no file, directory or record can be made. Of the trees of btrfs nothing
-// is taken: on full ones nothing is renamed.
+// is taken: see fillTrees.
 func fillUp(t *testing.T, in, kind string) {
 	t.Helper()
 	file := must.Value(os.OpenFile(filepath.Join(in, "file"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))(t)
@@ -78,6 +79,33 @@ func testUndoneOnFullFilesystem(t *testing.T, root, kind, step string) {
 	if got := names(t, h.Own("volumes")); len(got) != 1 {
 		t.Errorf("among the records there are %q", got)
 	}
+}
+
+// On full trees btrfs renames nothing. The record that is left is that of the volume, after a restart, too, until it is written or goes.
+func TestUndoneWhereTreesAreFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		for _, name := range []string{"fenced", "copied"} {
+			h.create(name, 8*mib)
+		}
+		fenced, copied := moveNamed(t, "fenced", "move-1"), moveNamed(t, "copied", "move-2")
+		must.Value(h.Moves().Fence(t.Context(), pool.FenceRequest{Move: fenced}))(t)
+		h.create("full", h.capacity())
+		fillTrees(t, root, h.Path("pool", "full"))
+		for range 2 {
+			must.Succeed(t, h.Moves().Unfence(t.Context(), fenced, true), h.Moves().Unfence(t.Context(), copied, true))
+		}
+		h.restart(local)
+		h.wantVolumes("copied", "fenced", "full")
+		if state := must.Value(h.Moves().State(t.Context(), fenced.Volume))(t); state.ID != "" || state.Undone != "move-1" || state.Bytes != 8*mib {
+			t.Errorf("the source is %+v", state)
+		}
+		h.delete("fenced")
+		if got := names(t, h.Own("volumes")); !slices.Equal(got, []string{"copied.json", "full.json"}) {
+			t.Errorf("among the records there are %q", got)
+		}
+	})
 }
 
 // Nor does undoing a move that has fenced nothing need to write.

@@ -185,7 +185,11 @@ func (r Records) write(rec *Record, beside Next) error {
 	if err != nil {
 		return err
 	}
-	return in.WriteFile(rec.ID+recordSuffix+string(beside), data)
+	err = in.WriteFile(rec.ID+recordSuffix+string(beside), data)
+	if err == nil && beside == "" {
+		err = r.forget(in, rec)
+	}
+	return err
 }
 
 // Sync makes durable what Write has put in place, also where it failed after that.
@@ -223,6 +227,9 @@ func (r *Record) encode() ([]byte, error) {
 // Read returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (r Records) Read(id volume.ID) (*Record, error) {
 	data, err := dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		data, err = dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix+string(Unfenced), maxRecord)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = r.store.recordsDir() // without it no record is missing
 		if err == nil {

@@ -194,12 +194,16 @@ func (r Records) Drop(id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if err := r.dropNexts(in, id.String()); err != nil {
+	dropped, err := r.dropNexts(in, id.String())
+	if err != nil {
 		return err
 	}
 	err = r.store.Trash().drop(in, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		if !dropped {
+			return nil
+		}
+		err = nil
 	}
 	return errors.Join(err, in.Sync())
 }
