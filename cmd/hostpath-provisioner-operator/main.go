@@ -141,9 +141,6 @@ func newManager(s settings, namespace string, policy *operator.TLSPolicy, clock 
 		return nil, err
 	}
 	caches, err := operator.CacheOptions(namespace)
-	if err == nil {
-		err = move.AddCache(&caches)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func (m movers) call(ctx context.Context, name string, r moves.Request) (*moves.
 		return nil, err
 	}
 	if name == moves.Reference {
-		return &moves.Volume{}, m.pools.Moves().Reference(ctx, id, r.Reference, r.Base)
+		return &moves.Volume{}, m.pools.Moves().Reference(ctx, move, r.Reference, r.Base)
 	}
 	unlock, err := m.pools.Lock(id)
 	if err != nil {

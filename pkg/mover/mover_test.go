@@ -55,7 +55,12 @@ type side struct {
 
 func newSide(t *testing.T, name string) *side {
 	t.Helper()
-	s := &side{Node: pooltest.New(t, t.TempDir())}
+	return newSideIn(t, name, t.TempDir())
+}
+
+func newSideIn(t *testing.T, name, root string) *side {
+	t.Helper()
+	s := &side{Node: pooltest.New(t, root)}
 	configs, options := s.Configs(local), s.Options(name)
 	options.HangAfter = time.Minute // the disk of a busy machine is slower than one that counts as hanging
 	s.Set = s.Start(configs, options)
@@ -158,7 +163,13 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, from: newSide(t, "node-1"), to: newSide(t, "node-2")}
+	return newRigIn(t, t.TempDir())
+}
+
+// newRigIn is a rig whose volume is on a filesystem of its own.
+func newRigIn(t *testing.T, root string) *rig {
+	t.Helper()
+	r := &rig{t: t, from: newSideIn(t, "node-1", root), to: newSide(t, "node-2")}
 	r.plane.passes = &r.passes
 	_, err := r.from.Create(t.Context(), pool.Request{ID: pooltest.ID(t, "pvc-1"), Range: volume.Range{Required: mib}})
 	must.Succeed(t, err)
@@ -428,14 +439,20 @@ func TestSourceRunsAgainAfterHandOver(t *testing.T) {
 	r.wantMoved(again, "first")
 }
 
-// A copy that was aborted after it was filled is empty, and must not count as whole.
-func TestCopyAbortedBeforeReceived(t *testing.T) {
+// loseCopy removes the copy by hand.
+func (r *rig) loseCopy() {
+	r.t.Helper()
+	must.Succeed(r.t, os.RemoveAll(r.to.Path("pool", "pvc-1")), os.Remove(r.to.Own("volumes", "pvc-1.json")))
+}
+
+// A copy that was made anew after it was filled is empty, and must not count as whole.
+func TestCopyMadeAnewBeforeReceived(t *testing.T) {
 	r := newRig(t)
 	r.listen()
 	dial, sessions := r.out.Dial, 0
 	r.out.Dial = func(ctx context.Context) (net.Conn, error) {
 		if sessions++; sessions == 4 { // after the passes and the last pass
-			must.Succeed(t, r.in.Abort(ctx, false))
+			r.loseCopy()
 			state, err := r.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
 			must.Succeed(t, err)
 			_, err = r.to.Call(ctx, moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
@@ -510,6 +527,54 @@ func TestUndoneBeforeFence(t *testing.T) {
 	r.out.Move, r.in.Move = "move-2", "move-2"
 	_, err := r.out.Copy(t.Context())
 	must.Succeed(t, err)
+}
+
+// Nor does a mover of such a move leave anything that another move would meet: a reference on the source, or a copy.
+func TestUndoneWhileCopied(t *testing.T) {
+	for name, tt := range map[string]struct {
+		after  string // the event; empty for amid a pass
+		aborts bool   // at once
+	}{"amid a pass": {aborts: true}, "after a pass": {after: mover.Passed, aborts: true}, "before the abort": {}} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.LoopFS(t, "xfs", 512*mib)
+			r := newRigIn(t, root)
+			must.Succeed(t, r.publish(r.from, "a"))
+			r.listen()
+			r.plane.bytes = func(int) int64 { return 1 << 30 } // so that another pass would follow
+			undo := sync.OnceFunc(func() {
+				in := *r.in // another mover
+				must.Succeed(t, r.out.Undo(t.Context(), true))
+				if tt.aborts {
+					must.Succeed(t, in.Abort(t.Context(), false))
+				}
+			})
+			r.plane.during = func(mover.Pass) error {
+				if tt.after == "" {
+					undo()
+				}
+				return nil
+			}
+			r.at = func(e mover.Event) {
+				if e.Event == tt.after {
+					undo()
+				}
+			}
+			for range 2 {
+				if _, err := r.out.Copy(t.Context()); err == nil {
+					t.Error("a move that was undone is made")
+				}
+			}
+			must.Succeed(t, r.in.Abort(t.Context(), false))
+			left, err := filepath.Glob(filepath.Join(root, "pool", "*", "snapshots", "*"))
+			if err != nil || len(left) > 0 {
+				t.Errorf("the source keeps %q (%v)", left, err)
+			}
+			if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+				t.Errorf("the target has %+v (%v)", state, err)
+			}
+			r.unpublish(r.from, "a")
+		})
+	}
 }
 
 // A move that has begun nothing on a node undoes nothing there, and what has the name of the volume stays.
@@ -884,14 +949,13 @@ func (r *rig) fill(data string) {
 }
 
 // What a session has filled says nothing of a copy that was made anew meanwhile: its next pass would take what is missing for there.
-func TestBaseOfCopyThatWasAborted(t *testing.T) {
+func TestBaseOfCopyThatIsMadeAnew(t *testing.T) {
 	r := newRig(t)
 	r.listen()
 	session := r.session("first")
 	defer session.Close()
 	request := moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1"}
-	_, err := r.to.Call(t.Context(), moves.AbortTarget, request)
-	must.Succeed(t, err)
+	r.loseCopy()
 	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
 	request.Shape = state.Shape

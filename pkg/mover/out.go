@@ -98,12 +98,9 @@ func (o *Out) Copy(ctx context.Context) (fence string, err error) {
 }
 
 func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
-	v, err := o.call(ctx, moves.State, "")
+	v, err := o.state(ctx)
 	if err != nil {
 		return "", err
-	}
-	if v.Undone == o.Move && v.Move != o.Move {
-		return "", fmt.Errorf("move %s was undone on this node: another one has another uid", o.Move)
 	}
 	if v.Move != o.Move {
 		// It may grow while it is copied.
@@ -248,6 +245,15 @@ func (o *Out) call(ctx context.Context, name, fence string) (moves.Volume, error
 	})
 }
 
+// state is that of a volume whose move was not undone.
+func (o *Out) state(ctx context.Context) (moves.Volume, error) {
+	v, err := o.call(ctx, moves.State, "")
+	if err == nil && v.Undone == o.Move && v.Move != o.Move {
+		err = fmt.Errorf("move %s was undone on this node: another one has another uid", o.Move)
+	}
+	return v, err
+}
+
 // measure has a volume without a record be promised what it holds, if its driver does not count so many files.
 func (o *Out) measure(ctx context.Context, v moves.Volume) error {
 	if v.Recorded || v.Bytes != volume.Unknown {
@@ -284,6 +290,9 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !errors.Is(err, errNoReference) {
 		o.Report(Event{Event: Unbased, Error: err.Error()})
 	}
+	if _, err := o.state(ctx); err != nil { // no copy is begun anew for one that was undone
+		return err
+	}
 	return o.session(ctx, sessionPass, hello{Shape: v.Shape}, func(conn net.Conn, is answer) error {
 		from, err := o.Open(ctx, o.Volume, v)
 		if err != nil {
@@ -312,7 +321,7 @@ func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 
 // enough says that another pass while pods go on would not help.
 func (o *Out) enough(ctx context.Context, sent, before int64) (bool, error) {
-	now, err := o.call(ctx, moves.State, "")
+	now, err := o.state(ctx)
 	return !now.Used || sent <= fewBytes || before >= 0 && sent > before/10*8, err
 }
 

@@ -649,7 +649,7 @@ func TestReferenceIsRemovedWhereTreesAreFull(t *testing.T) {
 	withQuotas(t, root, local, func(t *testing.T, h *harness) {
 		h.create("pvc-1", 16*mib)
 		must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), make([]byte, 4*mib), 0o600))
-		must.Succeed(t, h.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""))
+		must.Succeed(t, h.Moves().Reference(t.Context(), moveNamed(t, "pvc-1", "move-1"), "a", ""))
 		h.later(2 * time.Minute)
 		h.create("full", h.capacity())
 		fillTrees(t, root, h.Path("pool", "full"))

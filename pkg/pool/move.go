@@ -44,6 +44,26 @@ type Move struct {
 	Peer volume.NodeID
 }
 
+// A moveKey is a move as this process remembers it.
+type moveKey struct {
+	volume volume.ID
+	move   volume.MoveID
+}
+
+// noteUndone remembers, as long as this process lives, that a move is undone here: the record may say so later, or not at all, as on a full
+// filesystem and on the target.
+func (s Moves) noteUndone(m Move) { s.set.undone.Store(moveKey{m.Volume, m.ID}, nil) }
+
+// notUndone refuses a move that was undone here. Its mover may have been made late, or go on although its pod was removed by force, and
+// nothing would undo what that does.
+func (s Moves) notUndone(m Move, rec *store.Record) error {
+	_, undone := s.set.undone.Load(moveKey{m.Volume, m.ID})
+	if undone || rec != nil && rec.Undone == m.ID.String() {
+		return fmt.Errorf("%w: move %s was undone here: another one has another uid", volume.ErrPrecondition, m.ID)
+	}
+	return nil
+}
+
 // record is what a record says of the move.
 func (m Move) record(role store.MoveRole) store.Move {
 	return store.Move{ID: m.ID.String(), Role: role, Peer: m.Peer.String()}
@@ -127,8 +147,8 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 	if err := v.movable(); err != nil {
 		return err
 	}
-	if rec := v.entry.Record; rec != nil && rec.Undone == r.ID.String() {
-		return fmt.Errorf("%w: move %s was undone here: another one has another uid", volume.ErrPrecondition, r.ID)
+	if err := s.notUndone(r.Move, v.entry.Record); err != nil {
+		return err
 	}
 	// Before the snapshots are read: one that is made now is among them when it is not pinned any more.
 	if err := s.set.node.Pins.Free(r.Volume); err != nil {
@@ -145,7 +165,28 @@ func (s Moves) fence(ctx context.Context, v *side, r FenceRequest) error {
 	}
 	rec.Move = r.record(store.MoveSource)
 	rec.Move.Fence, rec.Move.Recorded = store.RandomSuffix(), v.entry.Record == nil
+	records := v.visit.Store.Records()
+	err = v.written(records.Prepare(store.HandedOver, handedOver(rec)))
+	if err == nil && !rec.Move.Recorded {
+		err = v.written(records.Prepare(store.Unfenced, unfenced(rec, r.Move)))
+	}
+	if err != nil {
+		return err
+	}
 	return v.write(ctx, rec)
+}
+
+// handedOver and unfenced are what the record of a fenced volume becomes.
+func handedOver(rec *store.Record) *store.Record {
+	next := *rec
+	next.Move.HandedOver = true
+	return &next
+}
+
+func unfenced(rec *store.Record, by Move) *store.Record {
+	next := *rec
+	next.Move, next.Undone = store.Move{}, by.ID.String()
+	return &next
 }
 
 // movable returns why a volume cannot begin to move.
@@ -185,8 +226,10 @@ func (v *side) recordToMove(bytes int64) (*store.Record, error) {
 	return store.NewRecord(v.id, volume.ModeMount, promised), err
 }
 
-// Unfence undoes Fence, and has it not be done by this move any more, if the volume has a record without it. A volume that was handed over may be confirmed on the other node: only for a caller who knows that the
-// target was aborted it is published here again. The caller holds the volume's lock. Errors: ErrNotFound, ErrPrecondition for
+// Unfence undoes Fence, and has neither that nor Reference be done by this move any more: the record says so, if the volume has one without
+// the fence. A fence is undone on a full filesystem, too. Without one there, and on one that is read-only, only this process knows of it. A
+// volume that was handed over may be confirmed on the other node: only for a caller who knows that the target was aborted it is published here
+// again. The caller holds the volume's lock. Errors: ErrNotFound, ErrPrecondition for
 // another move and for a volume that was handed over, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
 func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 	v, err := s.findToMove(ctx, m.Volume)
@@ -196,28 +239,35 @@ func (s Moves) Unfence(ctx context.Context, m Move, targetAborted bool) error {
 	defer v.close()
 	is := v.entry.Move()
 	switch {
-	case is == (store.Move{}) && (v.entry.Record == nil || v.entry.Record.Undone == m.ID.String()):
-		return errors.Join(v.durable(), s.dropReferences(ctx, m.Volume))
 	case is == (store.Move{}):
 	case !is.Is(store.MoveSource, m.ID):
 		return v.notOf(m, "unfence")
 	case is.HandedOver && !targetAborted:
 		return fmt.Errorf("unfence volume %s: %w: it was handed over to node %s, which may have confirmed it: abort the target first", m.Volume, volume.ErrPrecondition, is.Peer)
 	}
-	if is.Recorded {
-		err = v.forgetRecord()
-	} else {
-		rec := *v.entry.Record
-		rec.Move, rec.Undone = store.Move{}, m.ID.String()
-		err = v.write(ctx, &rec)
-	}
-	if err == nil {
+	s.noteUndone(m)
+	if err = v.unfence(ctx, m); err == nil {
 		err = s.dropReferences(ctx, m.Volume)
 	}
 	if err != nil {
 		return fmt.Errorf("unfence volume %s: %w", m.Volume, err)
 	}
 	return nil
+}
+
+func (v *side) unfence(ctx context.Context, m Move) error {
+	is := v.entry.Move()
+	switch {
+	case is.Recorded:
+		return v.forgetRecord()
+	case v.entry.Record == nil, is == (store.Move{}) && v.entry.Record.Undone == m.ID.String():
+		return v.durable()
+	}
+	err := v.become(ctx, store.Unfenced, unfenced(v.entry.Record, m))
+	if is == (store.Move{}) && (errors.Is(err, volume.ErrNoSpace) || errors.Is(err, syscall.EROFS)) {
+		return nil // there is nothing to undo
+	}
+	return err
 }
 
 // forgetRecord removes the record that the fence had made.
@@ -247,10 +297,12 @@ func (s Moves) HandOver(ctx context.Context, m Move, fence string) error {
 		return fmt.Errorf("hand over volume %s: %w: it was fenced anew since, and the copy may lack what was written in between", m.Volume, volume.ErrPrecondition)
 	}
 	err = v.unusedAnywhere(ctx)
-	if err == nil {
-		rec := *v.entry.Record
-		rec.Move.HandedOver = true
-		err = v.write(ctx, &rec)
+	switch {
+	case err != nil:
+	case is.HandedOver:
+		err = v.durable()
+	default:
+		err = v.become(ctx, store.HandedOver, handedOver(v.entry.Record))
 	}
 	if err != nil {
 		return fmt.Errorf("hand over volume %s: %w", m.Volume, err)
@@ -307,13 +359,16 @@ type TargetRequest struct {
 
 // PrepareTarget makes a copy that is no volume yet, empty, or returns the one that this move has made, whose copy does not count
 // as whole any more. One that is smaller than the source by now grows. The caller holds the volume's lock. Errors: those of Create,
-// ErrPrecondition for a volume that is in a pool out of use, which would hide this one when it is there again, and ErrCannotGrow.
+// ErrPrecondition for a move that was aborted since this process runs, and for a volume that is in a pool out of use, which would hide this one when it is there again, and ErrCannotGrow.
 func (s Moves) PrepareTarget(ctx context.Context, r TargetRequest) (MoveState, error) {
 	create := Request{
 		ID: r.Volume, Pool: r.Pool, Range: volume.Range{Required: r.Bytes}, Mode: r.Mode,
 		target: &target{Move: r.record(store.MoveTarget), Shape: r.Shape},
 	}
 	p, err := s.set.pool(r.Pool)
+	if err == nil {
+		err = s.notUndone(r.Move, nil)
+	}
 	if err == nil {
 		err = unshared(p)
 	}
@@ -501,6 +556,7 @@ func (v *side) movedBy(m Move) bool {
 // caller who knows that no pod has used it, and that the source has all of it still. The caller holds the volume's lock. Errors:
 // ErrPrecondition for anything else of that name, ErrInUse, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
 func (s Moves) AbortTarget(ctx context.Context, m Move, evenConfirmed bool) error {
+	s.noteUndone(m)
 	v, err := s.findToMove(ctx, m.Volume)
 	if errors.Is(err, volume.ErrNotFound) {
 		return nil
@@ -565,14 +621,27 @@ func (v *side) notOf(m Move, step string) error {
 
 // write replaces the record, durably.
 func (v *side) write(ctx context.Context, rec *store.Record) error {
-	err := trace.Step(ctx, "write the record", func() error { return v.visit.Store.Records().Write(rec) })
-	switch {
-	case errors.Is(err, syscall.EROFS):
-		return v.visit.Pool.Unavailable(err)
-	case err != nil:
-		return limit.NoSpace(err)
+	return v.replace(ctx, rec, func() error { return v.visit.Store.Records().Write(rec) })
+}
+
+// become is write of what Fence has prepared.
+func (v *side) become(ctx context.Context, next store.Next, rec *store.Record) error {
+	return v.replace(ctx, rec, func() error { return v.visit.Store.Records().Become(next, rec) })
+}
+
+func (v *side) replace(ctx context.Context, rec *store.Record, do func() error) error {
+	if err := v.written(trace.Step(ctx, "write the record", do)); err != nil {
+		return err
 	}
 	v.entry.Record = rec
 	v.visit.Pool.Ledger.Note(v.id, reconcile.InfoOf(v.entry))
 	return nil
+}
+
+// written is the error of writing a record.
+func (v *side) written(err error) error {
+	if errors.Is(err, syscall.EROFS) {
+		return v.visit.Pool.Unavailable(err)
+	}
+	return limit.NoSpace(err)
 }

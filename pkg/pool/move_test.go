@@ -3,6 +3,7 @@ package pool_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -57,6 +58,12 @@ func (m *move) of(uid string) (out, in pool.Move) {
 	in = out
 	in.Peer = nodeID(m.t, "node-1")
 	return out, in
+}
+
+// moveNamed is a move of a volume to or from another node.
+func moveNamed(t *testing.T, name, uid string) pool.Move {
+	t.Helper()
+	return pool.Move{Volume: id(t, name), ID: must.Value(volume.ParseMoveID(uid))(t), Peer: nodeID(t, "node-2")}
 }
 
 func nodeID(t *testing.T, name string) volume.NodeID {
@@ -296,7 +303,7 @@ func TestHandedOver(t *testing.T) {
 	})
 }
 
-// What pods wrote between two fences is in no copy of before. Without a record nothing says that the move was undone.
+// What pods wrote between two fences is in no copy of before. Without a record a driver that starts anew does not know that the move was undone.
 func TestHandOverOfEarlierFence(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
 		m.prepare()
@@ -304,6 +311,7 @@ func TestHandOverOfEarlierFence(t *testing.T) {
 		fence := m.fence().Fence
 		must.Succeed(t, m.to.Moves().Received(t.Context(), m.in, fence, ""))
 		must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
+		m.restartBoth()
 		if again := m.fence().Fence; again == fence {
 			t.Errorf("two fences are called %s", fence)
 		}
@@ -324,6 +332,26 @@ func TestFenceOfUndoneMove(t *testing.T) {
 				_, err := m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out})
 				wantError(t, err, volume.ErrPrecondition)
 				must.Succeed(t, m.publishAt(m.from, volume.ModeMount, "a"), m.from.unpublish("pvc-1", "a"))
+				m.out, m.in = m.of("move-2")
+				must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, m.handOver()))
+			})
+		})
+	}
+}
+
+// Nor does such a mover have a copy be made that was aborted.
+func TestPrepareOfAbortedMove(t *testing.T) {
+	for name, made := range map[string]bool{"made before": true, "not made yet": false} {
+		t.Run(name, func(t *testing.T) {
+			moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+				if made {
+					m.prepare()
+				}
+				must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
+				_, err := m.tryPrepare(m.in)
+				wantError(t, err, volume.ErrPrecondition)
+				m.to.settled()
+				m.to.wantVolumes()
 				m.out, m.in = m.of("move-2")
 				must.Succeed(t, m.to.Moves().ConfirmTarget(t.Context(), m.in, m.handOver()))
 			})
@@ -385,6 +413,7 @@ func TestLostTarget(t *testing.T) {
 		wantError(t, err, volume.ErrLost)
 		wantError(t, m.to.Moves().Received(t.Context(), m.in, "f", ""), volume.ErrNotFound)
 		must.Succeed(t, m.to.Moves().AbortTarget(t.Context(), m.in, false))
+		_, m.in = m.of("move-2")
 		m.prepare()
 	})
 }
@@ -464,6 +493,7 @@ func TestMoveWithoutRecord(t *testing.T) {
 		must.Succeed(t, m.from.unpublish("pvc-1", "a"))
 		for _, claim := range []int64{0, 4096} { // nothing kept it from holding more than its claim
 			must.Succeed(t, m.from.Moves().Unfence(t.Context(), m.out, false))
+			m.out, _ = m.of(fmt.Sprint("claim-", claim))
 			state, err = m.from.Moves().Fence(t.Context(), pool.FenceRequest{Move: m.out, Bytes: claim})
 			if err != nil || state.Bytes < 10_000 || state.Bytes > mib {
 				t.Errorf("with a claim of %d bytes it is fenced as %+v (%v), want what it holds", claim, state, err)
@@ -532,8 +562,7 @@ func TestShapeOfTarget(t *testing.T) {
 // A source that says what no volume has gets no copy, and leaves nothing: what cannot be read could not be aborted either.
 func TestShapeThatNoVolumeHas(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
-		_, in := (&move{t: t}).of("move-1")
-		for _, shape := range []volume.Shape{
+		for n, shape := range []volume.Shape{
 			{Mode: volume.ModeBlock, Bytes: mib},
 			{Mode: volume.ModeBlock, Bytes: mib, BlockBytes: 3},
 			{Mode: volume.ModeMount, Bytes: mib, BlockBytes: 512},
@@ -542,6 +571,7 @@ func TestShapeThatNoVolumeHas(t *testing.T) {
 			{Mode: volume.ModeMount, Bytes: -1},
 			{Mode: volume.ModeMount, Bytes: math.MaxInt64},
 		} {
+			in := moveNamed(t, "pvc-1", fmt.Sprint("move-", n))
 			if _, err := h.Moves().PrepareTarget(t.Context(), pool.TargetRequest{Move: in, Shape: shape}); err == nil {
 				t.Errorf("a copy of %+v was made", shape)
 			}

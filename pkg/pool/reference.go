@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -12,9 +13,10 @@ import (
 
 // Reference makes a copy of a volume that does not move yet and may be in use, for the passes of a move, unless the one of that token
 // is there. The volume's other references are removed, but for one that is kept. It counts as a snapshot does, and no call on a
-// snapshot reaches it. The caller holds no lock. Errors: ErrInvalid, ErrPrecondition also where a copy would share no blocks, and those of
-// Snapshot.
-func (s Moves) Reference(ctx context.Context, id volume.ID, token, kept string) error {
+// snapshot reaches it. The caller holds no lock. Errors: ErrInvalid, ErrPrecondition also for a move that was undone and where a copy would
+// share no blocks, and those of Snapshot.
+func (s Moves) Reference(ctx context.Context, m Move, token, kept string) error {
+	id := m.Volume
 	reference, err := id.Reference(token)
 	if err != nil {
 		return err
@@ -24,7 +26,7 @@ func (s Moves) Reference(ctx context.Context, id volume.ID, token, kept string) 
 		return err
 	}
 	defer unlock()
-	if err := s.unmoved(ctx, id); err != nil { // before what a last pass may need is removed
+	if err := s.movable(ctx, m); err != nil { // before what a last pass may need is removed
 		return err
 	}
 	if err := s.dropOthers(ctx, id, token, kept); err != nil {
@@ -52,13 +54,13 @@ func (s Moves) lockReferences(id volume.ID) (unlock func(), err error) {
 	return s.set.node.Lock(all)
 }
 
-func (s Moves) unmoved(ctx context.Context, id volume.ID) error {
-	v, err := s.findToMove(ctx, id)
+func (s Moves) movable(ctx context.Context, m Move) error {
+	v, err := s.findToMove(ctx, m.Volume)
 	if err != nil {
 		return err
 	}
 	defer v.close()
-	return v.movable()
+	return cmp.Or(v.movable(), s.notUndone(m, v.entry.Record))
 }
 
 // dropReferences removes the references of a volume.

@@ -37,7 +37,7 @@ func testReference(t *testing.T, root string) {
 	h := newHarness(t, root)
 	h.start(local)
 	h.create("pvc-1", mib)
-	ctx, of := t.Context(), id(t, "pvc-1")
+	ctx, of, m := t.Context(), id(t, "pvc-1"), moveNamed(t, "pvc-1", "move-1")
 	want := func(when string, references ...string) {
 		t.Helper()
 		got := referencesOf(t, root)
@@ -51,19 +51,16 @@ func testReference(t *testing.T, root string) {
 	}
 	must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-1", "data"), []byte("first"), 0o600))
 	for range 2 {
-		must.Succeed(t, h.Moves().Reference(ctx, of, "a", ""))
+		must.Succeed(t, h.Moves().Reference(ctx, m, "a", ""))
 	}
 	want("after the first", "~_a.pvc-1")
-	must.Succeed(t, h.Moves().Reference(ctx, of, "b", "a"))
-	must.Succeed(t, h.Moves().Reference(ctx, of, "c", "b"))
+	must.Succeed(t, h.Moves().Reference(ctx, m, "b", "a"))
+	must.Succeed(t, h.Moves().Reference(ctx, m, "c", "b"))
 	want("after the third", "~_b.pvc-1", "~_c.pvc-1")
 
-	move, err := volume.ParseMoveID("move-1")
+	_, err := h.Moves().Fence(ctx, pool.FenceRequest{Move: m})
 	must.Succeed(t, err)
-	m := pool.Move{Volume: of, ID: move, Peer: nodeID(t, "node-2")}
-	_, err = h.Moves().Fence(ctx, pool.FenceRequest{Move: m})
-	must.Succeed(t, err)
-	if err := h.Moves().Reference(ctx, of, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
+	if err := h.Moves().Reference(ctx, m, "d", "c"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a reference of a fenced volume: %v", err)
 	}
 	if err := h.Delete(ctx, of); !errors.Is(err, volume.ErrPrecondition) {
@@ -77,15 +74,25 @@ func testReference(t *testing.T, root string) {
 		must.Succeed(t, h.Moves().Unfence(ctx, m, false))
 	}
 	want("after the move was undone")
+	for range 2 {
+		if err := h.Moves().Reference(ctx, m, "late", ""); !errors.Is(err, volume.ErrPrecondition) {
+			t.Errorf("a reference for a move that was undone: %v", err)
+		}
+		must.Succeed(t, h.Close(ctx))
+		h.start(local)
+	}
+	want("after a mover asked that goes on")
 
-	must.Succeed(t, h.Moves().Reference(ctx, of, "e", ""))
+	m = moveNamed(t, "pvc-1", "move-2")
+	must.Succeed(t, h.Moves().Reference(ctx, m, "e", ""))
 	must.Succeed(t, h.Moves().Unfence(ctx, m, false))
 	want("after a move was undone before its fence")
-	must.Succeed(t, h.Moves().Reference(ctx, of, "f", ""))
+	m = moveNamed(t, "pvc-1", "move-3")
+	must.Succeed(t, h.Moves().Reference(ctx, m, "f", ""))
 	must.Succeed(t, h.Close(ctx))
 	h.start(local)
 	want("after a restart without a fence")
-	must.Succeed(t, h.Moves().Reference(ctx, of, "g", ""))
+	must.Succeed(t, h.Moves().Reference(ctx, m, "g", ""))
 	must.Succeed(t, h.Delete(ctx, of))
 	want("after the volume was deleted")
 }
@@ -96,7 +103,7 @@ func TestReferenceWithoutSharedBlocks(t *testing.T) {
 		h := newHarness(t, root)
 		h.start(local)
 		h.create("pvc-1", mib)
-		if err := h.Moves().Reference(t.Context(), id(t, "pvc-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
+		if err := h.Moves().Reference(t.Context(), moveNamed(t, "pvc-1", "move-1"), "a", ""); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("%v, want a precondition that fails", err)
 		}
 	})
@@ -110,7 +117,7 @@ func TestReferenceIsBeingMade(t *testing.T) {
 		made, err := m.from.Lock(all) // as Reference does
 		must.Succeed(t, err)
 		for what, err := range map[string]error{
-			"another is made":    m.from.Moves().Reference(t.Context(), m.out.Volume, "a", ""),
+			"another is made":    m.from.Moves().Reference(t.Context(), m.out, "a", ""),
 			"the move is undone": m.from.Moves().Unfence(t.Context(), m.out, false),
 		} {
 			if !errors.Is(err, volume.ErrBusy) {
@@ -129,7 +136,7 @@ func TestReferenceOfLongID(t *testing.T) {
 		h.start(local)
 		name := strings.Repeat("a", volume.MaxID)
 		h.create(name, mib)
-		if err := h.Moves().Reference(t.Context(), id(t, name), "a", ""); !errors.Is(err, volume.ErrInvalid) {
+		if err := h.Moves().Reference(t.Context(), moveNamed(t, name, "move-1"), "a", ""); !errors.Is(err, volume.ErrInvalid) {
 			t.Errorf("a reference with a longer id: %v", err)
 		}
 		must.Succeed(t, h.Delete(t.Context(), id(t, name)))
@@ -163,6 +170,7 @@ func TestBased(t *testing.T) {
 		}
 		late("after another session has begun", "filling-1")
 		must.Succeed(t, m.to.Moves().AbortTarget(ctx, m.in, false))
+		m.restartBoth()
 		m.prepare()
 		late("after the copy was made anew", "filling-2")
 	})

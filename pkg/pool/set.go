@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -54,6 +55,7 @@ type Surveyed = reconcile.Surveyed
 type Set struct {
 	node   *serve.Node
 	byName map[volume.PoolName]*serve.Pool
+	undone sync.Map // moves, as moveKey: see Moves.notUndone
 }
 
 // Start begins to serve pools: see serve.Start.

@@ -34,8 +34,19 @@ func (d *Dir) WriteFile(name string, data []byte) (err error) {
 	if err := writeNew(d, temp, data); err != nil {
 		return errors.Join(err, ignoreNotExist(d.Remove(temp)))
 	}
-	if err := unix.Renameat(d.fd, temp, d.fd, name); err != nil {
-		return errors.Join(d.pathError("replace", name, err), ignoreNotExist(d.Remove(temp)))
+	if err := d.Replace(temp, name); err != nil {
+		return errors.Join(err, ignoreNotExist(d.Remove(temp)))
+	}
+	return nil
+}
+
+// Replace has a file take the place of another, durably. That needs no block.
+func (d *Dir) Replace(with, name string) error {
+	if err := errors.Join(checkName(with), checkName(name)); err != nil {
+		return err
+	}
+	if err := unix.Renameat(d.fd, with, d.fd, name); err != nil {
+		return d.pathError("replace", name, err)
 	}
 	return d.Sync()
 }

@@ -32,6 +32,16 @@ const (
 	skew = 6 * time.Hour
 )
 
+// good says whether the certificates of a Secret last for as long as a mover that has them.
+func good(data map[string][]byte, now time.Time) bool {
+	block, _ := pem.Decode(data[authorityFile])
+	if block == nil {
+		return false
+	}
+	authority, err := x509.ParseCertificate(block.Bytes)
+	return err == nil && now.Add(deadline+skew).Before(authority.NotAfter)
+}
+
 // issue makes certificates for the two sides of one move, and the authority that they are of. Its key is forgotten at once.
 func issue(now time.Time) (map[string][]byte, error) {
 	authority := template("move", now)

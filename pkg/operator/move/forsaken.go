@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
@@ -63,7 +64,8 @@ func Underway(ctx context.Context, api client.Reader, namespace string) (found [
 	return found, err
 }
 
-// forsaken are the moves that have objects but no VolumeMove. Those of operators that noted no beginning have no status.
+// forsaken are the moves that have objects but no VolumeMove, or one that has ended and asks for nothing any more: what was made late stays
+// otherwise. Those of operators that noted no beginning have no status.
 func (a apiServer) forsaken(ctx context.Context, namespace string) ([]*v1alpha1.VolumeMove, error) {
 	policies, pods := &networkingv1.NetworkPolicyList{}, &corev1.PodList{}
 	for _, list := range []client.ObjectList{policies, pods} {
@@ -81,19 +83,25 @@ func (a apiServer) forsaken(ctx context.Context, namespace string) ([]*v1alpha1.
 	if len(made) == 0 {
 		return nil, nil
 	}
-	known := map[types.UID]bool{}
+	there := map[types.UID]*v1alpha1.VolumeMove{}
 	// After the objects: each is made after its VolumeMove.
 	if err := eachPage(ctx, a, metav1.NamespaceAll, func(page *v1alpha1.VolumeMoveList) {
 		for i := range page.Items {
-			known[page.Items[i].UID] = true
+			there[page.Items[i].UID] = &page.Items[i]
 		}
 	}); err != nil {
 		return nil, err
 	}
 	found := map[types.UID]*v1alpha1.VolumeMove{}
 	for _, object := range made {
-		// Some of it may be of an operator that noted no beginning.
-		if m := recalled(object); m != nil && !known[m.UID] && (found[m.UID] == nil || found[m.UID].Status.SourceNode == "") {
+		m := recalled(object)
+		switch {
+		case m == nil:
+		case there[m.UID] != nil:
+			if m := there[m.UID]; m.Ended() && !controllerutil.ContainsFinalizer(m, v1alpha1.Finalizer) {
+				found[m.UID] = m
+			}
+		case found[m.UID] == nil || found[m.UID].Status.SourceNode == "": // some of it may be of an operator that noted no beginning
 			found[m.UID] = m
 		}
 	}
@@ -129,7 +137,7 @@ func (r *Reconciler) endForsaken(ctx context.Context, of func(m *v1alpha1.Volume
 		}
 		result, err := r.reconciliation(m).end(ctx)
 		if err != nil || result != (outcome{}) {
-			return wait("Waiting", "the VolumeMove %s in the namespace %s, which was removed by force, is ended first: %s", m.Name, m.Namespace, result.message), err
+			return wait("Waiting", "what is left of an earlier VolumeMove %s in the namespace %s is ended first: %s", m.Name, m.Namespace, result.message), err
 		}
 	}
 	return outcome{}, nil
@@ -145,11 +153,10 @@ func (m reconciliation) end(ctx context.Context) (outcome, error) {
 	if m.move.Status.SourceNode == "" {
 		return outcome{}, m.objects.removeUnknown(ctx)
 	}
-	if err := m.objects.networkPolicy(ctx); err != nil { // of pods nothing is heard
-		return outcome{}, err
-	}
-	if err := m.volume.recall(ctx); err != nil {
-		return outcome{}, err
+	if !m.move.Ended() {
+		if err := m.volume.recall(ctx); err != nil {
+			return outcome{}, err
+		}
 	}
 	for !m.move.Ended() {
 		before := m.move.Status.Phase

@@ -1,16 +1,17 @@
 package move
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
@@ -326,11 +327,125 @@ func TestLateMoverIsLookedFor(t *testing.T) {
 	w.settle(nil)
 	late.ResourceVersion, late.UID = "", ""
 	must.Succeed(t, w.api.Create(t.Context(), &late))
-	var found []string
-	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(t.Context(), func(m reconcile.Request) { found = append(found, m.Name) })
-	if !slices.Equal(found, []string{"m"}) {
-		t.Errorf("the moves %q are looked at", found)
-	}
-	w.settle(nil)
+	w.lookUntilNothingIsLeft()
 	w.wantOn(nodeA)
+}
+
+// lookUntilNothingIsLeft has operators look for late movers until the VolumeMove m alone is left.
+func (w *world) lookUntilNothingIsLeft() {
+	w.Helper()
+	for range 50 {
+		w.look()
+		w.reconcile("m")
+		w.live()
+		if w.left() == 0 {
+			return
+		}
+	}
+	w.Errorf("%d objects of moves are left", w.left())
+}
+
+// It is ended by the uid of its move, whatever a VolumeMove of the same name does meanwhile or has done.
+func TestLateMoverBesideOneOfItsName(t *testing.T) {
+	for _, late := range []role{roleOut, roleIn} {
+		for _, phase := range []v1alpha1.Phase{v1alpha1.Copying, v1alpha1.Succeeded} {
+			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			for len(w.movers()) < 2 {
+				w.reconcile("m")
+				w.live()
+			}
+			all := w.movers()
+			pod := all[slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Labels[roleLabel] == string(late) })]
+			w.removeByForce(successors["one of its name"])
+			w.runUntil("m", phase)
+			pod.ResourceVersion, pod.UID = "", ""
+			must.Succeed(t, w.api.Create(t.Context(), &pod))
+			w.lookUntilNothingIsLeft()
+			if w.run("m"); w.move("m").Status.Phase != v1alpha1.Succeeded {
+				t.Errorf("%s made late in the phase %s: %s", late, phase, w.says("m"))
+			}
+			w.wantOn(nodeB)
+		}
+	}
+}
+
+// runUntil reconciles until a move is in a phase.
+func (w *world) runUntil(name string, phase v1alpha1.Phase) {
+	w.Helper()
+	for range 200 {
+		if w.move(name).Status.Phase == phase {
+			return
+		}
+		w.reconcile(name)
+		w.live()
+	}
+	w.Fatalf("the phase is %s, not %s: %s", w.move(name).Status.Phase, phase, w.says(name))
+}
+
+// Nor does one stay that is made for a VolumeMove that has ended, and is there.
+func TestLateMoverOfOneThatHasEnded(t *testing.T) {
+	for phase, on := range map[v1alpha1.Phase]string{v1alpha1.Succeeded: nodeB, v1alpha1.Failed: nodeA} {
+		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for len(w.movers()) < 2 {
+			w.reconcile("m")
+			w.live()
+		}
+		pod := w.movers()[0]
+		if m := w.move("m"); phase == v1alpha1.Failed {
+			m.Status.Phase = v1alpha1.Undoing
+			w.update(m)
+		}
+		w.run("m")
+		pod.ResourceVersion, pod.UID = "", ""
+		must.Succeed(t, w.api.Create(t.Context(), &pod))
+		w.lookUntilNothingIsLeft()
+		if is := w.move("m").Status.Phase; is != phase {
+			t.Errorf("the move is %s, want %s", is, phase)
+		}
+		w.wantOn(on)
+	}
+}
+
+// What the Secret notes of the switch outlasts the certificates, which are renewed while the old copy cannot be removed: by it both copies of a
+// volume go whose namespace is deleted, with the VolumeMove by force.
+func TestCertificatesAreRenewedBeforeRemovalByForce(t *testing.T) {
+	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	ahead := time.Duration(0)
+	w.clock = func() time.Time { return time.Now().Add(ahead) }
+	w.runUntil("m", v1alpha1.Removing)
+	w.hangs = nodeA
+	look := func() *corev1.Secret {
+		for range 10 {
+			w.reconcile("m")
+			w.live()
+		}
+		secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
+		w.has(secret)
+		return secret
+	}
+	before := look()
+	ahead = lifetime - deadline
+	after := look()
+	if ahead = 0; bytes.Equal(before.Data[authorityFile], after.Data[authorityFile]) {
+		t.Error("the certificates are not renewed")
+	}
+	for _, key := range []string{volumeFile, sizeFile, fenceFile, placedFile} {
+		if !bytes.Equal(before.Data[key], after.Data[key]) || len(after.Data[key]) == 0 {
+			t.Errorf("%s was %q, and is %q", key, before.Data[key], after.Data[key])
+		}
+	}
+	volume := volumeOf("pv")
+	w.replicas = false
+	must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")), client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
+	delete(w.records, nodeB)
+	w.has(volume)
+	volume.Finalizers = nil
+	w.update(volume)
+	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), volumeOf("pv"))))
+	w.hangs = ""
+	w.removeByForce(nil)
+	w.settle(nil)
+	if w.records[nodeA] != nil {
+		t.Errorf("the source keeps %+v", w.records[nodeA])
+	}
 }

@@ -4,14 +4,10 @@ import (
 	"context"
 	"time"
 
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	ctrlevent "sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -25,24 +21,8 @@ import (
 // noDefinition is how long the definition of VolumeMove may be missing: an update of the operator may bring it later, or never.
 const noDefinition = 10 * 365 * 24 * time.Hour
 
-// lateness is how often pods are looked for that were made late.
+// lateness is how often objects are looked for that were made late, or whose VolumeMove was removed by force while no operator ran.
 const lateness = time.Minute
-
-// moveOfObject is the VolumeMove that an object was made for.
-func moveOfObject(_ context.Context, object *metav1.PartialObjectMetadata) []reconcile.Request {
-	m := recalled(object)
-	if m == nil {
-		return nil
-	}
-	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(m)}}
-}
-
-// AddCache adds what a manager keeps in memory for Add, beside VolumeMoves.
-func AddCache(to *cache.Options) error {
-	made, err := labels.Parse(moveLabel)
-	to.ByObject[&networkingv1.NetworkPolicy{}] = cache.ByObject{Label: made}
-	return err
-}
 
 // Add registers the reconciler with a manager. One move is looked at at a time, so that two of one claim see each other.
 func (r *Reconciler) Add(manager ctrl.Manager) error {
@@ -54,12 +34,6 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 		return err
 	}
 	if err := c.Watch(source.Kind(manager.GetCache(), &v1alpha1.VolumeMove{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.VolumeMove]{})); err != nil {
-		return err
-	}
-	// Of a VolumeMove that was removed by force while no operator ran, these are heard of.
-	policies := &metav1.PartialObjectMetadata{}
-	policies.SetGroupVersionKind(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"))
-	if err := c.Watch(source.Kind(manager.GetCache(), policies, handler.TypedEnqueueRequestsFromMapFunc(moveOfObject))); err != nil {
 		return err
 	}
 	late := make(chan ctrlevent.TypedGenericEvent[reconcile.Request])
@@ -84,13 +58,14 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	}))
 }
 
-// lookForForsaken has moves be ended of which there are but pods, of which nothing is heard: an operator that has lost its lease may make one late.
+// lookForForsaken has moves be ended of which there are but objects, of which nothing is heard: an operator that has lost its lease may make one
+// late. Each is asked for by its uid: there may be another one of its name.
 func (r *Reconciler) lookForForsaken(ctx context.Context, found func(m reconcile.Request)) {
 	all, err := apiServer{reader: r.APIReader}.forsaken(ctx, r.DriverNamespace)
 	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Failed to look for moves whose VolumeMove was removed by force")
+		ctrl.LoggerFrom(ctx).Error(err, "Failed to look for what is left of earlier VolumeMoves")
 	}
 	for _, m := range all {
-		found(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+		found(reconcile.Request{NamespacedName: types.NamespacedName{Name: string(m.UID)}})
 	}
 }

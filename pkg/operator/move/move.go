@@ -111,8 +111,12 @@ func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	}
 }
 
-// Reconcile does the next step of a move.
+// Reconcile does the next step of a move. A request without a namespace names a forsaken one by its uid.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	if request.Namespace == "" {
+		waits, err := r.endForsaken(ctx, func(m *v1alpha1.VolumeMove) bool { return string(m.UID) == request.Name })
+		return ctrl.Result{RequeueAfter: waits.after}, err
+	}
 	object := &v1alpha1.VolumeMove{}
 	if err := r.APIReader.Get(ctx, request.NamespacedName, object); err != nil {
 		if !apierrors.IsNotFound(err) {

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,7 +66,7 @@ func (o objects) has(object client.Object) bool {
 	return object.GetLabels()[moveLabel] == string(o.move.UID)
 }
 
-// secret has the certificates, and later the PersistentVolume that replaces the one before.
+// secret has the certificates, and later what is noted of the switch.
 func (o objects) secret(ctx context.Context) (*corev1.Secret, error) {
 	secret := &corev1.Secret{ObjectMeta: o.meta("")}
 	err := o.api.reader.Get(ctx, client.ObjectKeyFromObject(secret), secret)
@@ -88,14 +89,22 @@ func (o objects) connect(ctx context.Context, movers ...role) (ready bool, err e
 	if err != nil {
 		return false, err
 	}
-	if secret.CreationTimestamp.IsZero() || o.now().Sub(secret.CreationTimestamp.Time) < lifetime-deadline {
+	if good(secret.Data, o.now()) {
 		return true, nil
 	}
 	left, err := o.removePods(ctx, movers...)
 	if err != nil || len(left) > 0 {
 		return false, err
 	}
-	return false, o.api.drop(ctx, secret)
+	renewed, err := issue(o.now())
+	if err != nil {
+		return false, err
+	}
+	if secret.Data == nil {
+		secret.Data = map[string][]byte{}
+	}
+	maps.Copy(secret.Data, renewed) // all else is kept
+	return false, o.api.writer.Update(ctx, secret)
 }
 
 // networkPolicy has the two movers talk to each other, and to nothing else. It stays until the move has ended: by it a move is heard of whose

@@ -44,8 +44,8 @@ const (
 
 // A record is what a node has of the volume. The stand-ins of movers keep the rules of pkg/pool/move.go.
 type record struct {
-	move, role, fence, moved string
-	handedOver               bool
+	move, role, fence, moved, undone string
+	handedOver                       bool
 }
 
 // publishes says whether the node would publish the volume.
@@ -320,8 +320,19 @@ func (w *world) move(name string) *v1alpha1.VolumeMove {
 // reconcile has an operator look at a move, which is killed if the limit says so.
 func (w *world) reconcile(name string) {
 	w.Helper()
+	w.serve(ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
+}
+
+// look has an operator look for what was made late, and do what is next of that.
+func (w *world) look() {
+	w.Helper()
+	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(w.Context(), w.serve)
+}
+
+func (w *world) serve(request ctrl.Request) {
+	w.Helper()
 	r := &Reconciler{Client: w.Client, APIReader: w.reader(), Reports: w, DriverNamespace: storage, Now: w.clock}
-	_, err := r.Reconcile(w.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
+	_, err := r.Reconcile(w.Context(), request)
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		w.Fatal(err)
 	}
@@ -547,7 +558,9 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 	case roleUndo, roleTell, roleGiveUp:
 		switch {
 		case mine:
-			w.records[pod.Spec.NodeName] = &record{}
+			w.records[pod.Spec.NodeName] = &record{undone: own.move, moved: own.moved}
+		case own != nil && own.role == "":
+			own.undone = flags["move"]
 		case own == nil && role(pod.Labels[roleLabel]) != roleGiveUp:
 			problem = "this node has nothing to undo"
 		}
@@ -614,6 +627,8 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	}
 	target := w.records[nodeB]
 	switch {
+	case own.undone == flags["move"]:
+		return "the move was undone"
 	case own.handedOver && own.move == flags["move"] && (at < 0 || target.has(own)):
 		end()
 	case at < 0:
@@ -626,7 +641,7 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	case own.role == "":
 		report(`{"event":"passed","pass":1,"bytes":1048576}`)
 		w.fences++
-		*own = record{move: flags["move"], role: "source", fence: fmt.Sprint("fence-", w.fences)}
+		*own = record{move: flags["move"], role: "source", undone: own.undone, moved: own.moved, fence: fmt.Sprint("fence-", w.fences)}
 		report(`{"event":"fenced"}`)
 	case own.move != flags["move"]:
 		return "another move has it"

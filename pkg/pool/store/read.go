@@ -158,7 +158,12 @@ func (r Records) All() iter.Seq2[volume.ID, error] {
 			yield(volume.ID{}, err)
 			return
 		}
-		r.store.at.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })(yield)
+		r.store.at.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) {
+			if id, ok := recordID(entry.Name); ok {
+				return id, true
+			}
+			return bared(in, entry.Name)
+		})(yield)
 	}
 }
 

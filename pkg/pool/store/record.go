@@ -171,7 +171,9 @@ type Records struct{ store *Store }
 func (s *Store) Records() Records { return Records{s} }
 
 // Write writes a record durably, or leaves the one that is there. One that could not be read is volume.ErrInvalid.
-func (r Records) Write(rec *Record) error {
+func (r Records) Write(rec *Record) error { return r.write(rec, "") }
+
+func (r Records) write(rec *Record, beside Next) error {
 	data, err := rec.encode()
 	if err != nil {
 		return err
@@ -183,7 +185,11 @@ func (r Records) Write(rec *Record) error {
 	if err != nil {
 		return err
 	}
-	return in.WriteFile(rec.ID+recordSuffix, data)
+	err = in.WriteFile(rec.ID+recordSuffix+string(beside), data)
+	if err == nil && beside == "" {
+		err = r.forget(in, rec)
+	}
+	return err
 }
 
 // Sync makes durable what Write has put in place, also where it failed after that.
@@ -222,6 +228,9 @@ func (r *Record) encode() ([]byte, error) {
 func (r Records) Read(id volume.ID) (*Record, error) {
 	data, err := dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
+		data, err = dir.ReadFileIn(r.store.own, volumesName, id.String()+recordSuffix+string(Unfenced), maxRecord)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		_, err = r.store.recordsDir() // without it no record is missing
 		if err == nil {
 			return nil, nil
@@ -254,7 +263,15 @@ func (t Trash) drop(from *dir.Dir, name string) error {
 	return nil
 }
 
-// recordID is the volume that a file among the records is about.
+// writtenID is the volume that a file is about which is written among the records.
+func writtenID(file string) (volume.ID, bool) {
+	for _, next := range nexts {
+		file = strings.TrimSuffix(file, string(next))
+	}
+	return recordID(file)
+}
+
+// recordID is the volume that a record among the files is about.
 func recordID(file string) (volume.ID, bool) {
 	name, ok := strings.CutSuffix(file, recordSuffix)
 	if !ok {

@@ -19,7 +19,7 @@ func (r Records) Unwritten() iter.Seq2[Temporary, error] {
 			yield(Temporary{}, err)
 			return
 		}
-		temporaries(in, recordID)(yield)
+		temporaries(in, writtenID)(yield)
 	}
 }
 

@@ -7,6 +7,7 @@ package store
 // Growing a directory volume:  Records.Write → limit.
 // Growing a block volume:      limit → file → Records.Write → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
+// Fencing, and what comes next: Records.Prepare → Records.Write → Records.Become (rename, sync).
 // Sharing blocks of a volume:  Records.Write (family) → limit → Stage of the entry that shares.
 //
 // Snapshots come and go by the same steps as volumes: the directory of the snapshots is to them
@@ -193,9 +194,16 @@ func (r Records) Drop(id volume.ID) error {
 	if err != nil {
 		return err
 	}
+	dropped, err := r.dropNexts(in, id.String())
+	if err != nil {
+		return err
+	}
 	err = r.store.Trash().drop(in, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		if !dropped {
+			return nil
+		}
+		err = nil
 	}
 	return errors.Join(err, in.Sync())
 }
