@@ -79,7 +79,10 @@ type Usage struct {
 	Bytes int64
 	// Shared is what of the Bytes other directories count too, as far as the filesystem knows: on btrfs with ordinary quotas.
 	Shared int64
-	Inodes int64 // Unknown on btrfs
+	// Intruded is what of the Bytes is in subvolumes that do not lie in the directory: with simple quotas users can put theirs into the
+	// limit of any. Setting the limit takes them out.
+	Intruded int64
+	Inodes   int64 // Unknown on btrfs
 }
 
 // Strays are the files and directories of a tree that a limit does not count.

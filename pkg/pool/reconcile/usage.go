@@ -76,6 +76,7 @@ func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
+		used.Bytes -= used.Intruded
 		if !c.Is(ledger.Shares) {
 			used.Bytes -= used.Shared
 		}
@@ -164,7 +165,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 	case used.Bytes != volume.Unknown:
 		u.ledger.Trash().Measured(name, used.Bytes)
 	}
-	return used.Bytes, used.Shared
+	return used.Bytes - used.Intruded, used.Shared
 }
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
