@@ -83,12 +83,22 @@ type xfsGeometry struct {
 	_         [16]byte
 }
 
-// reflinks is XFS_FSOP_GEOM_FLAGS_REFLINK.
-const reflinks = 1 << 20
+// XFS_FSOP_GEOM_FLAGS_FINOBT, _RMAPBT and _REFLINK.
+const (
+	freeInodes = 1 << 17
+	owners     = 1 << 19
+	reflinks   = 1 << 20
+)
+
+// reservedBlocks is struct xfs_fsop_resblks of xfs_fs.h.
+type reservedBlocks struct{ All, Available uint64 }
 
 var _ [112]byte = [unsafe.Sizeof(xfsGeometry{})]byte{} // another size would not compile
 
-const getXFSGeometry = ioctl.Read | unsafe.Sizeof(xfsGeometry{})<<ioctl.Size | 'X'<<8 | 100 // XFS_IOC_FSGEOMETRY_V1
+const (
+	getXFSGeometry = ioctl.Read | unsafe.Sizeof(xfsGeometry{})<<ioctl.Size | 'X'<<8 | 100    // XFS_IOC_FSGEOMETRY_V1
+	getReserved    = ioctl.Read | unsafe.Sizeof(reservedBlocks{})<<ioctl.Size | 'X'<<8 | 115 // XFS_IOC_GET_RESBLKS
+)
 
 const (
 	quotaStateVersion = 1    // FS_QSTATV_VERSION1
