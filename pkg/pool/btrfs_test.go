@@ -259,6 +259,30 @@ func TestWhatErasedVolumeHasLeftInAnotherIsNotSold(t *testing.T) {
 	}
 }
 
+// What two volumes share that have snapshots counts for both of them. It hides nothing of what others hold.
+func TestSharedByVolumesWithSnapshotsHidesNothing(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		for _, name := range []string{"1", "2"} {
+			h.create("pvc-"+name, 80*mib)
+			must.Succeed(t, h.snapshot("s-"+name, "pvc-"+name))
+		}
+		must.Succeed(t, writeSynced(t, root+"/others", 80*mib), writeSynced(t, h.Path("pool", "pvc-1", "data"), 72*mib))
+		syncfs(t, root)
+		h.later(2 * time.Minute)
+		before := h.capacity()
+		share(t, h.Path("pool", "pvc-1", "data"), h.Path("pool", "pvc-2", "data"))
+		syncfs(t, root)
+		h.later(2 * time.Minute)
+		if after := h.capacity(); after > before+8*mib {
+			t.Errorf("the capacity has grown from %d to %d MiB", before/mib, after/mib)
+		}
+		h.delete("pvc-1")
+		h.delete("pvc-2")
+	})
+}
+
 // share makes a file with the blocks of another.
 func share(t *testing.T, from, to string) {
 	t.Helper()

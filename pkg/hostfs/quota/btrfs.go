@@ -430,7 +430,22 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	return usage, nil
 }
 
-func (*subvolumes) Beside(*dir.Dir) (int64, error) { return 0, nil }
+// Beside is what each subvolume alone has. Simple quotas count no block twice.
+func (s *subvolumes) Beside(fs *dir.Dir) (bytes int64, err error) {
+	for id := ID(0); !s.simple; id++ {
+		found, err := search(fs, ioctl.SearchKey{
+			Tree:    quotaTree,
+			MinType: qgroupInfo, MaxType: qgroupInfo,
+			MinOffset: uint64(id), MaxOffset: uint64(lastSubvolume),
+		})
+		if found == nil || err != nil {
+			return bytes, ifThere(err)
+		}
+		bytes += item(found.Item).exclusive()
+		id = ID(found.Header.Offset)
+	}
+	return 0, nil
+}
 
 func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 	own, err := s.IDOf(d)

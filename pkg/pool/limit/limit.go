@@ -431,6 +431,14 @@ func (e *Enforcer) Beside(root *dir.Dir) (int64, error) {
 	return files + own, errors.Join(err, ownErr)
 }
 
+// InBeside is what of so many bytes that only volumes hold is in Beside as well.
+func (e *Enforcer) InBeside(alone int64) int64 {
+	if e.Kind() != quota.Btrfs || e.simple() {
+		return 0
+	}
+	return alone
+}
+
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.
 func NoSpace(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, quota.ErrNoID) {
