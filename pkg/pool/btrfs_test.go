@@ -666,6 +666,26 @@ func TestDeleteWhereTreesAreFull(t *testing.T) {
 	}
 }
 
+// A pod that makes subvolumes in its volume, one in the other, does not keep it from being deleted where the trees are full.
+func TestDeleteOfNestedWhereTreesAreFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("other", 8*mib)
+		h.create("full", h.capacity())
+		for _, path := range []string{"other/nested", "other/nested/below", "other/nested/below/more", "other/nested/next", "full/nested"} {
+			command(t, "btrfs", "subvolume", "create", h.Path("pool", path))
+			must.Succeed(t, os.WriteFile(h.Path("pool", path, "file"), []byte("x"), 0o600))
+		}
+		command(t, "btrfs", "property", "set", h.Path("pool", "other/nested/next"), "ro", "true")
+		fillTrees(t, root, h.Path("pool", "full"))
+		h.delete("other")
+		h.delete("full")
+		h.settled()
+		h.wantClean()
+	})
+}
+
 // A reference of a move that a crash has ended is removed at the start with its record and its promise, also where the trees are full.
 func TestReferenceIsRemovedWhereTreesAreFull(t *testing.T) {
 	testenv.NeedRoot(t)
