@@ -41,7 +41,7 @@ type reader struct {
 	trash       []Leftover
 	space       dir.Space
 	// held is what volumes and trash hold, in bytes, if that is counted.
-	held    int64
+	held    reconcile.Held
 	counted bool
 	taken   int64 // on the filesystem, while that was counted
 	beside  int64 // limit.Beside
@@ -343,14 +343,15 @@ func addAvailable(pools []Pool, readers []*reader) {
 		}
 	}
 	for r := range read {
-		held, taken, known := int64(0), r.space.TakenBytes(), true
+		held, taken, known := reconcile.Held{}, r.space.TakenBytes(), true
 		for _, other := range r.filesystems.With(r) {
 			if known = known && read[other] != nil && other.counted; known && other.unavailable == nil {
-				held, taken = held+other.held, max(taken, other.taken)
+				held.Add(other.held)
+				taken = max(taken, other.taken)
 			}
 		}
 		if known {
-			r.Ledger.BeginCount().End(ledger.Foreign(taken, held, r.beside), r.trees)
+			r.Ledger.BeginCount().End(ledger.Foreign(taken, held.Bytes, r.beside-r.Enforcer.InBeside(held.Alone)), r.trees)
 		}
 		r.Usage().LearnForeign(r.space)
 	}

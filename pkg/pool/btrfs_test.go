@@ -259,6 +259,30 @@ func TestWhatErasedVolumeHasLeftInAnotherIsNotSold(t *testing.T) {
 	}
 }
 
+// What two volumes share that have snapshots counts for both of them. It hides nothing of what others hold.
+func TestSharedByVolumesWithSnapshotsHidesNothing(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		for _, name := range []string{"1", "2"} {
+			h.create("pvc-"+name, 80*mib)
+			must.Succeed(t, h.snapshot("s-"+name, "pvc-"+name))
+		}
+		must.Succeed(t, writeSynced(t, root+"/others", 80*mib), writeSynced(t, h.Path("pool", "pvc-1", "data"), 72*mib))
+		syncfs(t, root)
+		h.later(2 * time.Minute)
+		before := h.capacity()
+		share(t, h.Path("pool", "pvc-1", "data"), h.Path("pool", "pvc-2", "data"))
+		syncfs(t, root)
+		h.later(2 * time.Minute)
+		if after := h.capacity(); after > before+8*mib {
+			t.Errorf("the capacity has grown from %d to %d MiB", before/mib, after/mib)
+		}
+		h.delete("pvc-1")
+		h.delete("pvc-2")
+	})
+}
+
 // share makes a file with the blocks of another.
 func share(t *testing.T, from, to string) {
 	t.Helper()
@@ -640,6 +664,26 @@ func TestDeleteWhereTreesAreFull(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A pod that makes subvolumes in its volume, one in the other, does not keep it from being deleted where the trees are full.
+func TestDeleteOfNestedWhereTreesAreFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("other", 8*mib)
+		h.create("full", h.capacity())
+		for _, path := range []string{"other/nested", "other/nested/below", "other/nested/below/more", "other/nested/next", "full/nested"} {
+			command(t, "btrfs", "subvolume", "create", h.Path("pool", path))
+			must.Succeed(t, os.WriteFile(h.Path("pool", path, "file"), []byte("x"), 0o600))
+		}
+		command(t, "btrfs", "property", "set", h.Path("pool", "other/nested/next"), "ro", "true")
+		fillTrees(t, root, h.Path("pool", "full"))
+		h.delete("other")
+		h.delete("full")
+		h.settled()
+		h.wantClean()
+	})
 }
 
 // A reference of a move that a crash has ended is removed at the start with its record and its promise, also where the trees are full.

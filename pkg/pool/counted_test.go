@@ -218,3 +218,27 @@ func TestPoolIsServedWhileOthersAreCounted(t *testing.T) {
 		h.wantCapacity("a", 36, 2)
 	})
 }
+
+// Files of a volume that share blocks are charged for them in full. That hides nothing of what the filesystem keeps for itself.
+func TestSharedBlocksHideNoReserve(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, kind := range []quota.Kind{quota.XFS, quota.Ext4} {
+		t.Run(string(kind), func(t *testing.T) {
+			root := testenv.LoopFS(t, string(kind), 1<<30)
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t, root)
+				h.Quota = &quotatest.Fake{As: kind}
+				h.start(local)
+				h.create("pvc-1", 200*mib)
+				h.later(2 * time.Minute)
+				before := h.capacity()
+				d := must.Value(dir.Open(h.Path("pool", "pvc-1")))(t)
+				must.Succeed(t, h.Quota.Write(d, 199*mib), d.Close())
+				h.later(2 * time.Minute)
+				if after := h.capacity(); after > before+4*mib {
+					t.Errorf("the capacity has grown from %d to %d MiB", before/mib, after/mib)
+				}
+			})
+		})
+	}
+}

@@ -83,12 +83,22 @@ type xfsGeometry struct {
 	_         [16]byte
 }
 
-// reflinks is XFS_FSOP_GEOM_FLAGS_REFLINK.
-const reflinks = 1 << 20
+// XFS_FSOP_GEOM_FLAGS_FINOBT, _RMAPBT and _REFLINK.
+const (
+	freeInodes = 1 << 17
+	owners     = 1 << 19
+	reflinks   = 1 << 20
+)
+
+// reservedBlocks is struct xfs_fsop_resblks of xfs_fs.h.
+type reservedBlocks struct{ All, Available uint64 }
 
 var _ [112]byte = [unsafe.Sizeof(xfsGeometry{})]byte{} // another size would not compile
 
-const getXFSGeometry = ioctl.Read | unsafe.Sizeof(xfsGeometry{})<<ioctl.Size | 'X'<<8 | 100 // XFS_IOC_FSGEOMETRY_V1
+const (
+	getXFSGeometry = ioctl.Read | unsafe.Sizeof(xfsGeometry{})<<ioctl.Size | 'X'<<8 | 100    // XFS_IOC_FSGEOMETRY_V1
+	getReserved    = ioctl.Read | unsafe.Sizeof(reservedBlocks{})<<ioctl.Size | 'X'<<8 | 115 // XFS_IOC_GET_RESBLKS
+)
 
 const (
 	quotaStateVersion = 1    // FS_QSTATV_VERSION1
@@ -102,6 +112,17 @@ type lookupArgs struct {
 	Object uint64
 	_      [4080]byte
 }
+
+// byID is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h with BTRFS_SUBVOL_SPEC_BY_ID, Linux 5.7.
+type byID struct {
+	_, _  uint64
+	Flags uint64
+	_     [4]uint64
+	ID    uint64
+	_     [4032]byte
+}
+
+const isByID = 1 << 4
 
 // qgroupLimitArgs is struct btrfs_ioctl_qgroup_limit_args of linux/btrfs.h.
 type qgroupLimitArgs struct {
@@ -169,6 +190,7 @@ const (
 	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
 	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
 	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS
+	destroyByID       = ioctl.Write | unsafe.Sizeof(byID{})<<ioctl.Size | ioctl.Btrfs | 63                    // BTRFS_IOC_SNAP_DESTROY_V2
 	btrfsRescanWait   = ioctl.Btrfs | 46                                                                      // BTRFS_IOC_QUOTA_RESCAN_WAIT
 
 	searchHeaderSize = uint64(unsafe.Sizeof(ioctl.SearchHeader{}))
@@ -179,6 +201,7 @@ var (
 	_ [112]byte  = [unsafe.Sizeof(diskQuota{})]byte{}
 	_ [160]byte  = [unsafe.Sizeof(quotaState{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(lookupArgs{})]byte{}
+	_ [4096]byte = [unsafe.Sizeof(byID{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimitArgs{})]byte{}
 	_ [64]byte   = [unsafe.Sizeof(rescanArgs{})]byte{}
 	_ [112]byte  = [unsafe.Offsetof(searchArgs{}.Header)]byte{} // as ioctl.Search has it: the buffer is not counted

@@ -151,7 +151,7 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	}
 	err = s.limit(above, own, bytes)
 	if err == nil && bytes > 0 {
-		err = s.takeIn(above, own)
+		err = errors.Join(s.putOut(above, own), s.takeIn(above, own))
 	}
 	if err := errors.Join(err, above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
@@ -187,6 +187,84 @@ func (s *subvolumes) takeIn(d *dir.Dir, own ID) error {
 		}
 	}
 	return nil
+}
+
+// putOut takes out of the group of a subvolume what is not in that, also what has no name any more: it may have been in another volume, and
+// counts until the last file that shares its blocks is gone.
+func (s *subvolumes) putOut(d *dir.Dir, own ID) error {
+	group, grouped := s.group(own)
+	for grouped {
+		out, _, err := intruders(d, own, group)
+		if len(out) == 0 || err != nil {
+			return err
+		}
+		for _, id := range out {
+			if err := freed(ioctl.Do(d, btrfsQgroupAssign, &qgroupAssignArgs{From: uint64(id), To: uint64(group)})); err != nil {
+				return fmt.Errorf("take subvolume %d out of the group of subvolume %d: %w", id, own, err)
+			}
+		}
+	}
+	return nil
+}
+
+// intruders are the subvolumes in the group of one that do not lie in it. It reports whether these are all: the members of a group are asked
+// up to one more than mostNested.
+func intruders(d *dir.Dir, own, group ID) (out []ID, all bool, err error) {
+	members, err := offsets(d, quotaTree, group, qgroupRelation)
+	if ifThere(err) != nil {
+		return nil, false, fmt.Errorf("read what is in the group of subvolume %d on %s: %w", own, d, err)
+	}
+	for _, id := range members {
+		if id > lastSubvolume { // a group that an administrator has put this one into
+			return out, true, nil
+		}
+		inside, err := liesIn(d, id, own)
+		if err != nil {
+			return nil, false, err
+		}
+		if !inside {
+			out = append(out, id)
+		}
+	}
+	return out, len(members) <= mostNested, nil
+}
+
+// liesIn reports whether a subvolume is another one, or lies in that, no more than mostNested deep.
+func liesIn(d *dir.Dir, id, in ID) (bool, error) {
+	for range mostNested {
+		if id == in {
+			return true, nil
+		}
+		above, err := offsets(d, rootTree, id, rootBackref)
+		if err != nil {
+			return false, fmt.Errorf("find subvolume %d of %s: %w", id, d, err)
+		}
+		if len(above) == 0 {
+			return false, nil
+		}
+		id = above[0]
+	}
+	return false, nil
+}
+
+// intruded is what intruders may have of so much that is counted for a group, in bytes.
+func intruded(d *dir.Dir, own, group ID, counted int64) (bytes int64, err error) {
+	out, all, err := intruders(d, own, group)
+	if err != nil {
+		return 0, err
+	}
+	if !all {
+		info, err := searchItem(d, qgroupInfo, own)
+		return max(0, counted-info.referenced()), ifThere(err)
+	}
+	for _, id := range out {
+		info, err := searchItem(d, qgroupInfo, id)
+		if ifThere(err) != nil {
+			return 0, err
+		}
+		bytes += info.referenced()
+	}
+	return min(bytes, counted), nil
 }
 
 // limit sets the limit of a subvolume, or of its group.
@@ -323,9 +401,12 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	if group, grouped := s.group(id); grouped {
 		// The limit of a subvolume without its group does not hold for those in it.
 		counted = group
-		if all, groupErr := searchItem(d, qgroupInfo, group); groupErr == nil {
+		all, groupErr := searchItem(d, qgroupInfo, group)
+		if groupErr == nil {
 			info, err = all, nil
-		} else if !errors.Is(groupErr, fs.ErrNotExist) {
+			usage.Intruded, groupErr = intruded(d, id, group, all.referenced())
+		}
+		if ifThere(groupErr) != nil {
 			return Usage{}, groupErr
 		}
 	}
@@ -349,7 +430,22 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	return usage, nil
 }
 
-func (*subvolumes) Beside(*dir.Dir) (int64, error) { return 0, nil }
+// Beside is what each subvolume alone has. Simple quotas count no block twice.
+func (s *subvolumes) Beside(fs *dir.Dir) (bytes int64, err error) {
+	for id := ID(0); !s.simple; id++ {
+		found, err := search(fs, ioctl.SearchKey{
+			Tree:    quotaTree,
+			MinType: qgroupInfo, MaxType: qgroupInfo,
+			MinOffset: uint64(id), MaxOffset: uint64(lastSubvolume),
+		})
+		if found == nil || err != nil {
+			return bytes, ifThere(err)
+		}
+		bytes += item(found.Item).exclusive()
+		id = ID(found.Header.Offset)
+	}
+	return 0, nil
+}
 
 func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 	own, err := s.IDOf(d)

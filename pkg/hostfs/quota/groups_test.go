@@ -144,3 +144,49 @@ func TestVeryManySubvolumesAreOutside(t *testing.T) {
 	makeSubvolumeIn(t, d.String(), "last")
 	wantOutside(t, facility, d, 1)
 }
+
+// A group counts what its users put into it. What does not lie in the volume is known, and the next limit takes it out, also if it has no name
+// any more; what lies in the volume stays.
+func TestLimitTakesOutWhatLiesElsewhere(t *testing.T) {
+	testenv.NeedPrograms(t, "btrfs", "cp")
+	root, facility := simple(t)
+	content := make([]byte, 4<<20)
+	made := make(map[string]*dir.Dir)
+	groups := make(map[string]quota.ID)
+	for _, name := range []string{"one", "other"} {
+		made[name] = must.Value(facility.Make(root, name))(t)
+		t.Cleanup(func() { must.Succeed(t, made[name].Close()) })
+		must.Succeed(t, facility.Limit(made[name], 0, quota.Limit{Bytes: 64 << 20}))
+		groups[name] = 1<<48 | 0x4850<<32 | must.Value(facility.IDOf(made[name]))(t)
+	}
+	wantUsage := func(when string, bytes, intruded int64) {
+		t.Helper()
+		must.Succeed(t, unix.Syncfs(root.Fd()))
+		got := must.Value(facility.Usage(made["one"], 0))(t)
+		if off := got.Bytes - bytes<<20; off < 0 || off > 1<<20 {
+			t.Errorf("%s %d bytes are counted, want %d MiB", when, got.Bytes, bytes)
+		}
+		if off := got.Intruded - intruded<<20; off < 0 || off > 1<<20 || intruded == 0 && off != 0 {
+			t.Errorf("%s %d of them are of others, want %d MiB", when, got.Intruded, intruded)
+		}
+	}
+	below := makeSubvolumeIn(t, makeSubvolumeIn(t, made["one"].String(), "nested", groups["one"]), "below", groups["one"])
+	must.Succeed(t, os.WriteFile(below+"/file", content, 0o600))
+	wantUsage("with its own subvolume", 4, 0)
+	for _, name := range []string{"stays", "goes"} {
+		nested := makeSubvolumeIn(t, made["other"].String(), name, groups["one"])
+		must.Succeed(t, os.WriteFile(nested+"/file", content, 0o600))
+	}
+	for _, args := range [][]string{
+		{"cp", "--reflink=always", made["other"].String() + "/goes/file", made["other"].String() + "/file"},
+		{"btrfs", "subvolume", "delete", made["other"].String() + "/goes"},
+		{"btrfs", "subvolume", "sync", root.String()},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	wantUsage("with two of another", 12, 8)
+	must.Succeed(t, facility.Limit(made["one"], 0, quota.Limit{Bytes: 64 << 20}))
+	wantUsage("after the limit was set again", 4, 0)
+}

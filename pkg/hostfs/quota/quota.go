@@ -79,7 +79,10 @@ type Usage struct {
 	Bytes int64
 	// Shared is what of the Bytes other directories count too, as far as the filesystem knows: on btrfs with ordinary quotas.
 	Shared int64
-	Inodes int64 // Unknown on btrfs
+	// Intruded is what of the Bytes is in subvolumes that do not lie in the directory: with simple quotas users can put theirs into the
+	// limit of any. Setting the limit takes them out.
+	Intruded int64
+	Inodes   int64 // Unknown on btrfs
 }
 
 // Strays are the files and directories of a tree that a limit does not count.
@@ -135,8 +138,8 @@ type Facility interface {
 
 	// Beside is what files of no project from FirstID to LastID hold on the filesystem, in bytes: they are of others than the directories
 	// with a limit.
-	// Blocks that several files share count for each. It is 0 on btrfs, which does not count that. With ErrTooMany it is at least that. XFS
-	// may take some seconds for it.
+	// Blocks that several files share count for each. On btrfs with ordinary quotas it is what all subvolumes hold, also those with a limit,
+	// without what they share; with simple ones 0. With ErrTooMany it is at least that. XFS may take some seconds for it.
 	Beside(fs *dir.Dir) (int64, error)
 
 	// Outside counts what is in the directory and not in its limit: subvolumes that its users

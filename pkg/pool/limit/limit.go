@@ -266,26 +266,40 @@ func (e *Enforcer) Free(in, d *dir.Dir) error {
 }
 
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another
-// tool was used, or a crash came between record and limit. It returns the limit that was
+// tool was used, or a crash came between record and limit; or that counts what others have put into it. It returns what was
 // found, and whether it was replaced.
-func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Limit, restored bool, err error) {
+func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Usage, restored bool, err error) {
 	if ok, err := e.carriesID(d, c); err != nil || !ok {
-		return quota.Limit{}, false, errors.Join(err, errNotCarried)
+		return quota.Usage{}, false, errors.Join(err, errNotCarried)
 	}
 	usage, err := e.facility.Usage(d, c.QuotaID())
-	if err != nil || e.Sizes.agrees(usage.Limit, c) {
-		return usage.Limit, false, err
+	if err != nil || e.agrees(usage, c) {
+		return usage, false, err
 	}
-	return usage.Limit, true, e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c))
+	if err := e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c)); err != nil || usage.Intruded == 0 {
+		return usage, true, err
+	}
+	now, err := e.facility.Usage(d, c.QuotaID())
+	if err == nil && now.Intruded > 0 {
+		err = errIntruded
+	}
+	return usage, true, err
 }
 
-// Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none.
+var errIntruded = errors.New("the limit counts more subvolumes than can be asked whether they are in the volume")
+
+// agrees reports whether a limit is what was promised, and counts nothing else than the volume.
+func (e *Enforcer) agrees(has quota.Usage, c ledger.Info) bool {
+	return has.Intruded == 0 && e.Sizes.agrees(has.Limit, c)
+}
+
+// Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none, and one with very many subvolumes stays as it is.
 func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 	if !e.Enforces(c) {
 		return nil
 	}
 	_, _, err := e.Restore(d, c)
-	if errors.Is(err, errNotCarried) {
+	if errors.Is(err, errNotCarried) || errors.Is(err, errIntruded) {
 		return nil
 	}
 	return err
@@ -293,9 +307,9 @@ func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 
 // Agrees reports whether a directory is counted as its record says, under a limit that is what
 // was promised.
-func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Limit) (bool, error) {
+func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Usage) (bool, error) {
 	carries, err := e.carriesID(d, c)
-	return carries && e.Sizes.agrees(has, c), err
+	return carries && e.agrees(has, c), err
 }
 
 // Counts reports whether a directory is counted as its record says, if that says that the kernel enforces the size: one that came from a backup is
@@ -407,12 +421,22 @@ func (e *Enforcer) UsedIn(parent *dir.Dir, name string, id quota.ID) (quota.Usag
 	return e.facility.Usage(d, id)
 }
 
-// Beside is what is known to be of no volume on the filesystem, in bytes.
+// Beside is what is known to be of no volume on the filesystem, in bytes. Errors: quota.ErrTooMany, with what is known all the same.
 func (e *Enforcer) Beside(root *dir.Dir) (int64, error) {
 	if e.facility == nil {
 		return 0, nil
 	}
-	return e.facility.Beside(root)
+	files, err := e.facility.Beside(root)
+	own, ownErr := quota.Own(root)
+	return files + own, errors.Join(err, ownErr)
+}
+
+// InBeside is what of so many bytes that only volumes hold is in Beside as well.
+func (e *Enforcer) InBeside(alone int64) int64 {
+	if e.Kind() != quota.Btrfs || e.simple() {
+		return 0
+	}
+	return alone
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

@@ -35,8 +35,8 @@ func (p *Repairs) AllLimits() map[volume.ID]struct{} {
 }
 
 // LimitsOf is Limits for some volumes of a pool in which calls work. It removes those from the map that it has
-// compared: calls are at work on the others.
-func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
+// compared: calls are at work on the others. It counts the limits that could not be restored, without those of snapshots.
+func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) (failed int) {
 	for id := range volumes {
 		p.In.Steps.Add(1)
 		unlock, err := p.In.Lock(id)
@@ -53,7 +53,11 @@ func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
 		}
 		unlock()
 		p.logUnrestored(id, err)
+		if err != nil && !id.IsSnapshot() {
+			failed++
+		}
 	}
+	return failed
 }
 
 func (p *Repairs) logUnrestored(id volume.ID, err error) {
@@ -77,7 +81,8 @@ func (p *Repairs) Limit(id volume.ID, c ledger.Info) error {
 	if err != nil || !restored {
 		return err
 	}
-	p.In.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.In.Enforcer.Sizes.Limit(c).Bytes)
+	p.In.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Limit.Bytes, "promised", p.In.Enforcer.Sizes.Limit(c).Bytes,
+		"bytesOfOthersInIt", found.Intruded)
 	p.In.Ledger.Restored()
 	return nil
 }

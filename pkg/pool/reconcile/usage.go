@@ -37,22 +37,37 @@ func (u Usage) LearnForeign(space dir.Space) {
 	u.ledger.LearnForeign(space)
 }
 
-// Held is what the volumes and the trash of the pool hold, in bytes, if that is counted. It
+// Held is what volumes and trash hold, in bytes.
+type Held struct {
+	Bytes int64
+	Alone int64 // no more than what of the Bytes is in nothing else
+}
+
+// Add adds what others hold.
+func (h *Held) Add(more Held) {
+	h.Bytes += more.Bytes
+	h.Alone += more.Alone
+}
+
+// Held is what the volumes and the trash of the pool hold if that is counted. It
 // stores what the volumes hold of that, or volume.Unknown. What cannot be read now holds nothing, so that it counts as what others
 // hold. Look is called before and after each volume is read, to measure what is taken then: one that writes and erases at
 // every moment would hold much when it is read, and hide as much of what others hold if that was measured at another time.
-func (u Usage) Held(volumes *atomic.Int64, look func()) (bytes int64, counted bool) {
+func (u Usage) Held(volumes *atomic.Int64, look func()) (all Held, counted bool) {
 	if !u.Counts() {
 		volumes.Store(volume.Unknown)
-		return 0, false
+		return Held{}, false
 	}
 	used, inodes, trashed, err := u.used(look)
 	if err != nil {
 		u.failed(err, "Failed to count all that the pool's volumes hold; the rest counts as what others hold on its filesystem")
 	} else {
-		volumes.Store(used)
+		volumes.Store(used.Bytes)
 	}
-	return used + inodes + trashed, true
+	all = Held{Bytes: inodes}
+	all.Add(used)
+	all.Add(trashed)
+	return all, true
 }
 
 // Counts reports whether it is counted what the volumes of the pool hold.
@@ -68,7 +83,7 @@ func (u Usage) anyUnlimited() bool {
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what its trash holds, each no more than
 // was promised, and without what users have shared with others. A block volume on btrfs that shares blocks may take more, since an extent
 // is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
-func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
+func (u Usage) used(look func()) (volumes Held, inodes int64, trash Held, err error) {
 	thrown := u.ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
 	families := make(map[string]int64)
 	look()
@@ -76,10 +91,13 @@ func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
+		used.Bytes -= used.Intruded
+		most := c.Promised + c.ToOverwrite()
+		volumes.Alone += min(used.Bytes-used.Shared, most)
 		if !c.Is(ledger.Shares) {
 			used.Bytes -= used.Shared
 		}
-		used.Bytes = min(used.Bytes, c.Promised+c.ToOverwrite())
+		used.Bytes = min(used.Bytes, most)
 		if readErr == nil && c.Is(ledger.Shares) {
 			readErr = u.addToFamily(families, id, used.Bytes)
 			used.Bytes = 0
@@ -88,14 +106,14 @@ func (u Usage) used(look func()) (volumes, inodes, trash int64, err error) {
 			err = fmt.Errorf("%s: %w", id.Named(), readErr) // of many one is enough for the log
 			continue
 		}
-		volumes += used.Bytes
+		volumes.Bytes += used.Bytes
 		inodes += u.ledger.InodesHold(c, used.Inodes)
 	}
 	for _, most := range families {
-		volumes += most
+		volumes.Bytes += most
 	}
 	if workErr := u.store.OpenWork(); workErr != nil {
-		return volumes, inodes, 0, errors.Join(err, workErr)
+		return volumes, inodes, Held{}, errors.Join(err, workErr)
 	}
 	return volumes, inodes, u.usedByTrash(thrown, families), err
 }
@@ -124,15 +142,16 @@ func (u Usage) addToFamily(families map[string]int64, id volume.ID, used int64) 
 // usedByTrash is what those pieces of trash hold of their promises besides what families of volumes hold, and notes of each what it
 // holds. One that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a
 // copy that failed, and after a start, that may be all that it holds.
-func (u Usage) usedByTrash(names []string, families map[string]int64) (sum int64) {
+func (u Usage) usedByTrash(names []string, families map[string]int64) (sum Held) {
 	for _, name := range names {
 		family, known := u.ledger.Trash().Family(name)
 		used, shared := u.measurePiece(name)
+		alone := max(0, used-shared)
 		if family == "" {
-			used -= shared
+			used = alone
 		}
 		if promised := u.ledger.Trash().Promise(name); promised != volume.Unknown {
-			used = min(used, promised)
+			used, alone = min(used, promised), min(alone, promised)
 		}
 		used = max(0, used)
 		switch {
@@ -142,7 +161,7 @@ func (u Usage) usedByTrash(names []string, families map[string]int64) (sum int64
 		case !known && len(families) > 0:
 			used = 0
 		}
-		sum += used
+		sum.Add(Held{used, alone})
 	}
 	return sum
 }
@@ -164,7 +183,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 	case used.Bytes != volume.Unknown:
 		u.ledger.Trash().Measured(name, used.Bytes)
 	}
-	return used.Bytes, used.Shared
+	return used.Bytes - used.Intruded, used.Shared
 }
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.

@@ -51,8 +51,8 @@ func TestFamilyInTrashHoldsItsBlocksOnce(t *testing.T) {
 		p := newPool(t, f)
 		want := func(when string, bytes int64) {
 			t.Helper()
-			if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held != bytes {
-				t.Errorf("known %v, %s: %d MiB are held, %v; want %d", known, when, held/mib, ok, bytes/mib)
+			if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held.Bytes != bytes {
+				t.Errorf("known %v, %s: %d MiB are held, %v; want %d", known, when, held.Bytes/mib, ok, bytes/mib)
 			}
 		}
 		_, _ = makeShared(t, p, f, "pvc-alone", "", 4*mib)
@@ -85,8 +85,8 @@ func TestSharedBlocksAreHeldByNoneAlone(t *testing.T) {
 		share(name, 31*mib)
 		remove(t, p, id, e, false)
 	}
-	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held != 6*mib {
-		t.Errorf("%d MiB are held, %v; want 6", held/mib, ok)
+	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held.Bytes != 6*mib {
+		t.Errorf("%d MiB are held, %v; want 6", held.Bytes/mib, ok)
 	}
 }
 
@@ -96,8 +96,8 @@ func TestUnknownTrashHoldsWhatItHas(t *testing.T) {
 	p := newPool(t, f)
 	id, e := makeShared(t, p, f, "pvc-1", "", 32*mib)
 	remove(t, p, id, e, false)
-	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held != 32*mib {
-		t.Errorf("%d MiB are held, %v; want 32", held/mib, ok)
+	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held.Bytes != 32*mib {
+		t.Errorf("%d MiB are held, %v; want 32", held.Bytes/mib, ok)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestVolumeDeletedWhileCountedHoldsItsBytesOnce(t *testing.T) {
 	p := newPool(t, f)
 	id, e := makeShared(t, p, f.Fake, "pvc-1", "", 32*mib)
 	f.then = func() { remove(t, p, id, e, true) }
-	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held != 32*mib {
-		t.Errorf("%d MiB are held, %v; want 32", held/mib, ok)
+	if held, ok := p.Usage().Held(new(atomic.Int64), func() {}); !ok || held.Bytes != 32*mib {
+		t.Errorf("%d MiB are held, %v; want 32", held.Bytes/mib, ok)
 	}
 }

@@ -67,7 +67,7 @@ func (p *View) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		usage, err := p.Enforcer.Usage(d, c)
 		switch {
 		case err == nil:
-			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
+			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage)
 			if facts.IO == nil {
 				facts.Outside, facts.IO = p.Enforcer.Outside(d)
 			}
@@ -139,7 +139,7 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 // limitDiffers reports whether the kernel enforces another size than was promised. The
 // caller holds no lock, so that both may be changing: what differs is checked again
 // while no call works on the volume.
-func (p *View) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Info, has quota.Limit) (bool, error) {
+func (p *View) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Info, has quota.Usage) (bool, error) {
 	if ok, err := p.Enforcer.Agrees(d, c, has); err != nil || ok {
 		return false, err
 	}
@@ -160,6 +160,6 @@ func (p *View) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Info, has quota.L
 	if err != nil {
 		return false, err
 	}
-	ok, err := p.Enforcer.Agrees(d, c, usage.Limit)
+	ok, err := p.Enforcer.Agrees(d, c, usage)
 	return err == nil && !ok, err
 }

@@ -122,8 +122,8 @@ func newBeside() *beside {
 const besideWithin = time.Second
 
 // ask asks the filesystem, and returns what is known. On XFS it is up to the users how long the kernel takes for it: without an answer in
-// time the last one stays, and there is no second question until it comes.
-func (b *beside) ask(v *Visit) (int64, error) {
+// time the last one stays, and there is no second question until it comes. Alone is what only volumes hold.
+func (b *beside) ask(v *Visit, alone int64) (int64, error) {
 	root, err := v.Store.Root().Reopen()
 	if err != nil {
 		return 0, err
@@ -134,6 +134,7 @@ func (b *beside) ask(v *Visit) (int64, error) {
 	_, err = hang.Run(context.Background(), besideWithin, func() (struct{}, error) {
 		defer b.asked.Store(false)
 		bytes, err := v.Enforcer.Beside(root)
+		bytes -= v.Enforcer.InBeside(alone)
 		switch {
 		case err == nil:
 			b.bytes.Store(bytes)
@@ -195,30 +196,31 @@ func (v *Visit) count() (all bool) {
 		err, taken = errors.Join(err, spaceErr), max(taken, space.TakenBytes())
 	}
 	look()
-	var held int64
+	var held reconcile.Held
 	all = true
 	for _, p := range v.Pool.onFilesystem() {
-		bytes, entered, counts := p.usage.held(v, look)
+		one, entered, counts := p.usage.held(v, look)
 		if !counts {
 			v.Pool.Ledger.CannotCount()
 			return true
 		}
-		held, all = held+bytes, all && entered
+		held.Add(one)
+		all = all && entered
 	}
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Pool.usage.beside.Load().ask(v)
+	beside, err := v.Pool.usage.beside.Load().ask(v, held.Alone)
 	if err != nil {
 		return false
 	}
-	counting.End(ledger.Foreign(taken, held, beside), trees)
+	counting.End(ledger.Foreign(taken, held.Bytes, beside), trees)
 	return all
 }
 
 // held is what the volumes and the trash of a pool hold, if that is counted. The visit
 // is one of this pool, or of another on its filesystem. A pool that is not entered holds nothing.
-func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool) {
+func (u *usage) held(by *Visit, look func()) (all reconcile.Held, entered, counts bool) {
 	v := by
 	if v.Pool != u.pool {
 		var err error
@@ -227,10 +229,10 @@ func (u *usage) held(by *Visit, look func()) (bytes int64, entered, counts bool)
 			if in.Enforcer == nil {
 				in.Enforcer = by.Enforcer
 			}
-			return 0, false, in.Usage().Counts()
+			return all, false, in.Usage().Counts()
 		}
 		defer v.Close()
 	}
-	bytes, counts = v.View().Usage().Held(&u.bytes, look)
-	return bytes, true, counts
+	all, counts = v.View().Usage().Held(&u.bytes, look)
+	return all, true, counts
 }

@@ -37,11 +37,14 @@ func (c *checks) changeEnforcer(v *Visit) {
 }
 
 // queueLimitChecks has the checks compare all limits with the promises.
-func (c *checks) queueLimitChecks(v *Visit) { c.unrestored = v.Repair().AllLimits() }
+func (c *checks) queueLimitChecks(v *Visit) {
+	c.unrestored = v.Repair().AllLimits()
+	c.unrestorable.Store(0)
+}
 
 // restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
 func (c *checks) restoreQueued(v *Visit) {
-	v.Repair().LimitsOf(c.unrestored)
+	c.unrestorable.Add(int64(v.Repair().LimitsOf(c.unrestored)))
 	if len(c.unrestored) == 0 {
 		c.unrestored = nil // a map keeps the room of what it once had
 	}

@@ -124,9 +124,7 @@ func (s *surveys) survey(ctx context.Context) {
 	if s.pool.state.Load().err == nil {
 		last := s.last.Swap(found)
 		s.logAbnormal(last, found)
-		if last == nil || found.Abnormal[health.LimitDiffers] > last.Abnormal[health.LimitDiffers] {
-			s.doubtLimits(found)
-		}
+		s.doubtLimits(found)
 	}
 }
 
@@ -146,7 +144,7 @@ func (s *surveys) logAbnormal(last, found *reconcile.Survey) {
 // doubtLimits has the next check compare all limits with the promises if a survey found one that differs: quotas that were
 // switched off and on again between two checks look as before. Those that cannot be restored are not tried again by each survey.
 func (s *surveys) doubtLimits(found *reconcile.Survey) {
-	if found.Abnormal[health.LimitDiffers] > 0 {
+	if int64(found.Abnormal[health.LimitDiffers]) > s.pool.checks.unrestorable.Load() {
 		s.pool.checks.limitsDiffer.Store(true)
 		s.pool.checks.now()
 	}

@@ -31,7 +31,8 @@ type checks struct {
 	synced  time.Time // when the index was last compared with the disk
 	// unrestored are volumes whose limits are to be compared with their promises.
 	unrestored   map[volume.ID]struct{}
-	limitsDiffer atomic.Bool // a survey found a limit that is not what was promised
+	limitsDiffer atomic.Bool  // a survey found a limit that is not what was promised
+	unrestorable atomic.Int64 // how many of those that were compared last could not be restored
 	// vacant says that the last check found no volume, record or trash in the pool, and giveUp releases the pool's uuid.
 	vacant bool
 	giveUp func()

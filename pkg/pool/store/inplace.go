@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -53,8 +54,21 @@ func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 
 // removeAtOnce removes a volume that is a subvolume of btrfs with its content. It needs no room: where the metadata of btrfs is
 // full, a volume cannot be renamed into the trash, although there is room for data.
+// The subvolumes that its users made in it come first.
 func removeAtOnce(in *dir.Dir, id volume.ID) error {
-	return unprotected(in, id.String(), func() error { return dir.RemoveSubvolume(in, id.String()) })
+	remove := func() error { return dir.RemoveSubvolume(in, id.String()) }
+	err := unprotected(in, id.String(), remove)
+	if !errors.Is(err, syscall.ENOTEMPTY) {
+		return err
+	}
+	d, err := in.Open(id.String())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(quota.RemoveNested(d), d.Close()); err != nil {
+		return err
+	}
+	return unprotected(in, id.String(), remove)
 }
 
 // Trash is what this node has to erase: pieces.

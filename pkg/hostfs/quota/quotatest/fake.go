@@ -172,10 +172,13 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 func (f *Fake) Beside(*dir.Dir) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.subvolumes() {
-		return 0, nil
+	bytes := f.of(0).Bytes
+	for id, use := range f.use {
+		if f.subvolumes() && id != 0 {
+			bytes += use.Bytes - use.Shared
+		}
 	}
-	return f.of(0).Bytes, nil
+	return bytes, nil
 }
 
 // Outside is 0: a fake has no pods that make subvolumes.
