@@ -399,16 +399,11 @@ func (r *Reconciler) facts(ctx context.Context, mounted map[string]*leftover) (r
 
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
 	c := r.cluster()
-	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string](), MountedPools: wanted.mounted}
-	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Has(place.SnapshotContent) {
-		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
-			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
-	}
-	left, err := r.leftByEarliest(ctx, object)
-	if err != nil {
+	seen := status.Observed{Outdated: sets.New[string](), MountedPools: wanted.mounted}
+	var err error
+	if seen.Notices, err = r.notices(ctx, object, wanted); err != nil {
 		return seen, err
 	}
-	seen.Notices = append(seen.Notices, left...)
 	upToDate := func(kind string, live client.Object) bool {
 		want := wanted.find(kind, live.GetName())
 		return want != nil && apply.UpToDate(live, want)
@@ -442,15 +437,33 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 			seen.LeftClaims = append(seen.LeftClaims, claim)
 		}
 	}
-	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
-	seen.Mounters = slices.DeleteFunc(mounters, func(d appsv1.Deployment) bool {
-		return d.DeletionTimestamp != nil || wanted.find("Deployment", d.Name) == nil
-	})
+	if seen.Mounters, err = c.mounters(ctx, wanted); err != nil {
+		return seen, err
+	}
 	seen.Replaced = sets.New[string]()
 	for i := range seen.Mounters {
 		if m := &seen.Mounters[i]; !upToDate("Deployment", m) {
 			seen.Replaced.Insert(m.Name)
 		}
 	}
-	return seen, err
+	return seen, nil
+}
+
+// notices are what the status says beside the conditions.
+func (r *Reconciler) notices(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) ([]string, error) {
+	all := append(render.Notices(object), wanted.notices...)
+	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Has(place.SnapshotContent) {
+		all = append(all, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
+			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
+	}
+	left, err := r.leftByEarliest(ctx, object)
+	return append(all, left...), err
+}
+
+// mounters are those that there are of the wanted ones.
+func (c *cluster) mounters(ctx context.Context, wanted deployment) ([]appsv1.Deployment, error) {
+	all, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
+	return slices.DeleteFunc(all, func(d appsv1.Deployment) bool {
+		return d.DeletionTimestamp != nil || wanted.find("Deployment", d.Name) == nil
+	}), err
 }

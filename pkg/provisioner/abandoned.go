@@ -41,10 +41,7 @@ func (a *abandoned) remove(ctx context.Context) {
 		}
 		for _, v := range volumes {
 			name := pvOf(v.ID)
-			pv, is := known[name]
-			if pv != nil && a.elsewhere(v.ID, pv) {
-				pv, is = nil, false
-			}
+			pv, is := a.of(v.ID, known)
 			had := a.boundTo(v.ID, pv)
 			last, settled := a.settled[v.ID]
 			if settled {
@@ -91,6 +88,15 @@ func (a *abandoned) boundTo(id volume.ID, pv *corev1.PersistentVolume) types.UID
 		return ""
 	}
 	return pv.UID
+}
+
+// of is what known has by the name of a directory's PersistentVolume, unless that is another directory: another provisioner of the name was first.
+func (a *abandoned) of(id volume.ID, known map[string]*corev1.PersistentVolume) (pv *corev1.PersistentVolume, is bool) {
+	pv, is = known[pvOf(id)]
+	if pv != nil && a.elsewhere(id, pv) {
+		return nil, false
+	}
+	return pv, is
 }
 
 // elsewhere says that a PersistentVolume is another directory than that which is named after it: another provisioner of the name was first.
