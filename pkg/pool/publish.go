@@ -393,8 +393,8 @@ func (s Publications) otherAt(ctx context.Context, id volume.ID, target bind.Tar
 	return "", nil
 }
 
-func otherAt(v *serve.Visit, id volume.ID, target bind.Target) (string, error) {
-	published, err := v.Pool.Options.Mounts.Published(v.Store.Root())
+func otherAt(in *serve.Visit, id volume.ID, target bind.Target) (string, error) {
+	published, err := in.Pool.Options.Mounts.Published(in.Store.Root())
 	if err != nil {
 		return "", err
 	}

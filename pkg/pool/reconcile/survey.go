@@ -35,7 +35,7 @@ type Ill struct {
 }
 
 // Compare is by the id.
-func (v Ill) Compare(id volume.ID) int { return v.ID.Compare(id) }
+func (i Ill) Compare(id volume.ID) int { return i.ID.Compare(id) }
 
 // A Survey is what a check at each volume of a pool gave.
 type Survey struct {

@@ -26,78 +26,78 @@ type VolumeUse struct {
 }
 
 // file identifies what devices of the volume are attached to: see FileOf.
-func (v *VolumeUse) file() (id dir.ID, ok bool, err error) { return FileOf(v.ID, v.Entry, v.Dir) }
+func (u *VolumeUse) file() (id dir.ID, ok bool, err error) { return FileOf(u.ID, u.Entry, u.Dir) }
 
 // attachments are those of the node, if each of them reports whether it is the volume's. One that does not answer may
 // be.
-func (v *VolumeUse) attachments() (content.Attachments, error) {
-	all, err := v.Host.Attachments()
+func (u *VolumeUse) attachments() (content.Attachments, error) {
+	all, err := u.Host.Attachments()
 	if err != nil {
 		return content.Attachments{}, err
 	}
-	return all, all.Silent(v.ID)
+	return all, all.Silent(u.ID)
 }
 
 // Published are the mounts of the volume, of what is inside it, and of its devices.
-func (v *VolumeUse) Published() ([]bind.Publication, error) {
-	all, err := v.Host.Mounts.Published(v.Root)
+func (u *VolumeUse) Published() ([]bind.Publication, error) {
+	all, err := u.Host.Mounts.Published(u.Root)
 	if err != nil {
 		return nil, err
 	}
-	file, ok, err := v.file()
+	file, ok, err := u.file()
 	if err != nil || !ok {
-		return all[v.ID.String()], err
+		return all[u.ID.String()], err
 	}
-	attached, err := v.attachments()
-	return append(slices.Clone(all[v.ID.String()]), attached.Publications(file)...), err
+	attached, err := u.attachments()
+	return append(slices.Clone(all[u.ID.String()]), attached.Publications(file)...), err
 }
 
 // Used reports whether this node has the volume published, or its file attached.
-func (v *VolumeUse) Used() (bool, error) {
-	all, err := v.Host.Mounts.Published(v.Root)
-	if err != nil || len(all[v.ID.String()]) > 0 {
+func (u *VolumeUse) Used() (bool, error) {
+	all, err := u.Host.Mounts.Published(u.Root)
+	if err != nil || len(all[u.ID.String()]) > 0 {
 		return true, err
 	}
-	file, ok, err := v.file()
+	file, ok, err := u.file()
 	if err != nil || !ok {
 		return false, err
 	}
 	// What is published of a device is attached: each device of the node is asked once.
-	attached, err := v.attachments()
+	attached, err := u.attachments()
 	return len(attached.Of(file)) > 0, err
 }
 
 // Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
 // are mounted read-only.
-func (v *VolumeUse) Written() (bool, error) {
-	if v.Entry.Block() {
-		return v.Used()
+func (u *VolumeUse) Written() (bool, error) {
+	if u.Entry.Block() {
+		return u.Used()
 	}
-	published, err := v.Published()
+	published, err := u.Published()
 	writable := func(p bind.Publication) bool { return !p.ReadOnly }
 	return err != nil || slices.ContainsFunc(published, writable), err
 }
 
 // DetachUnpublished detaches the volume's devices that are published nowhere.
-func (v *VolumeUse) DetachUnpublished(ctx context.Context) error {
-	file, ok, err := v.file()
+func (u *VolumeUse) DetachUnpublished(ctx context.Context) error {
+	file, ok, err := u.file()
 	if err != nil || !ok {
 		return err
 	}
-	return v.Host.DetachUnpublished(ctx, file)
+	return u.Host.DetachUnpublished(ctx, file)
 }
 
 // Detach detaches what a crash left attached. It returns ErrInUse, with the device, for a volume whose file is attached
 // all the same: in use, or by another process.
-func (v *VolumeUse) Detach(ctx context.Context) error {
-	if err := v.DetachUnpublished(ctx); err != nil {
+func (u *VolumeUse) Detach(ctx context.Context) error {
+	if err := u.DetachUnpublished(ctx); err != nil {
 		return err
 	}
-	file, ok, err := v.file()
+	file, ok, err := u.file()
 	if err != nil || !ok {
 		return err
 	}
-	all, err := v.attachments()
+	all, err := u.attachments()
 	if err != nil {
 		return err
 	}
@@ -108,38 +108,38 @@ func (v *VolumeUse) Detach(ctx context.Context) error {
 }
 
 // GrowDevices makes the devices of a block volume as large as its file is.
-func (v *VolumeUse) GrowDevices() error {
-	if !v.Entry.Block() {
+func (u *VolumeUse) GrowDevices() error {
+	if !u.Entry.Block() {
 		return nil
 	}
-	file, err := content.FileID(v.ID, v.Dir)
+	file, err := content.FileID(u.ID, u.Dir)
 	if err != nil {
 		return err
 	}
-	all, err := v.attachments()
+	all, err := u.attachments()
 	if err != nil {
 		return err
 	}
-	return content.DeviceError(v.Host.Grow(all.Of(file), math.MaxInt64))
+	return content.DeviceError(u.Host.Grow(all.Of(file), math.MaxInt64))
 }
 
 // CheckPublished returns ErrNotFound unless the volume is published at the path.
-func (v *VolumeUse) CheckPublished(at bind.Target) error {
-	if v.Entry.Block() {
-		return v.Host.CheckPublished(v.ID, v.Dir, at)
+func (u *VolumeUse) CheckPublished(at bind.Target) error {
+	if u.Entry.Block() {
+		return u.Host.CheckPublished(u.ID, u.Dir, at)
 	}
-	err := v.checkDirectory(at)
+	err := u.checkDirectory(at)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
-	if _, ok, fileErr := v.file(); ok && fileErr == nil {
-		return v.Host.CheckPublished(v.ID, v.Dir, at)
+	if _, ok, fileErr := u.file(); ok && fileErr == nil {
+		return u.Host.CheckPublished(u.ID, u.Dir, at)
 	}
 	return err
 }
 
-func (v *VolumeUse) checkDirectory(at bind.Target) error {
-	d, err := v.Host.Mounts.Open(at)
+func (u *VolumeUse) checkDirectory(at bind.Target) error {
+	d, err := u.Host.Mounts.Open(at)
 	if dir.IsMissing(err) || errors.Is(err, bind.ErrTarget) {
 		return fmt.Errorf("%w: %w", volume.ErrNotFound, err)
 	}
@@ -147,7 +147,7 @@ func (v *VolumeUse) checkDirectory(at bind.Target) error {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	same, err := dir.Same(d, v.Dir)
+	same, err := dir.Same(d, u.Dir)
 	if err == nil && !same {
 		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
 	}

@@ -72,21 +72,21 @@ func (c *checks) readAll(s *store.Store, f *store.Format) error {
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
 // the other pools there. It reports whether that is another one than before.
-func (v *Visit) join(f store.Format) (joined bool, err error) {
-	on, err := dir.SpaceIDOf(v.Store.Root())
+func (in *Visit) join(f store.Format) (joined bool, err error) {
+	on, err := dir.SpaceIDOf(in.Store.Root())
 	if err != nil {
 		return false, err
 	}
-	p := v.Pool
-	trees, err := v.Enforcer.Trees(v.Store.Root())
+	p := in.Pool
+	trees, err := in.Enforcer.Trees(in.Store.Root())
 	if err != nil {
 		return false, err
 	}
-	space, err := v.Store.Space()
+	space, err := in.Store.Space()
 	if err != nil {
 		return false, err
 	}
-	p.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
+	p.Ledger.SetInodes(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.InodeBytes())
 	joined = p.Ledger.Join(p.Node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)
@@ -123,8 +123,8 @@ const besideWithin = time.Second
 
 // ask asks the filesystem, and returns what is known. On XFS it is up to the users how long the kernel takes for it: without an answer in
 // time the last one stays, and there is no second question until it comes. Alone is what only volumes hold.
-func (b *beside) ask(v *Visit, alone int64) (int64, error) {
-	root, err := v.Store.Root().Reopen()
+func (b *beside) ask(in *Visit, alone int64) (int64, error) {
+	root, err := in.Store.Root().Reopen()
 	if err != nil {
 		return 0, err
 	}
@@ -133,8 +133,8 @@ func (b *beside) ask(v *Visit, alone int64) (int64, error) {
 	}
 	_, err = hang.Run(context.Background(), besideWithin, func() (struct{}, error) {
 		defer b.asked.Store(false)
-		bytes, err := v.Enforcer.Beside(root)
-		bytes -= v.Enforcer.InBeside(alone)
+		bytes, err := in.Enforcer.Beside(root)
+		bytes -= in.Enforcer.InBeside(alone)
 		switch {
 		case err == nil:
 			b.bytes.Store(bytes)
@@ -144,7 +144,7 @@ func (b *beside) ask(v *Visit, alone int64) (int64, error) {
 		return struct{}{}, errors.Join(err, root.Close())
 	}, nil)
 	if errors.Is(err, quota.ErrTooMany) || errors.Is(err, hang.ErrTimeout) {
-		v.Pool.Log.V(2).Info("What is beside the volumes counts as before", "err", err.Error())
+		in.Pool.Log.V(2).Info("What is beside the volumes counts as before", "err", err.Error())
 		err = nil
 	}
 	return b.bytes.Load(), err
@@ -182,26 +182,26 @@ func (u *usage) countsForAll() bool {
 
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
 // that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
-func (v *Visit) count() (all bool) {
-	trees, err := v.Enforcer.Trees(v.Store.Root())
+func (in *Visit) count() (all bool) {
+	trees, err := in.Enforcer.Trees(in.Store.Root())
 	if err != nil {
 		return false
 	}
-	counting := v.Pool.Ledger.BeginCount()
+	counting := in.Pool.Ledger.BeginCount()
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
 	var taken int64
 	look := func() {
-		space, spaceErr := v.Store.Space()
+		space, spaceErr := in.Store.Space()
 		err, taken = errors.Join(err, spaceErr), max(taken, space.TakenBytes())
 	}
 	look()
 	var held reconcile.Held
 	all = true
-	for _, p := range v.Pool.onFilesystem() {
-		one, entered, counts := p.usage.held(v, look)
+	for _, p := range in.Pool.onFilesystem() {
+		one, entered, counts := p.usage.held(in, look)
 		if !counts {
-			v.Pool.Ledger.CannotCount()
+			in.Pool.Ledger.CannotCount()
 			return true
 		}
 		held.Add(one)
@@ -210,7 +210,7 @@ func (v *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := v.Pool.usage.beside.Load().ask(v, held.Alone)
+	beside, err := in.Pool.usage.beside.Load().ask(in, held.Alone)
 	if err != nil {
 		return false
 	}

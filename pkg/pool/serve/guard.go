@@ -9,16 +9,16 @@ var errUnguarded = errors.New("another driver may have begun to serve it")
 
 // guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
 // of volumes, and leaves no marks of what it has published.
-func (c *checks) guardPool(v *Visit, uuid string) (err error) {
+func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 	defer func() { c.guarded.Store(err == nil) }()
-	if v.Pool.Config.Shared {
-		if err := c.guard.CheckShared(v.Store); err != nil {
+	if in.Pool.Config.Shared {
+		if err := c.guard.CheckShared(in.Store); err != nil {
 			return err
 		}
-		v.meetNodes()
+		in.meetNodes()
 		return nil
 	}
-	err = c.guard.Acquire(v.Store, uuid)
+	err = c.guard.Acquire(in.Store, uuid)
 	contender := c.guard.Contender()
 	c.contender.Store(&contender)
 	return err
@@ -26,9 +26,9 @@ func (c *checks) guardPool(v *Visit, uuid string) (err error) {
 
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of
 // them are. A pool that is full or read-only is served all the same.
-func (v *Visit) meetNodes() {
-	if err := errors.Join(v.Store.Nodes().ShowAlive(), v.Store.Nodes().EachSign(v.Pool.peers.See)); err != nil {
-		v.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
+func (in *Visit) meetNodes() {
+	if err := errors.Join(in.Store.Nodes().ShowAlive(), in.Store.Nodes().EachSign(in.Pool.peers.See)); err != nil {
+		in.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
 	}
 }
 

@@ -2,49 +2,49 @@ package serve
 
 // checkQuota notices quotas that were switched on or off since the pool was opened,
 // or that the filesystem was mounted anew without or with.
-func (c *checks) checkQuota(v *Visit) error {
-	enforcer, err := v.Pool.Limits().Enforcer(v.Store.Root(), v.Enforcer.IDs.Claims)
+func (c *checks) checkQuota(in *Visit) error {
+	enforcer, err := in.Pool.Limits().Enforcer(in.Store.Root(), in.Enforcer.IDs.Claims)
 	if err != nil {
 		return err
 	}
-	if !enforcer.Like(v.Enforcer) {
-		v.Enforcer = enforcer
-		c.changeEnforcer(v)
+	if !enforcer.Like(in.Enforcer) {
+		in.Enforcer = enforcer
+		c.changeEnforcer(in)
 	}
-	if v.Enforcer.Kind() != "" {
+	if in.Enforcer.Kind() != "" {
 		if c.limitsDiffer.Swap(false) {
-			c.queueLimitChecks(v)
+			c.queueLimitChecks(in)
 		}
-		c.restoreQueued(v)
+		c.restoreQueued(in)
 	}
-	now := *v.View()
+	now := *in.View()
 	now.Enforcer = enforcer
-	return now.MustNotServe(v.Pool.Limits())
+	return now.MustNotServe(in.Pool.Limits())
 }
 
 // changeEnforcer has the calls to come use what this visit has.
-func (c *checks) changeEnforcer(v *Visit) {
-	now := *v.Pool.identity.Load()
-	now.enforcer = v.Enforcer
-	v.Pool.identity.Store(&now)
-	v.Pool.Ledger.SetInodes(v.Enforcer.Sizes.NewInodes(), v.Enforcer.Sizes.InodeBytes())
-	if why := v.Enforcer.Unenforced(); why != nil {
-		v.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
+func (c *checks) changeEnforcer(in *Visit) {
+	now := *in.Pool.identity.Load()
+	now.enforcer = in.Enforcer
+	in.Pool.identity.Store(&now)
+	in.Pool.Ledger.SetInodes(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.InodeBytes())
+	if why := in.Enforcer.Unenforced(); why != nil {
+		in.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
 	} else {
-		v.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", v.Enforcer.Kind())
+		in.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", in.Enforcer.Kind())
 	}
-	c.queueLimitChecks(v)
+	c.queueLimitChecks(in)
 }
 
 // queueLimitChecks has the checks compare all limits with the promises.
-func (c *checks) queueLimitChecks(v *Visit) {
-	c.unrestored = v.Repair().AllLimits()
+func (c *checks) queueLimitChecks(in *Visit) {
+	c.unrestored = in.Repair().AllLimits()
 	c.unrestorable.Store(0)
 }
 
 // restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
-func (c *checks) restoreQueued(v *Visit) {
-	c.unrestorable.Add(int64(v.Repair().LimitsOf(c.unrestored)))
+func (c *checks) restoreQueued(in *Visit) {
+	c.unrestorable.Add(int64(in.Repair().LimitsOf(c.unrestored)))
 	if len(c.unrestored) == 0 {
 		c.unrestored = nil // a map keeps the room of what it once had
 	}
@@ -57,16 +57,16 @@ func (p *Pool) enforcing() bool {
 }
 
 // restoreLimits compares all limits with the promises, before the pool serves.
-func (c *checks) restoreLimits(v *Visit) {
-	if v.Pool.Config.Shared { // others may be changing both
-		c.restoreLimitsAgain(v)
+func (c *checks) restoreLimits(in *Visit) {
+	if in.Pool.Config.Shared { // others may be changing both
+		c.restoreLimitsAgain(in)
 	} else {
-		v.Repair().Limits()
+		in.Repair().Limits()
 	}
 }
 
 // restoreLimitsAgain is restoreLimits while calls or other nodes work in the pool.
-func (c *checks) restoreLimitsAgain(v *Visit) {
-	c.queueLimitChecks(v)
-	c.restoreQueued(v)
+func (c *checks) restoreLimitsAgain(in *Visit) {
+	c.queueLimitChecks(in)
+	c.restoreQueued(in)
 }

@@ -68,18 +68,18 @@ func (n *Node) lockTarget(lock func(volume.ID) (func(), error), id volume.ID, ta
 }
 
 // LockNodes extends the lock that the caller has of a volume to all nodes of a shared pool.
-func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err error) {
-	return v.Store.Nodes().LockByte(ctx, store.VolumeByte(id))
+func (in *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err error) {
+	return in.Store.Nodes().LockByte(ctx, store.VolumeByte(id))
 }
 
 // tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once if a call has it. What checks of
 // several nodes do at once is the same.
-func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
-	unlockHere, err := v.Pool.Node.volumes.TryCheck(id)
+func (in *Visit) tryLock(id volume.ID) (unlock func(), err error) {
+	unlockHere, err := in.Pool.Node.volumes.TryCheck(id)
 	if err != nil {
 		return nil, err
 	}
-	unlockNodes, err := v.Store.Nodes().TryShareByte(store.VolumeByte(id))
+	unlockNodes, err := in.Store.Nodes().TryShareByte(store.VolumeByte(id))
 	if err != nil {
 		unlockHere()
 		return nil, err
@@ -91,13 +91,13 @@ func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
 // pool, and keeps those from promising anything. While it waits for one of the two it does
 // not have the other: a volume is published while its growth waits for a disk that another
 // node allocates, and volumes are made while that of a node which hangs is waited for.
-func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(), err error) {
+func (in *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(), err error) {
 	for {
-		unlockPromises, err := v.Store.Nodes().LockByte(ctx, store.PromisesByte)
+		unlockPromises, err := in.Store.Nodes().LockByte(ctx, store.PromisesByte)
 		if err != nil {
 			return nil, err
 		}
-		unlockVolume, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
+		unlockVolume, err := in.Store.Nodes().TryLockByte(store.VolumeByte(id))
 		if err == nil {
 			return func() { unlockVolume(); unlockPromises() }, nil
 		}
@@ -105,7 +105,7 @@ func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(),
 		if !errors.Is(err, volume.ErrBusy) {
 			return nil, err
 		}
-		if unlockVolume, err = v.LockNodes(ctx, id); err != nil {
+		if unlockVolume, err = in.LockNodes(ctx, id); err != nil {
 			return nil, err
 		}
 		unlockVolume()
@@ -113,8 +113,8 @@ func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(),
 }
 
 // Alone does something about a volume whose lock the caller shares, or returns ErrBusy if others share it too.
-func (v *Visit) Alone(id volume.ID, do func() error) error {
-	done, err := v.Pool.Node.volumes.TryAlone(id)
+func (in *Visit) Alone(id volume.ID, do func() error) error {
+	done, err := in.Pool.Node.volumes.TryAlone(id)
 	if err != nil {
 		return err
 	}
@@ -139,20 +139,20 @@ func (n *Node) TurnToCopy(ctx context.Context, id volume.ID) (done func(), err e
 func (n *Node) claim(uuid string) (giveUp func(), err error) { return n.serving.TryLock(uuid) }
 
 // unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
-func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
-	return v.Pool.unlessBusy(id, func() error { return v.unlessLocked(store.VolumeByte(id), do) })
+func (in *Visit) unlessBusy(id volume.ID, do func() error) error {
+	return in.Pool.unlessBusy(id, func() error { return in.unlessLocked(store.VolumeByte(id), do) })
 }
 
 // unlessPromising is unlessBusy while no node promises anything: another may be about to write the record.
-func (v *Visit) unlessPromising(id volume.ID, do func() error) error {
-	return v.unlessBusy(id, func() error { return v.unlessLocked(store.PromisesByte, do) })
+func (in *Visit) unlessPromising(id volume.ID, do func() error) error {
+	return in.unlessBusy(id, func() error { return in.unlessLocked(store.PromisesByte, do) })
 }
 
 // unlessLocked does something under the lock of a byte, unless another node of a shared pool has that: then it is skipped.
-func (v *Visit) unlessLocked(at int64, do func() error) error {
-	unlock, err := v.Store.Nodes().TryLockByte(at)
+func (in *Visit) unlessLocked(at int64, do func() error) error {
+	unlock, err := in.Store.Nodes().TryLockByte(at)
 	if errors.Is(err, volume.ErrBusy) {
-		v.Pool.checks.skipped = true
+		in.Pool.checks.skipped = true
 		return nil
 	}
 	if err != nil {
@@ -164,11 +164,11 @@ func (v *Visit) unlessLocked(at int64, do func() error) error {
 
 // unlessBusyOr is unlessBusy for what may be about no volume, on which no call can work: then
 // the id is the zero one.
-func (v *Visit) unlessBusyOr(id volume.ID, do func() error) error {
+func (in *Visit) unlessBusyOr(id volume.ID, do func() error) error {
 	if id == (volume.ID{}) {
 		return do()
 	}
-	return v.unlessBusy(id, do)
+	return in.unlessBusy(id, do)
 }
 
 // unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.

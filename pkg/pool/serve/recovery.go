@@ -31,56 +31,58 @@ type recoveryStep struct {
 	only func(p *Pool, at moment) bool
 	// together: steps that follow each other and have it are all done, also if one fails.
 	together bool
-	do       func(v *Visit, ctx context.Context) error
+	do       func(in *Visit, ctx context.Context) error
 }
 
 // recovery is all that recovery does, in its order. What was found by then, and why it may be there, is in
 // docs/layout.md. Limits that calls found missing are restored by each check, from a queue: limits.go.
 var recovery = []recoveryStep{
 	// Take from others the permission to enter the directories of the layout.
-	{at: atRetry, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
+	{at: atRetry, do: func(in *Visit, _ context.Context) error { return in.Store.CloseMode() }},
 	// Compare the index with the disk.
-	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.View().Index().Resync() }},
+	{at: eachMinute, do: func(in *Visit, _ context.Context) error { return in.View().Index().Resync() }},
 	// Remove records that were being written.
-	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
+	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(in *Visit, _ context.Context) error { return in.Discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating().Dir()) }},
+	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(in *Visit, _ context.Context) error {
+		return in.Discard().RecoverCreations(in.Store.Creating().Dir())
+	}},
 	// Remove the references of moves that a crash has ended.
-	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverReferences() }},
+	{at: atOpen | atRetry, writable: atOpen, together: true, do: func(in *Visit, _ context.Context) error { return in.Discard().RecoverReferences() }},
 	// Finish removals and queue the trash.
-	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
+	{at: atOpen | atRetry | eachMinute, writable: atOpen | eachMinute, together: true, do: func(in *Visit, _ context.Context) error { return in.Discard().RecoverTrash() }},
 	// Take over what this node left under another name.
-	{at: atOpen | atRetry, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
+	{at: atOpen | atRetry, writable: atOpen, only: notShared, do: quietly(func(in *Visit, _ context.Context) { in.Discard().TakeOver() })},
 	// Load the index.
-	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.View().Index().Load() }},
+	{at: atOpen, do: func(in *Visit, _ context.Context) error { return in.View().Index().Load() }},
 	// Finish growths of files.
-	{at: atOpen | atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
+	{at: atOpen | atRetry, do: quietly(func(in *Visit, _ context.Context) { in.Repair().Records() })},
 	// Restore limits.
-	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimits(v) })},
+	{at: atOpen, do: quietly(func(in *Visit, _ context.Context) { in.Pool.checks.restoreLimits(in) })},
 	// Restore limits during calls.
-	{at: atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Pool.checks.restoreLimitsAgain(v) })},
+	{at: atRetry, do: quietly(func(in *Visit, _ context.Context) { in.Pool.checks.restoreLimitsAgain(in) })},
 	// Remove limits that nothing has.
-	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
+	{at: atOpen, do: quietly(func(in *Visit, _ context.Context) { in.Discard().ReleaseUnused() })},
 	// Detach devices that are not published.
-	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachUnpublished(ctx) })},
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(in *Visit, ctx context.Context) { in.Repair().DetachUnpublished(ctx) })},
 	// Detach devices on deleted files.
-	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachDeleted(ctx) })},
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(in *Visit, ctx context.Context) { in.Repair().DetachDeleted(ctx) })},
 	// Finish growths of devices.
-	{at: atOpen | atRetry, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
+	{at: atOpen | atRetry, do: quietly(func(in *Visit, _ context.Context) { in.Repair().Devices() })},
 	// Take over from nodes that are gone.
-	{at: eachMinute, writable: eachMinute, only: shared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
+	{at: eachMinute, writable: eachMinute, only: shared, do: quietly(func(in *Visit, _ context.Context) { in.Discard().TakeOver() })},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
 	// Count what is left of the trash of other nodes: where the pool was read before it was served, its own was counted with it.
-	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.View().Index().OthersTrash()) })},
+	{at: atOpen, only: notShared, do: quietly(func(in *Visit, _ context.Context) { in.Pool.Ledger.SetOthersTrash(in.View().Index().OthersTrash()) })},
 }
 
 // quietly is a step that logs what it cannot do, and does not keep the pool from serving.
-func quietly(do func(v *Visit, ctx context.Context)) func(v *Visit, ctx context.Context) error {
-	return func(v *Visit, ctx context.Context) error {
-		do(v, ctx)
+func quietly(do func(in *Visit, ctx context.Context)) func(in *Visit, ctx context.Context) error {
+	return func(in *Visit, ctx context.Context) error {
+		do(in, ctx)
 		return nil
 	}
 }
@@ -89,28 +91,28 @@ func shared(p *Pool, _ moment) bool    { return p.Config.Shared }
 func notShared(p *Pool, _ moment) bool { return !p.Config.Shared }
 
 // recover does what is to be done at a moment. What a call works on is left to that.
-func (v *Visit) recover(ctx context.Context, at moment) error {
-	space, err := v.Store.Space()
+func (in *Visit) recover(ctx context.Context, at moment) error {
+	space, err := in.Store.Space()
 	if err != nil {
 		return err
 	}
 	if space.ReadOnly && at == atOpen {
-		v.Pool.checks.unrecovered = true
+		in.Pool.checks.unrecovered = true
 	}
 	if !space.ReadOnly {
-		if err := v.Work(); err != nil {
+		if err := in.Work(); err != nil {
 			return err
 		}
 	}
 	var problems error
 	for _, step := range recovery {
 		switch {
-		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.only != nil && !step.only(v.Pool, at):
+		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.only != nil && !step.only(in.Pool, at):
 			continue
 		case problems != nil && !step.together:
 			return problems
 		}
-		err := step.do(v, ctx)
+		err := step.do(in, ctx)
 		if err != nil && !step.together {
 			return err
 		}
@@ -120,8 +122,8 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 }
 
 // begin brings disk and memory in line before the pool serves.
-func (c *checks) begin(ctx context.Context, v *Visit) error {
-	if err := v.recover(ctx, atOpen); err != nil {
+func (c *checks) begin(ctx context.Context, in *Visit) error {
+	if err := in.recover(ctx, atOpen); err != nil {
 		return err
 	}
 	// What other nodes work on they finish. What they only read is left to this one.
@@ -131,18 +133,18 @@ func (c *checks) begin(ctx context.Context, v *Visit) error {
 
 // recoverAgain does what begin could not do: the pool was read-only, or another node worked on
 // a volume. Calls are at work by then.
-func (c *checks) recoverAgain(ctx context.Context, v *Visit) (done bool, err error) {
-	if !c.unrecovered || c.skipped && time.Since(c.tried) < v.Pool.Options.SyncEvery {
+func (c *checks) recoverAgain(ctx context.Context, in *Visit) (done bool, err error) {
+	if !c.unrecovered || c.skipped && time.Since(c.tried) < in.Pool.Options.SyncEvery {
 		return false, nil
 	}
-	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
+	if space, err := in.Store.Space(); err != nil || space.ReadOnly {
 		return false, err
 	}
-	if err := v.Work(); err != nil {
+	if err := in.Work(); err != nil {
 		return false, err
 	}
 	c.skipped = false
-	if err := v.recover(ctx, atRetry); err != nil {
+	if err := in.recover(ctx, atRetry); err != nil {
 		return false, err
 	}
 	c.unrecovered, c.tried = c.skipped, time.Now()
@@ -151,21 +153,21 @@ func (c *checks) recoverAgain(ctx context.Context, v *Visit) (done bool, err err
 
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or
 // the pool was away when a volume was unpublished.
-func (v *Visit) recoverMarks(ctx context.Context) error {
-	return v.Store.Nodes().RecoverMarks(func(at string, of volume.ID, remove func() error) {
-		v.Pool.problems.left(at, v.unlessBusyOr(of, remove))
+func (in *Visit) recoverMarks(ctx context.Context) error {
+	return in.Store.Nodes().RecoverMarks(func(at string, of volume.ID, remove func() error) {
+		in.Pool.problems.left(at, in.unlessBusyOr(of, remove))
 	}, func(at string, id volume.ID) {
-		v.Pool.problems.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
+		in.Pool.problems.left(at, in.Pool.unlessBusy(id, func() error { return in.recoverMark(ctx, id) }))
 	})
 }
 
-func (v *Visit) recoverMark(ctx context.Context, id volume.ID) error {
-	e, d, err := v.View().Lookup(id)
+func (in *Visit) recoverMark(ctx context.Context, id volume.ID) error {
+	e, d, err := in.View().Lookup(id)
 	if err != nil {
 		return err
 	}
 	if d != nil {
 		defer func() { _ = d.Close() }()
 	}
-	return v.UnmarkPublished(ctx, v.Use(id, e, d))
+	return in.UnmarkPublished(ctx, in.Use(id, e, d))
 }

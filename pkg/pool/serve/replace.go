@@ -34,9 +34,9 @@ type directory struct {
 }
 
 // noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see. What cannot be read is something.
-func (c *checks) noteVacancy(v *Visit) {
+func (c *checks) noteVacancy(in *Visit) {
 	if c.vacant = c.knownEmpty(); c.vacant {
-		vacant, err := v.Store.Vacant()
+		vacant, err := in.Store.Vacant()
 		c.vacant = vacant && err == nil
 	}
 }

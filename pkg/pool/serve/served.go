@@ -17,9 +17,9 @@ func (p *Pool) noted(id *opened) served.Entry {
 }
 
 // remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
-func (v *Visit) remember(id *opened) {
-	p := v.Pool
-	snapshots, err := v.upstreamInside()
+func (in *Visit) remember(id *opened) {
+	p := in.Pool
+	snapshots, err := in.upstreamInside()
 	if err == nil {
 		err = p.note.Write(p.noted(id), func() []string {
 			all := []string{}

@@ -29,10 +29,10 @@ type Visit struct {
 }
 
 // Close ends the work.
-func (v *Visit) Close() {
-	v.Store.Close()
-	if v.calls != nil {
-		v.Pool.callEnded(v.calls)
+func (in *Visit) Close() {
+	in.Store.Close()
+	if in.calls != nil {
+		in.Pool.callEnded(in.calls)
 	}
 }
 
@@ -60,7 +60,7 @@ func (p *Pool) Enter(ctx context.Context) (v *Visit, err error) {
 	}
 	if v, err = p.openCached(id); err != nil {
 		// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
-		v, err = inTime(ctx, p, st, func() (*Visit, error) { return p.visit(id) }, func(v *Visit, err error) {
+		v, err = inTime(ctx, p, st, func() (*Visit, error) { return p.visit(id) }, func(in *Visit, err error) {
 			if err == nil {
 				v.Close()
 			}
@@ -163,12 +163,12 @@ func (p *Pool) Health(ctx context.Context, id volume.ID) ([]health.Condition, er
 }
 
 // View is the pool for reading it. A call asks for it several times.
-func (v *Visit) View() *reconcile.View {
-	if v.reading == nil || v.reading.Enforcer != v.Enforcer {
-		v.reading = v.Pool.View()
-		v.reading.Store, v.reading.Enforcer, v.reading.Lock = v.Store, v.Enforcer, v.tryLock
+func (in *Visit) View() *reconcile.View {
+	if in.reading == nil || in.reading.Enforcer != in.Enforcer {
+		in.reading = in.Pool.View()
+		in.reading.Store, in.reading.Enforcer, in.reading.Lock = in.Store, in.Enforcer, in.tryLock
 	}
-	return v.reading
+	return in.reading
 }
 
 // View is what memory has of the pool.
@@ -189,36 +189,36 @@ func (p *Pool) View() *reconcile.View {
 }
 
 // Discard is the pool for undoing creations and for the trash. Work has to be called before.
-func (v *Visit) Discard() *reconcile.Leftovers {
-	return &reconcile.Leftovers{In: v.View(), UnlessBusy: v.unlessBusyOr}
+func (in *Visit) Discard() *reconcile.Leftovers {
+	return &reconcile.Leftovers{In: in.View(), UnlessBusy: in.unlessBusyOr}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.
-func (v *Visit) Repair() *reconcile.Repairs {
+func (in *Visit) Repair() *reconcile.Repairs {
 	return &reconcile.Repairs{
-		In: v.View(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
+		In: in.View(), UnlessBusy: in.Pool.unlessBusy, UnlessBusyAnywhere: in.unlessBusyOr, UnlessPromising: in.unlessPromising,
 	}
 }
 
 // Use is how this node uses a volume.
-func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Host: v.View().Host, Root: v.Store.Root(), ID: id, Entry: e, Dir: d}
+func (in *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
+	return &reconcile.VolumeUse{Host: in.View().Host, Root: in.Store.Root(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.
-func (v *Visit) Work() error {
-	if err := v.Store.OpenWork(); err != nil {
-		return v.Pool.Unavailable(err)
+func (in *Visit) Work() error {
+	if err := in.Store.OpenWork(); err != nil {
+		return in.Pool.Unavailable(err)
 	}
 	return nil
 }
 
 // Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
 // without.
-func (v *Visit) Making() (done func()) {
-	done, err := v.Pool.note.Making(v.Pool.noted(v.Pool.identity.Load()))
+func (in *Visit) Making() (done func()) {
+	done, err := in.Pool.note.Making(in.Pool.noted(in.Pool.identity.Load()))
 	if err != nil {
-		v.Pool.Log.Error(err, errForgotten)
+		in.Pool.Log.Error(err, errForgotten)
 	}
 	return done
 }

@@ -242,18 +242,18 @@ func (c *checks) enter(ctx context.Context) (*Visit, error) {
 }
 
 // checkOpen checks a pool that is open.
-func (c *checks) checkOpen(ctx context.Context, v *Visit) error {
+func (c *checks) checkOpen(ctx context.Context, in *Visit) error {
 	// What calls read may all be in memory. Their first write would be the one to hang.
-	if err := v.Store.ProbeDisk(); err != nil {
+	if err := in.Store.ProbeDisk(); err != nil {
 		return fmt.Errorf("%w: %w", reconcile.ErrUnreadable, err)
 	}
-	if err := c.checkQuota(v); err != nil {
+	if err := c.checkQuota(in); err != nil {
 		return err
 	}
-	recovered, err := c.recoverAgain(ctx, v)
-	if err != nil || !recovered && time.Since(c.synced) < v.Pool.Options.SyncEvery {
+	recovered, err := c.recoverAgain(ctx, in)
+	if err != nil || !recovered && time.Since(c.synced) < in.Pool.Options.SyncEvery {
 		return err
 	}
 	c.synced = time.Now()
-	return v.recover(ctx, eachMinute)
+	return in.recover(ctx, eachMinute)
 }
