@@ -190,10 +190,13 @@ func (s *subvolumes) takeIn(d *dir.Dir, own ID) error {
 }
 
 // putOut takes out of the group of a subvolume what is not in that, also what has no name any more: it may have been in another volume, and
-// counts until the last file that shares its blocks is gone.
+// counts until the last file that shares its blocks is gone. What users go on putting in is left for the next time.
 func (s *subvolumes) putOut(d *dir.Dir, own ID) error {
 	group, grouped := s.group(own)
-	for grouped {
+	if !grouped {
+		return nil
+	}
+	for range mostNested {
 		out, _, err := intruders(d, own, group)
 		if len(out) == 0 || err != nil {
 			return err
