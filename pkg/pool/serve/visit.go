@@ -62,7 +62,7 @@ func (p *Pool) Enter(ctx context.Context) (v *Visit, err error) {
 		// The checks of the pool may not have warned the caller yet. What is opened after all is closed by itself.
 		v, err = inTime(ctx, p, st, func() (*Visit, error) { return p.visit(id) }, func(in *Visit, err error) {
 			if err == nil {
-				v.Close()
+				in.Close()
 			}
 		})
 	}
