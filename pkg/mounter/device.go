@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,7 +59,7 @@ func (d *Device) Tree(ctx context.Context, state *dir.Dir) (*mounts.Tree, error)
 		return nil, err
 	}
 	tree, err := d.formatAndMount(source, kind, blank, quotaOptions[kind])
-	if err != nil && quotaOptions[kind] != nil {
+	if mounts.Unsupported(err) && !errors.Is(err, mounts.ErrOptions) && quotaOptions[kind] != nil {
 		tree, err = d.withoutFeatures(device, source, kind, blank, err)
 	}
 	if err != nil {
@@ -117,7 +118,7 @@ func (d *Device) formatAndMount(source, kind string, blank bool, options []strin
 	at := &detached{device: d}
 	safe := mount.NewSafeFormatAndMount(at, guard{d.Exec, blank})
 	err := safe.FormatAndMountSensitiveWithFormatOptions(source, d.Path, kind, d.Options, nil, options)
-	return at.tree, err
+	return at.tree, cmp.Or(at.err, err)
 }
 
 // detached stands for mount(8) in SafeFormatAndMount: the mount is attached nowhere yet.
@@ -125,12 +126,13 @@ type detached struct {
 	mount.Interface // nil: SafeFormatAndMount calls the one method below
 	device          *Device
 	tree            *mounts.Tree
+	err             error // of the mount, which SafeFormatAndMount makes a string
 }
 
 // MountSensitive takes no sensitive options: there are none.
-func (d *detached) MountSensitive(source, _, kind string, options, _ []string) (err error) {
-	d.tree, err = d.device.mount(source, kind, options)
-	return err
+func (d *detached) MountSensitive(source, _, kind string, options, _ []string) error {
+	d.tree, d.err = d.device.mount(source, kind, options)
+	return d.err
 }
 
 // mountAgain mounts a device that is in use. If that is a mount, of a volume for example that
