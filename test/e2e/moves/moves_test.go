@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/moves"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
@@ -248,7 +249,7 @@ func TestVolumeAboveItsSize(t *testing.T) {
 	in.kill()
 	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
 	w.unpublish(w.from, "another")
-	w.run("move-in", "abort")
+	w.abort()
 	w.from.Must(os.Remove(filepath.Join(w.from.Target("pod"), "large")))
 	w.move()
 	w.end()
@@ -280,6 +281,14 @@ func TestConfirmTooEarly(t *testing.T) {
 	w.end()
 }
 
+// abort removes the copy of a move that goes on, as a user may by hand: the driver does not take part in one that it was told to abort.
+func (w *world) abort() {
+	w.Helper()
+	w.run("move-in", "abort")
+	must.Succeed(w, w.to.Process.Stop(), w.to.Process.Restart(w.Context()))
+	w.to.AwaitServing()
+}
+
 // A copy that the target loses after the hand-over, and before it is confirmed, is made again from the source, which has everything.
 func TestCopyIsLostAfterHandOver(t *testing.T) {
 	w := newWorld(t, ways()[0], none)
@@ -293,7 +302,7 @@ func TestCopyIsLostAfterHandOver(t *testing.T) {
 		return fence
 	}
 	fence := copyAll()
-	w.run("move-in", "abort")
+	w.abort()
 	if last := w.once("move-in", "confirm", "--fence="+fence); last.Event != "failed" {
 		t.Errorf("a copy that is gone is confirmed: %+v", last)
 	}
