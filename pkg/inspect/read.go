@@ -351,7 +351,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.BeginCount().End(ledger.Foreign(taken, held.Bytes, r.beside-r.Enforcer.InBeside(held.Alone)), r.trees)
+			r.Ledger.BeginCount().End(ledger.Foreign(taken, held.Bytes, r.beside-held.Alone), r.trees)
 		}
 		r.Usage().LearnForeign(r.space)
 	}

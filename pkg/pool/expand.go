@@ -45,15 +45,18 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err != nil {
 		return 0, fmt.Errorf("expand volume %s: %w", id, err)
 	}
-	bytes, err := v.expand(ctx, r)
+	bytes, err := growth{v}.expand(ctx, r)
 	if err != nil {
 		return 0, fmt.Errorf("expand volume %s: %w", id, err)
 	}
 	return bytes, nil
 }
 
+// A growth is that of a volume. The caller holds the volume's lock.
+type growth struct{ *found }
+
 // expand promises what is asked for, and makes the volume that large.
-func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
+func (v growth) expand(ctx context.Context, r volume.Range) (int64, error) {
 	unlock, err := v.visit.LockToPromise(ctx, v.id)
 	if err != nil {
 		return 0, err
@@ -68,11 +71,11 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	}
 	if r.Required <= has {
-		return has, errors.Join(v.durable(), restoreIfCounted(v), v.use().GrowDevices())
+		return has, errors.Join(v.durable(), restoreIfCounted(v.found), v.use().GrowDevices())
 	}
 	bytes, err := v.largerSize(r, space)
 	if err == nil {
-		err = errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), mayGrow(v))
+		err = errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow(), mayGrow(v.found))
 	}
 	if err != nil {
 		return 0, err
@@ -89,7 +92,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 }
 
 // readToPromise reads what a promise goes by: the promises of other nodes, the volume, and the space.
-func (v *found) readToPromise() (dir.Space, error) {
+func (v growth) readToPromise() (dir.Space, error) {
 	if err := v.visit.View().Index().LoadShared(); err != nil {
 		return dir.Space{}, err
 	}
@@ -100,7 +103,7 @@ func (v *found) readToPromise() (dir.Space, error) {
 }
 
 // largerSize is the size to promise to a volume that has less than is asked for. Errors: ErrCannotGrow, ErrOutOfRange.
-func (v *found) largerSize(r volume.Range, space dir.Space) (int64, error) {
+func (v growth) largerSize(r volume.Range, space dir.Space) (int64, error) {
 	record := v.entry.Record
 	switch {
 	case record == nil:
@@ -140,7 +143,7 @@ func restoreIfCounted(v *found) error {
 }
 
 // fileMayGrow returns ErrBusy for a block volume that is being copied.
-func (v *found) fileMayGrow() error {
+func (v growth) fileMayGrow() error {
 	if !v.entry.Block() {
 		return nil
 	}
@@ -149,7 +152,7 @@ func (v *found) fileMayGrow() error {
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,
 // which is larger than its record then, and never shrinks.
-func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {
+func (v growth) grownTo(bytes int64, r volume.Range) (int64, error) {
 	if !v.entry.Block() {
 		return bytes, nil
 	}
@@ -168,7 +171,7 @@ func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {
 }
 
 // grownBy is what the volume takes more of the pool at a size, in bytes.
-func (v *found) grownBy(bytes int64) int64 {
+func (v growth) grownBy(bytes int64) int64 {
 	grown := *v.entry.Record
 	grown.Bytes = bytes
 	l := v.visit.Pool.Ledger
@@ -178,7 +181,7 @@ func (v *found) grownBy(bytes int64) int64 {
 // grow writes the new promise and then lets the kernel enforce it. After a crash in
 // between, start-up raises the limit to the record. The file of a block volume comes
 // first, for it may not fit; start-up raises the record to a file that is larger.
-func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation) error {
+func (v growth) grow(ctx context.Context, bytes int64, held *ledger.Reservation) error {
 	s := v.visit
 	grown := *v.entry.Record
 	grown.Bytes = bytes
@@ -208,7 +211,7 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 
 // growContent makes the content of a volume larger, and its limit before that, and returns the
 // size that it had. What of it fails changes nothing.
-func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
+func (v growth) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
 	enforcer := v.visit.Enforcer
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
@@ -223,7 +226,7 @@ func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err
 }
 
 // cutFile undoes growContent where the record was not written.
-func (v *found) cutFile(had int64) error {
+func (v growth) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}

@@ -421,7 +421,7 @@ func (v *side) prepareAgain(ctx context.Context, r TargetRequest) error {
 	if v.entry.Record.Bytes >= r.Bytes {
 		return nil
 	}
-	if _, err := v.expand(ctx, volume.Range{Required: r.Bytes}); err != nil {
+	if _, err := (growth{v.found}).expand(ctx, volume.Range{Required: r.Bytes}); err != nil {
 		return err
 	}
 	return v.reread()

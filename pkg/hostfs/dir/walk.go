@@ -59,7 +59,7 @@ func Visit(d *Dir, v Visitor) error {
 	if err != nil {
 		return err
 	}
-	root.keepAtime()
+	keepAtime(root)
 	w := walker{root: d.path, visitor: v, open: []*reader{{dir: root}}}
 	err = w.walk()
 	return errors.Join(err, w.close())
@@ -77,7 +77,7 @@ func (d *Dir) Reopen() (*Dir, error) {
 
 // keepAtime has reading a directory not change when it was last read: that is a write, which may wait for the log of the filesystem. Only its
 // owner and those with CAP_FOWNER can have that.
-func (d *Dir) keepAtime() { _, _ = unix.FcntlInt(uintptr(d.fd), unix.F_SETFL, unix.O_NOATIME) }
+func keepAtime(d *Dir) { _, _ = unix.FcntlInt(uintptr(d.fd), unix.F_SETFL, unix.O_NOATIME) }
 
 type walker struct {
 	root    string // for messages
@@ -130,7 +130,7 @@ func (w *walker) down(in *Dir, name string) error {
 	case err != nil:
 		return err
 	}
-	sub.keepAtime()
+	keepAtime(sub)
 	// Storing the whole path of each directory would take quadratic memory.
 	sub.path = w.root + "/.../" + name
 	if err := w.visitor.Enter(sub, in, name); err != nil {
@@ -178,7 +178,7 @@ func (w *walker) reopen(child *Dir) error {
 	if err != nil {
 		return err
 	}
-	parent.keepAtime()
+	keepAtime(parent)
 	w.open = append(w.open, &reader{dir: parent, offset: at.offset})
 	if _, err := unix.Seek(parent.fd, at.offset, io.SeekStart); err != nil {
 		return pathError("seek", parent.path, err)

@@ -273,7 +273,7 @@ func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Usage, restor
 		return quota.Usage{}, false, errors.Join(err, errNotCarried)
 	}
 	usage, err := e.facility.Usage(d, c.QuotaID())
-	if err != nil || e.agrees(usage, c) {
+	if err != nil || e.Sizes.agrees(usage, c) {
 		return usage, false, err
 	}
 	if err := e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c)); err != nil || usage.Intruded == 0 {
@@ -287,11 +287,6 @@ func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Usage, restor
 }
 
 var errIntruded = errors.New("the limit counts more subvolumes than can be asked whether they are in the volume")
-
-// agrees reports whether a limit is what was promised, and counts nothing else than the volume.
-func (e *Enforcer) agrees(has quota.Usage, c ledger.Info) bool {
-	return has.Intruded == 0 && e.Sizes.agrees(has.Limit, c)
-}
 
 // Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none, and one with very many subvolumes stays as it is.
 func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
@@ -309,7 +304,7 @@ func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 // was promised.
 func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Usage) (bool, error) {
 	carries, err := e.carriesID(d, c)
-	return carries && e.agrees(has, c), err
+	return carries && e.Sizes.agrees(has, c), err
 }
 
 // Counts reports whether a directory is counted as its record says, if that says that the kernel enforces the size: one that came from a backup is
@@ -429,14 +424,6 @@ func (e *Enforcer) Beside(root *dir.Dir) (int64, error) {
 	files, err := e.facility.Beside(root)
 	own, ownErr := quota.Own(root)
 	return files + own, errors.Join(err, ownErr)
-}
-
-// InBeside is what of so many bytes that only volumes hold is in Beside as well.
-func (e *Enforcer) InBeside(alone int64) int64 {
-	if e.Kind() != quota.Btrfs || e.simple() {
-		return 0
-	}
-	return alone
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

@@ -40,7 +40,7 @@ func (u Usage) LearnForeign(space dir.Space) {
 // Held is what volumes and trash hold, in bytes.
 type Held struct {
 	Bytes int64
-	Alone int64 // no more than what of the Bytes is in nothing else
+	Alone int64 // what of the Bytes limit.Enforcer.Beside has too: on btrfs with ordinary quotas no more than what is in nothing else
 }
 
 // Add adds what others hold.
@@ -67,6 +67,9 @@ func (u Usage) Held(volumes *atomic.Int64, look func()) (all Held, counted bool)
 	all = Held{Bytes: inodes}
 	all.Add(used)
 	all.Add(trashed)
+	if u.enforcer.Kind() != quota.Btrfs || !u.enforcer.MayShare() {
+		all.Alone = 0
+	}
 	return all, true
 }
 

@@ -134,7 +134,7 @@ func (b *beside) ask(in *Visit, alone int64) (int64, error) {
 	_, err = hang.Run(context.Background(), besideWithin, func() (struct{}, error) {
 		defer b.asked.Store(false)
 		bytes, err := in.Enforcer.Beside(root)
-		bytes -= in.Enforcer.InBeside(alone)
+		bytes -= alone
 		switch {
 		case err == nil:
 			b.bytes.Store(bytes)
