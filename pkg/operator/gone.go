@@ -307,19 +307,23 @@ func cleanUpOfSnapshots(contents []unstructured.Unstructured, bound sets.Set[str
 	return cleanUp("volumesnapshot", snapshots, "volumesnapshotcontent", names)
 }
 
-// cleanUp are the commands that remove objects, and then what is bound to them, by namespace. No controller is left to remove their finalizers.
+// cleanUp are the commands that remove objects, whose finalizers no controller is left to remove, and what is bound to them, by namespace.
 // A command that is given once more ends at the objects, which are gone: what has the names of those bound to them by then may be others.
 func cleanUp(boundKind string, bound map[string][]string, kind string, names []string) []string {
 	if len(names) == 0 {
 		return nil
 	}
 	all := strings.Join(names, " ")
-	steps := []string{
-		fmt.Sprintf("kubectl delete %s --wait=false %s", kind, all),
-		fmt.Sprintf(`kubectl patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'`, kind, all),
-	}
+	steps := []string{fmt.Sprintf("kubectl delete %s --wait=false %s", kind, all)}
+	finalizers := fmt.Sprintf(`kubectl patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'`, kind, all)
+	var deletions []string
 	for _, namespace := range slices.Sorted(maps.Keys(bound)) {
-		steps = append(steps, fmt.Sprintf("kubectl delete %s --ignore-not-found --wait=false -n %s %s", boundKind, namespace, strings.Join(bound[namespace], " ")))
+		deletions = append(deletions, fmt.Sprintf("kubectl delete %s --ignore-not-found --wait=false -n %s %s", boundKind, namespace, strings.Join(bound[namespace], " ")))
 	}
-	return steps
+	// The snapshot controller makes another VolumeSnapshotContent for a VolumeSnapshot that is not being deleted and has none.
+	// A PersistentVolume may go as soon as its claim does.
+	if kind == "volumesnapshotcontent" {
+		return append(append(steps, deletions...), finalizers)
+	}
+	return append(append(steps, finalizers), deletions...)
 }
