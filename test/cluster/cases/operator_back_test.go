@@ -169,6 +169,7 @@ func (s *scene) leaveUpstream(name string, fixtures ...string) {
 // A cluster with pools on claims goes from the upstream operator to this one and back, as upgrade.md says. A pod with a volume in a plain pool writes all
 // the time. Both drivers serve and remove the volumes of both.
 func TestBackToUpstreamOperator(t *testing.T) {
+	needTime(t)
 	s := begin(t)
 	s.withoutDriver()
 	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
