@@ -452,6 +452,4 @@ type DeletedNode struct {
 	// VolumeSnapshotContents is how many snapshots still name it.
 	// +optional
 	VolumeSnapshotContents int `json:"volumeSnapshotContents,omitempty"`
-	// Command removes what was left behind: 20 volumes and 20 snapshots at a time, with their claims and VolumeSnapshots.
-	Command string `json:"command"`
 }

@@ -39,7 +39,7 @@ type settings struct {
 	webhook         int
 	certificate     string
 	elect           bool
-	goneAfter       time.Duration
+	resync          time.Duration
 }
 
 func main() {
@@ -56,7 +56,7 @@ func main() {
 	flag.IntVar(&s.webhook, "webhook-port", 9443, "port to serve the webhooks on; 0 for none")
 	flag.StringVar(&s.certificate, "webhook-cert-dir", "", "directory with tls.crt and tls.key for the webhooks, which another program renews and has the API server know; the operator makes its own without it")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
-	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long after its Node object was deleted the operator reports or removes the PersistentVolumes of a node")
+	flag.DurationVar(&s.resync, "resync", operator.Resync, "how often to check what no watch shows: volumes of deleted nodes, and which kinds the cluster has")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctrl.SetLogger(klog.Background())
@@ -104,7 +104,7 @@ func run(s settings, config render.Config) error {
 		Config:    config,
 		TLS:       policy,
 		Optional:  &operator.OptionalKinds{},
-		GoneAfter: s.goneAfter,
+		Resync:    s.resync,
 		Stop:      stop,
 	}
 	err = errors.Join(

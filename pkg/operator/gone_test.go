@@ -1,22 +1,15 @@
 package operator
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -70,12 +63,6 @@ func alsoOn(node string) func(*corev1.PersistentVolume) {
 	}
 }
 
-// podOf is a pod on a node, or on none yet, that uses the claim of a volume.
-func podOf(volume, node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "of-" + volume}, Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{
-		{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-of-" + volume}}}}}}
-}
-
 // snapshotOn is a snapshot on a node, as the snapshot-controller makes it, of some driver.
 func snapshotOn(name, node, driver string) unstructured.Unstructured {
 	content := unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
@@ -88,14 +75,10 @@ func snapshotOn(name, node, driver string) unstructured.Unstructured {
 }
 
 func released(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }
-func retained(v *corev1.PersistentVolume) {
-	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-}
-func unclaimed(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }
-func foreign(v *corev1.PersistentVolume)   { v.Spec.CSI.Driver = "example.com" }
+func foreign(v *corev1.PersistentVolume)  { v.Spec.CSI.Driver = "example.com" }
 
-// A node is reported once it has been gone for long enough, and not any more when it is back.
-func TestGoneNodes(t *testing.T) {
+// Volumes and snapshots count for the node that all of them names, and of which nothing else is said.
+func TestCountByNode(t *testing.T) {
 	volumes := []corev1.PersistentVolume{
 		*volumeOn("pv-2", "gone"), *volumeOn("pv-1", "gone", released), *volumeOn("pv-3", "here"), *volumeOn("pv-4", "", ofProvisioner("gone")), {},
 		// Of these something is unknown, or says another node.
@@ -110,156 +93,41 @@ func TestGoneNodes(t *testing.T) {
 	// Its handle says that a node has it which is there: its label is wrong.
 	mislabelled := snapshotOn("sc-5", "gone", render.DriverName)
 	mislabelled.Object["status"] = map[string]any{"snapshotHandle": "snapshot-5@here"}
-	snapshots = append(snapshots, mislabelled)
-	left, err := leftOn(sets.New("here"), volumes, snapshots)
+	counts, err := countByNode(volumes, append(snapshots, mislabelled))
 	must.Succeed(t, err)
-	g := &goneNodes{}
-	now := time.Now()
-	if found := g.note(left, GoneAfter, now); len(found) > 0 {
-		t.Errorf("reported at once: %v", found)
+	want := map[string]hppv1.DeletedNode{
+		"gone": {Node: "gone", PersistentVolumes: 3, Claims: 2, VolumeSnapshotContents: 2},
+		"here": {Node: "here", PersistentVolumes: 1, Claims: 1, VolumeSnapshotContents: 1},
 	}
-	found := g.note(left, GoneAfter, now.Add(GoneAfter))
-	if len(found) != 1 {
-		t.Fatalf("after %v %d nodes are gone, want 1", GoneAfter, len(found))
-	}
-	found[0].bound = sets.New("sc-1", "sc-2")
-	// Not the claim of pv-1: what has its name by now is another one.
-	want := hppv1.DeletedNode{Node: "gone", PersistentVolumes: 3, Claims: 2, VolumeSnapshotContents: 2, Command: "kubectl delete volumesnapshotcontent --wait=false sc-1 sc-2" +
-		" && kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-sc-1 of-sc-2" +
-		" && kubectl patch volumesnapshotcontent sc-1 sc-2 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" +
-		" && kubectl delete pv --wait=false pv-1 pv-2 pv-4 && kubectl patch pv pv-1 pv-2 pv-4 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" +
-		" && kubectl delete pvc --ignore-not-found --wait=false -n space claim-of-pv-2 claim-of-pv-4"}
-	if diff := cmp.Diff(want, found[0].report()); diff != "" {
+	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Error(diff)
 	}
-	if found := g.note(nil, GoneAfter, now.Add(GoneAfter)); len(found) > 0 {
-		t.Errorf("reported although it is back: %v", found)
-	}
-	if found := g.note(left, GoneAfter, now.Add(GoneAfter)); len(found) > 0 {
-		t.Errorf("the time that it was gone before counts: %v", found)
-	}
 }
 
-// Volumes of deleted nodes are offered for removal after a time, and nothing is removed. Nodes that are not ready, that are back, and what others have
-// made are not offered.
-func TestVolumesOfDeletedNodes(t *testing.T) {
-	offered := []client.Object{
-		volumeOn("bound", "gone"), volumeOn("held", "gone"), volumeOn("legacy", "", ofProvisioner("gone")), volumeOn("released", "gone", released),
-		volumeOn("retained", "gone", retained), volumeOn("unclaimed", "gone", unclaimed), volumeOn("used-there", "gone"), volumeOn("waited-for", "gone"),
-	}
-	volumes := append([]client.Object{
-		volumeOn("foreign", "gone", foreign), volumeOn("not-ready", "down"), volumeOn("ready", "here"), volumeOn("back", "back"),
-		volumeOn("legacy-ready", "", ofProvisioner("here")), volumeOn("contradictory", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "here")),
-		volumeOn("used", "gone"),
-	}, offered...)
+// A node that volumes name is reported from the reconciliation that its deletion leads to, to that of its return, and nothing of it is removed.
+func TestDeletedNodeIsReported(t *testing.T) {
 	object := stored("hpp", 1, false)
-	s := newStage(t, append(volumes, podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
-	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
-	if s.has(object); len(object.Status.DeletedNodes) > 0 {
-		t.Fatalf("offered at once: %+v", object.Status.DeletedNodes)
-	}
-	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	if gone := s.gone(volumes); len(gone) > 0 {
-		t.Errorf("%q are removed", gone)
-	}
-	var names []string
-	for _, volume := range offered {
-		names = append(names, volume.GetName())
-	}
-	s.has(object)
-	if left := object.Status.DeletedNodes; len(left) != 1 || left[0].Node != "gone" || left[0].PersistentVolumes != len(offered) ||
-		!strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false "+strings.Join(names, " ")+" && ") {
-		t.Errorf("the status reports %+v, want %q of the node gone", left, names)
-	}
-}
-
-// A node that comes back was not gone, however shortly it is there: the time begins anew, also of one that nothing is reconciled for.
-func TestNodeThatWasBackIsNotGone(t *testing.T) {
-	object := stored("hpp", 1, false)
-	s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
-	begin := time.Now()
-	now := begin
-	s.reconciler.Now = func() time.Time { return now }
 	node := nodeThat("flaps", corev1.ConditionTrue)
-	for minute := range 16 {
-		now = begin.Add(time.Duration(minute) * time.Minute)
+	volumes := []client.Object{volumeOn("bound", "flaps"), volumeOn("released", "flaps", released), volumeOn("legacy", "", ofProvisioner("flaps"))}
+	s := newStage(t, append(volumes, volumeOn("foreign", "flaps", foreign), volumeOn("not-ready", "down"), object, node, nodeThat("down", corev1.ConditionUnknown))...)
+	reported := func() []hppv1.DeletedNode {
 		s.reconcile("hpp")
-		if minute == 6 { // it is there for an instant
-			for range 2 {
-				s.reconciler.nodeChanged(t.Context(), node)
-			}
-		}
-		if s.has(object); len(object.Status.DeletedNodes) > 0 {
-			t.Fatalf("after %d minutes it is offered: %+v", minute, object.Status.DeletedNodes)
-		}
+		s.has(object)
+		return object.Status.DeletedNodes
 	}
-	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	if s.has(object); len(object.Status.DeletedNodes) != 1 {
-		t.Errorf("it is gone for good, and not offered")
+	if before := reported(); len(before) > 0 {
+		t.Errorf("while the node is there: %+v", before)
 	}
-}
-
-// A node that is back is not offered for removal any more, by the reconciliation that its return leads to, and also where it returns while it is
-// looked for what names it.
-func TestNodeThatIsBackIsNotOffered(t *testing.T) {
-	for _, during := range []bool{false, true} {
-		object := stored("hpp", 1, false)
-		s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
-		now, back := time.Now(), false
-		s.reconciler.Now = func() time.Time { return now }
-		s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
-			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-				err := api.Get(ctx, key, into, options...)
-				if _, is := into.(*corev1.Node); is && back {
-					s.reconciler.nodeChanged(ctx, nodeThat("flaps", corev1.ConditionTrue))
-				}
-				return err
-			}})
-		s.reconcile("hpp")
-		now, back = now.Add(GoneAfter), during
-		s.reconcile("hpp")
-		if s.has(object); len(object.Status.DeletedNodes) > 0 == during {
-			t.Errorf("back during the check: %v, offered: %+v", during, object.Status.DeletedNodes)
-		}
-		s.reconciler.nodeChanged(t.Context(), nodeThat("flaps", corev1.ConditionTrue))
-		now = now.Add(time.Minute)
-		s.reconcile("hpp")
-		if s.has(object); len(object.Status.DeletedNodes) > 0 {
-			t.Errorf("a minute after the node is back: %+v", object.Status.DeletedNodes)
-		}
+	must.Succeed(t, s.Delete(t.Context(), node))
+	if diff := cmp.Diff([]hppv1.DeletedNode{{Node: "flaps", PersistentVolumes: 3, Claims: 2}}, reported()); diff != "" {
+		t.Error(diff)
 	}
-}
-
-// A node of which the API server does not say whether it is there may have pods that use the volumes.
-func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
-	object := stored("hpp", 1, false)
-	volumes := []client.Object{volumeOn("used", "gone"), volumeOn("unused", "gone")}
-	s := newStage(t, append(volumes, podOf("used", "here"), object, nodeThat("here", corev1.ConditionTrue))...)
-	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
-		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
-			if _, is := into.(*corev1.Node); is && key.Name == "here" {
-				return apierrors.NewInternalError(errors.New("not now"))
-			}
-			return api.Get(ctx, key, into, options...)
-		}})
-	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	for range 2 {
-		if found, err := s.reconciler.deletedNodes(t.Context()); len(found) > 0 {
-			t.Errorf("offered: %+v (%v)", found, err)
-		}
-		now = now.Add(GoneAfter)
+	must.Succeed(t, s.Create(t.Context(), nodeThat("flaps", corev1.ConditionTrue)))
+	if back := reported(); len(back) > 0 {
+		t.Errorf("when the node is back: %+v", back)
 	}
-	if _, err := s.reconciler.deletedNodes(t.Context()); err == nil || !strings.Contains(err.Error(), "not now") {
-		t.Errorf("the error is %v", err)
-	}
-	if gone := s.gone(volumes); len(gone) > 0 {
-		t.Errorf("removed: %q", gone)
+	for _, volume := range volumes {
+		s.has(volume)
 	}
 }
 
@@ -271,67 +139,6 @@ func TestSnapshotsOfOtherDriversAreNotKept(t *testing.T) {
 	must.Succeed(t, err)
 	if len(found) != 1 || found[0].GetName() != "own" {
 		t.Errorf("it has %v", found)
-	}
-}
-
-// A VolumeSnapshot that was made anew by the name of one of a deleted node is one of another node.
-func TestSnapshotsOfDeletedNodes_areRemovedWithTheirOwnVolumeSnapshot(t *testing.T) {
-	object := stored("hpp", 1, false)
-	objects := []client.Object{object, nodeThat("here", corev1.ConditionTrue)}
-	for name, uid := range map[string]types.UID{"own": "uid of own", "anew": "another", "unborn": "uid of unborn"} {
-		content := snapshotOn(name, "gone", render.DriverName)
-		ref := content.Object["spec"].(map[string]any)["volumeSnapshotRef"].(map[string]any)
-		if ref["uid"] = "uid of " + name; name == "unborn" {
-			delete(ref, "uid") // an administrator's, that is not bound
-		}
-		snapshot := empty(place.Snapshot)
-		snapshot.SetNamespace("space")
-		snapshot.SetName("of-" + name)
-		snapshot.SetUID(uid)
-		objects = append(objects, &content, snapshot)
-	}
-	deleted := snapshotOn("deleted", "gone", render.DriverName)
-	s := newStage(t, append(objects, &deleted)...)
-	s.reconciler.Optional.present = append(s.reconciler.Optional.present, place.SnapshotContent)
-	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
-	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	s.has(object)
-	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete volumesnapshotcontent --wait=false anew deleted own unborn && ") ||
-		!strings.Contains(left[0].Command, " && kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-own && ") {
-		t.Errorf("the status reports %+v", left)
-	}
-}
-
-// gone are the names of those volumes that are not there any more.
-func (s *stage) gone(volumes []client.Object) []string {
-	s.t.Helper()
-	var names []string
-	for _, volume := range volumes {
-		err := s.Get(s.t.Context(), client.ObjectKeyFromObject(volume), &corev1.PersistentVolume{})
-		if apierrors.IsNotFound(err) {
-			names = append(names, volume.GetName())
-		} else if err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	return names
-}
-
-// withoutNode is a cache that does not have a node yet.
-func withoutNode(name string) func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
-	return func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
-		err := api.List(ctx, list, options...)
-		if nodes, ok := list.(*metav1.PartialObjectMetadataList); ok {
-			for i := range nodes.Items {
-				if nodes.Items[i].Name == name {
-					nodes.Items[i].Name = "not " + name
-				}
-			}
-		}
-		return err
 	}
 }
 
@@ -359,28 +166,4 @@ func TestDeletionWarnsOfVolumes(t *testing.T) {
 func underway(volume, from, to string, phase movev1.Phase) *movev1.VolumeMove {
 	return &movev1.VolumeMove{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "move-of-" + volume}, Spec: movev1.VolumeMoveSpec{ClaimName: "claim-of-" + volume},
 		Status: movev1.VolumeMoveStatus{Phase: phase, Volume: volume, SourceNode: from, TargetNode: to}}
-}
-
-// While a volume moves, another node may have all of it, or the last copy: its PersistentVolume and its claim are not offered for removal until the
-// move has ended.
-func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
-	object := stored("hpp", 1, false)
-	var volumes, objects []client.Object
-	for _, phase := range movev1.Phases {
-		name := strings.ToLower(string(phase))
-		volumes = append(volumes, volumeOn(name, "gone"))
-		objects = append(objects, underway(name, "gone", "here", phase))
-	}
-	volumes, objects = append(volumes, volumeOn("forced", "gone")), append(objects, forsaken("forced", "here", "gone"))
-	retains := volumeOn("retains", "gone", retained)
-	s := newStage(t, append(append(objects, volumes...), retains, underway("retains", "here", "gone", movev1.Removing), object, nodeThat("here", corev1.ConditionTrue))...)
-	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
-	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	s.has(object)
-	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false failed pending succeeded && ") {
-		t.Errorf("the status offers %+v", left)
-	}
 }

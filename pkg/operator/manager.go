@@ -89,11 +89,8 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	watchFor := func(object client.Object, do handler.MapFunc, predicates ...predicate.Predicate) error {
-		return c.Watch(source.Kind(manager.GetCache(), object, handler.EnqueueRequestsFromMapFunc(do), predicates...))
-	}
 	watch := func(object client.Object, predicates ...predicate.Predicate) error {
-		return watchFor(object, r.everyObject, predicates...)
+		return c.Watch(source.Kind(manager.GetCache(), object, handler.EnqueueRequestsFromMapFunc(r.everyObject), predicates...))
 	}
 	if err := c.Watch(source.Kind(manager.GetCache(), &hppv1.HostPathProvisioner{}, handler.TypedEnqueueRequestsFromMapFunc(
 		func(ctx context.Context, _ *hppv1.HostPathProvisioner) []reconcile.Request {
@@ -105,7 +102,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 	// A change of a node shows in its pods too.
 	comesOrGoes := predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
-	if err := errors.Join(watchFor(nodes, r.nodeChanged, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind)), watch(empty(capacityKind), servesElsewise())); err != nil {
+	if err := errors.Join(watch(nodes, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind)), watch(empty(capacityKind), servesElsewise())); err != nil {
 		return err
 	}
 	for _, kind := range ownedKinds {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/util/sets"
-
 	movev1 "kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/move"
@@ -20,16 +18,6 @@ func (c *cluster) moves(ctx context.Context) ([]movev1.VolumeMove, error) {
 		return nil, fmt.Errorf("look for VolumeMoves: %w", err)
 	}
 	return found, nil
-}
-
-// moving are the names of the PersistentVolumes that move.
-func (c *cluster) moving(ctx context.Context) (sets.Set[string], error) {
-	moves, err := c.moves(ctx)
-	names := sets.New[string]()
-	for i := range moves {
-		names.Insert(moves[i].Status.Volume)
-	}
-	return names, err
 }
 
 // usersOf adds the moves that use pools on their two nodes. Which pool their volume is in is not known: between two steps nothing of it is mounted.

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +29,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// longestResync is how often what no watch shows is checked: nodes that are gone, and which kinds the cluster has.
-// Such a check only reads.
-const longestResync = 5 * time.Minute
+// Resync is how often the reconciler checks what no watch shows, unless it has another time.
+const Resync = 5 * time.Minute
 
 // accountAnnotation of a pod has the UID of the ServiceAccount that its token is for.
 const accountAnnotation = "hostpathprovisioner.kubevirt.io/account"
@@ -51,14 +51,15 @@ type Reconciler struct {
 	// Stop ends the operator, which has found another one.
 	Stop context.CancelCauseFunc
 
-	// GoneAfter is how long a node has to be gone before it counts as deleted; 0 for the constant of this name.
-	GoneAfter time.Duration
+	// Resync is how often what no watch shows is checked: what names nodes that are gone, and which kinds the cluster has; 0 for the constant
+	// of this name.
+	Resync time.Duration
 	// Now is the time; nil for the real one.
 	Now func() time.Time
 
 	manifests *render.Manifests
 	kinds     kindDiscovery
-	gone      goneNodes
+	left      leftBehind
 	earliest  earliest
 }
 
@@ -69,7 +70,7 @@ func (r *Reconciler) now() time.Time {
 	return time.Now()
 }
 
-func (r *Reconciler) resync() time.Duration { return min(longestResync, r.goneAfter()) }
+func (r *Reconciler) resync() time.Duration { return cmp.Or(r.Resync, Resync) }
 
 // Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
 // only one is in effect.

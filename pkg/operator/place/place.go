@@ -31,9 +31,6 @@ const (
 // SnapshotContent is the kind of what holds a snapshot, as a PersistentVolume holds a volume.
 var SnapshotContent = schema.GroupVersionKind{Group: SnapshotGroup, Version: "v1", Kind: "VolumeSnapshotContent"}
 
-// Snapshot is the kind of what a user has of one, as a claim.
-var Snapshot = schema.GroupVersionKind{Group: SnapshotGroup, Version: "v1", Kind: "VolumeSnapshot"}
-
 // Count says in words how many volumes there are.
 func Count(volumes int) string {
 	if volumes == 1 {

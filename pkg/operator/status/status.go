@@ -87,7 +87,6 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	status.TargetVersion = operatorVersion
 	status.NodeStatuses = first(nodeProblems(seen.Pods), mostNodes)
 	pools := poolStates(object, seen)
-	status.StoragePoolStatuses = nil
 	for _, pool := range pools {
 		status.StoragePoolStatuses = append(status.StoragePoolStatuses, pool.StoragePoolStatus)
 	}
@@ -195,7 +194,7 @@ func (c conditions) available(r rollout, seen Observed) {
 	default:
 		notices := slices.Clone(seen.Notices)
 		for _, node := range seen.DeletedNodes {
-			notices = append(notices, fmt.Sprintf("The node %s was deleted, and has left %s: deletedNodes of this status has the command for them",
+			notices = append(notices, fmt.Sprintf("The node %s was deleted, and has left %s: see Deleted nodes in operator.md",
 				node.Node, place.Count(node.PersistentVolumes)))
 		}
 		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", notices))
@@ -304,12 +303,13 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 	return status
 }
 
-// begin is what each new status begins with: what was observed before. All are made of it, because the first that is written
-// gives the object an observed generation.
+// begin is what each new status begins with: what was observed before, but for lists of what is seen now. All are made of it, because the first
+// that is written gives the object an observed generation.
 func begin(object *hppv1.HostPathProvisioner, operatorVersion string) hppv1.HostPathProvisionerStatus {
 	status := *object.Status.DeepCopy()
 	status.ObservedVersion = rolledOutVersion(object.Status)
 	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
+	status.NodeStatuses, status.StoragePoolStatuses, status.DeletedNodes = nil, nil, nil
 	return status
 }
 

@@ -191,6 +191,21 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
+// An object that is not reconciled lists nothing that was seen before: a node of which it said that it was deleted may be back.
+func TestListsAreOfWhatIsSeenNow(t *testing.T) {
+	object := deployed(hppv1.HostPathProvisionerStatus{
+		ObservedVersion: current, DeletedNodes: []hppv1.DeletedNode{{Node: "gone"}}, NodeStatuses: []hppv1.NodeStatus{{Node: "down"}},
+		StoragePoolStatuses: []hppv1.StoragePoolStatus{{Name: "local"}},
+	})
+	for what, status := range map[string]hppv1.HostPathProvisionerStatus{
+		"refused": Refuse(object, current, ReasonDowngrade, "so it is"), "deleted": Deleting(object, current, []string{"pod writer"}, 1, 0),
+	} {
+		if len(status.DeletedNodes)+len(status.NodeStatuses)+len(status.StoragePoolStatuses) > 0 {
+			t.Errorf("%s: it lists %+v, %+v, %+v", what, status.DeletedNodes, status.NodeStatuses, status.StoragePoolStatuses)
+		}
+	}
+}
+
 // Pods are listed in any order, and the status is the same: else it would be written again and again.
 func TestAssessDoesNotDependOnOrder(t *testing.T) {
 	crashing := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}

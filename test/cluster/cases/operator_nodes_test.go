@@ -3,9 +3,8 @@ package cases_test
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -223,8 +222,8 @@ func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes in
 	s.condition(client, name, "RolledOut", "True")
 }
 
-// deleteNode deletes the node of the writers, as one that is lost. What names it is reported, and removed by the command
-// of the report, and the node can come back.
+// deleteNode deletes the node of the writers, as one that is lost. What names it is reported, and removed as operator.md says,
+// and the node can come back.
 func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []writer, content string) {
 	s.Helper()
 	ctx := s.Context()
@@ -237,10 +236,22 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 		}
 	})
 	s.kubectl("delete", "node", nodeB)
-	command := s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1", "kubectl delete pv --wait=false "+volume.Name, content)
+	s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1")
 	s.usableOn(client, name, 1)
 	s.goOn(all)
-	s.runPrinted(command)
+	listed := s.kubectl("get", "pv", "-o", "custom-columns=PV:.metadata.name,NODE:..values[*],NAMESPACE:.spec.claimRef.namespace,CLAIM:.spec.claimRef.name")
+	if !slices.ContainsFunc(strings.Split(listed, "\n"), func(line string) bool {
+		return slices.Equal(strings.Fields(line), []string{volume.Name, nodeB, s.namespace, "data"})
+	}) {
+		s.Errorf("the PersistentVolumes are listed as %s", listed)
+	}
+	const withoutFinalizers = `{"metadata":{"finalizers":null}}`
+	s.kubectl("delete", "volumesnapshot", "-n", s.namespace, "data", "--wait=false")
+	s.kubectl("delete", "volumesnapshotcontent", content, "--wait=false")
+	s.kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", withoutFinalizers)
+	s.kubectl("delete", "pvc", "-n", s.namespace, "data", "--wait=false")
+	s.kubectl("delete", "pv", volume.Name, "--wait=false")
+	s.kubectl("patch", "pv", volume.Name, "--type=merge", "-p", withoutFinalizers)
 	s.until("the volume of the deleted node to be removed", func(ctx context.Context) (string, error) {
 		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -271,8 +282,8 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	}
 }
 
-// deletedNode waits until the node of the writers is reported as deleted, in these words, and returns the command that cleans up.
-func (s *scene) deletedNode(client dynamic.ResourceInterface, name string, words ...string) (command string) {
+// deletedNode waits until the node of the writers is reported as deleted, in these words.
+func (s *scene) deletedNode(client dynamic.ResourceInterface, name string, words ...string) {
 	s.Helper()
 	s.until("the deleted node to be reported", func(ctx context.Context) (string, error) {
 		object, err := client.Get(ctx, name, metav1.GetOptions{})
@@ -283,18 +294,6 @@ func (s *scene) deletedNode(client dynamic.ResourceInterface, name string, words
 		if text := fmt.Sprint(deleted); len(deleted) != 1 || !hasAll(text, append(words, "node:"+nodeB)) {
 			return text, nil
 		}
-		command, _, err = unstructured.NestedString(deleted[0].(map[string]any), "command")
-		return "", err
+		return "", nil
 	})
-	return command
-}
-
-// runPrinted runs a command that was printed for users, as the administrator of the cluster.
-func (s *scene) runPrinted(command string) {
-	s.Helper()
-	shell := exec.CommandContext(s.Context(), "sh", "-ec", command)
-	shell.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "PATH="+c.Programs+":"+os.Getenv("PATH"))
-	if out, err := shell.CombinedOutput(); err != nil {
-		s.Errorf("%s: %v: %s", command, err, out)
-	}
 }
