@@ -32,14 +32,15 @@ const (
 	skew = 6 * time.Hour
 )
 
-// good says whether the certificates of a Secret last for as long as a mover that has them.
+// good says whether the certificates of a Secret last for as long as a mover that has them, and are valid on nodes by now: those that were made
+// while the clock was far ahead are not. A clock that is set by less than half the skew renews none that movers have.
 func good(data map[string][]byte, now time.Time) bool {
 	block, _ := pem.Decode(data[authorityFile])
 	if block == nil {
 		return false
 	}
 	authority, err := x509.ParseCertificate(block.Bytes)
-	return err == nil && now.Add(deadline+skew).Before(authority.NotAfter)
+	return err == nil && !now.Add(-skew/2).Before(authority.NotBefore) && now.Add(deadline+skew).Before(authority.NotAfter)
 }
 
 // issue makes certificates for the two sides of one move, and the authority that they are of. Its key is forgotten at once.

@@ -137,6 +137,16 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
+// Certificates that were made while the clock was ahead, as that of a machine that had not asked for the time, are made anew once it is right.
+func TestCertificatesOfAClockThatWasAhead(t *testing.T) {
+	now := time.Now()
+	for ahead, want := range map[time.Duration]bool{0: true, time.Minute: true, skew/2 + time.Minute: false, 30 * 24 * time.Hour: false, deadline - lifetime: false} {
+		if data := must.Value(issue(now.Add(ahead)))(t); good(data, now) != want {
+			t.Errorf("made %v ahead, the certificates are good: %v", ahead, !want)
+		}
+	}
+}
+
 // The clocks of the two nodes and of the operator are hours apart, from when the certificates are made until no mover has them any more.
 func TestClocksApart(t *testing.T) {
 	data, err := issue(time.Now())

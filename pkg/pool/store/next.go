@@ -24,7 +24,22 @@ const (
 var nexts = []Next{Unfenced, HandedOver}
 
 // Prepare writes what a record is to become, durably. A step that is not taken needs nothing of it. Errors: those of Write.
-func (r Records) Prepare(next Next, rec *Record) error { return r.write(rec, next) }
+func (r Records) Prepare(next Next, rec *Record) error {
+	in, err := r.store.recordsDir()
+	if err != nil {
+		return err
+	}
+	// What is beside may be the record itself, which what it becomes would take the place of: see Become.
+	name := rec.ID + recordSuffix
+	if there, err := in.Exists(name); err != nil {
+		return err
+	} else if !there {
+		if err := in.Replace(name+string(Unfenced), name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return r.write(rec, next)
+}
 
 // Become is Write of what was prepared. Without that, as after a fence of an earlier driver, and where the record has changed since, it is
 // written now.
@@ -43,6 +58,10 @@ func (r Records) Become(next Next, rec *Record) error {
 	}
 	err = in.Replace(name+string(next), name)
 	if next == Unfenced && NoRoom(err) {
+		beside, seen := in.Exists(name + string(next))
+		if seen != nil || !beside {
+			return errors.Join(err, seen) // it was renamed, and this may not last
+		}
 		// Btrfs whose trees are full renames nothing, but still removes: then what is beside is the record.
 		return errors.Join(in.Remove(name), in.Sync())
 	}
