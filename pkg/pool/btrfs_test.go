@@ -32,40 +32,71 @@ func syncfs(t *testing.T, root string) {
 	must.Succeed(t, unix.Syncfs(d.Fd()))
 }
 
-// A pool whose filesystem gets simple quotas instead of ordinary ones sets the limits again with its next check,
-// also that of what a user makes in a volume.
-func TestPoolGetsSimpleQuotas(t *testing.T) {
+func writeSynced(t *testing.T, path string, bytes int) error {
+	t.Helper()
+	f := must.Value(os.Create(path))(t)
+	defer func() { _ = f.Close() }()
+	if _, err := f.Write(make([]byte, bytes)); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// With simple quotas the pool does not serve if it requires enforcement. With ordinary ones, which the reason says how to get, its volumes
+// have their limits again, also those that an earlier version had put into groups.
+func TestSimpleQuotasEnforceNothing(t *testing.T) {
 	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
+	const required = `[{"name":"local","path":"pool","enforcement":"required"}]`
 	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, h *harness) {
-		h.create("pvc-1", 16*mib)
+	withQuotas(t, root, required, func(t *testing.T, h *harness) {
+		for _, name := range []string{"pvc-1", "pvc-full"} {
+			h.create(name, 16*mib)
+		}
 		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
 		switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
-		h.later(20 * time.Second)
-		if got := h.Status()[0]; !got.Enforced || got.Restored == 0 {
-			t.Errorf("after the switch enforced is %v, and %d limits were set again", got.Enforced, got.Restored)
+		for _, name := range []string{"pvc-1", "pvc-full"} {
+			group(t, root, h.Path("pool", name))
 		}
+		h.restart(required)
+		why := h.Status()[0].Err
+		if why == nil || !strings.Contains(why.Error(), "btrfs has simple quotas, and only ordinary ones are supported: run btrfs quota disable") {
+			t.Fatalf("enforcement is required, and the pool is served: %v", why)
+		}
+		h.restart(local)
+		if h.Status()[0].Enforced {
+			t.Error("sizes are enforced with simple quotas")
+		}
+		h.wantAbnormal("pvc-1", "limit")
+		fillToLimit(t, h.Path("pool", "pvc-full"))
+		h.delete("pvc-full")
+		h.wantClean()
+
+		_, commands, _ := strings.Cut(why.Error(), ": run ")
+		command(t, "sh", "-c", commands)
+		h.restart(required)
 		h.create("pvc-2", 16*mib)
 		for _, name := range []string{"pvc-1", "pvc-2"} {
-			nested := h.Path("pool", name, "nested")
-			command(t, "btrfs", "subvolume", "create", nested)
-			for _, in := range []string{h.Path("pool", name), nested} {
-				if err := os.WriteFile(in+"/data", make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
-					t.Errorf("writing 32 MiB into 16 at %s: %v, want EDQUOT", in, err)
-				}
-				must.Succeed(t, os.Remove(in+"/data"))
-				syncfs(t, root)
-			}
 			if c := h.volume(name).Condition; c.Abnormal {
 				t.Errorf("%s is %+v", name, c)
 			}
+			must.ErrorIs(t, writeSynced(t, h.Path("pool", name, "data"), 32*mib), syscall.EDQUOT)
 			h.delete(name)
 		}
 		h.wantClean()
 	})
+}
+
+// group has a volume limited to 16 MiB as an earlier version did with simple quotas.
+func group(t *testing.T, root, volume string) {
+	t.Helper()
+	command(t, "sh", "-ec", `id=$(btrfs inspect-internal rootid "$1") group=1/$((79508434583552 + id))
+btrfs qgroup create $group "$0"
+btrfs qgroup assign --no-rescan 0/$id $group "$0"
+btrfs qgroup limit 16M $group "$0"`, root, volume)
 }
 
 // Quotas that were switched off and on again between two checks look as before, and have no limits.
@@ -175,25 +206,21 @@ func TestDiskIsMeasuredForOneCopyAfterTheOther(t *testing.T) {
 // left, and counts them.
 func TestDiskThatWasDiscardedIsWritten(t *testing.T) {
 	testenv.NeedRoot(t)
-	for quotas, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary": testenv.CountingBtrfs, "simple": testenv.SimpleBtrfs} {
-		t.Run(quotas, func(t *testing.T) {
-			root := mount(t, 512*mib)
-			withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, h *harness) {
-				const size = 64 * mib
-				h.createBlock("pvc-1", size)
-				disk := h.Path("pool", "pvc-1", "disk.img")
-				writeBehind(t, disk, size, 0)
-				f := must.Value(os.OpenFile(disk, os.O_WRONLY, 0))(t)
-				for at := int64(0); at < size; at += mib {
-					must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, mib-4096))
-				}
-				must.Succeed(t, f.Sync(), f.Close())
-				syncfs(t, root)
-				writeBehind(t, disk, size, 0)
-				h.delete("pvc-1")
-			})
-		})
-	}
+	root := testenv.CountingBtrfs(t, 512*mib)
+	withQuotas(t, root, `[{"name":"local","path":"pool","allocation":"thin"}]`, func(t *testing.T, h *harness) {
+		const size = 64 * mib
+		h.createBlock("pvc-1", size)
+		disk := h.Path("pool", "pvc-1", "disk.img")
+		writeBehind(t, disk, size, 0)
+		f := must.Value(os.OpenFile(disk, os.O_WRONLY, 0))(t)
+		for at := int64(0); at < size; at += mib {
+			must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, mib-4096))
+		}
+		must.Succeed(t, f.Sync(), f.Close())
+		syncfs(t, root)
+		writeBehind(t, disk, size, 0)
+		h.delete("pvc-1")
+	})
 }
 
 // What a disk keeps of a snapshot that was just erased, and nothing promises any more, is not sold before the next count finds it.
@@ -227,35 +254,33 @@ func TestWhatErasedSnapshotHasLeftIsNotSold(t *testing.T) {
 // finds them, also if the pod has removed its file before.
 func TestWhatErasedVolumeHasLeftInAnotherIsNotSold(t *testing.T) {
 	testenv.NeedRoot(t)
-	for quotas, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary": testenv.CountingBtrfs, "simple": testenv.SimpleBtrfs} {
-		for _, removed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s quotas, file removed %v", quotas, removed), func(t *testing.T) {
-				root := mount(t, 1<<30, "-m", "single")
-				withQuotas(t, root, local, func(t *testing.T, h *harness) {
-					const used, empty = 192 * mib, 256 * mib
-					h.create("pvc-old", used+16*mib)
-					h.create("pvc-new", 16*mib)
-					h.create("pvc-empty", empty)
-					must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-old", "data"), make([]byte, used), 0o600))
-					syncfs(t, root)
-					h.later(2 * time.Minute) // which counts
-					share(t, h.Path("pool", "pvc-old", "data"), h.Path("pool", "pvc-new", "data"))
-					if removed {
-						must.Succeed(t, os.Remove(h.Path("pool", "pvc-old", "data")))
-					}
-					h.delete("pvc-old")
-					h.wantClean()
-					syncfs(t, root)
-					before := h.capacity()
-					h.later(2 * time.Minute)
-					if counted := h.capacity(); before > counted+8*mib {
-						t.Errorf("%d MiB were available before it was counted what the other volume keeps, and then %d", before/mib, counted/mib)
-					}
-					h.delete("pvc-new")
-					h.delete("pvc-empty")
-				})
+	for _, removed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("file removed %v", removed), func(t *testing.T) {
+			root := testenv.CountingBtrfs(t, 1<<30, "-m", "single")
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				const used, empty = 192 * mib, 256 * mib
+				h.create("pvc-old", used+16*mib)
+				h.create("pvc-new", 16*mib)
+				h.create("pvc-empty", empty)
+				must.Succeed(t, os.WriteFile(h.Path("pool", "pvc-old", "data"), make([]byte, used), 0o600))
+				syncfs(t, root)
+				h.later(2 * time.Minute) // which counts
+				share(t, h.Path("pool", "pvc-old", "data"), h.Path("pool", "pvc-new", "data"))
+				if removed {
+					must.Succeed(t, os.Remove(h.Path("pool", "pvc-old", "data")))
+				}
+				h.delete("pvc-old")
+				h.wantClean()
+				syncfs(t, root)
+				before := h.capacity()
+				h.later(2 * time.Minute)
+				if counted := h.capacity(); before > counted+8*mib {
+					t.Errorf("%d MiB were available before it was counted what the other volume keeps, and then %d", before/mib, counted/mib)
+				}
+				h.delete("pvc-new")
+				h.delete("pvc-empty")
 			})
-		}
+		})
 	}
 }
 
@@ -407,92 +432,6 @@ func writeEvery(t *testing.T, path string, bytes, step int64) {
 	must.Succeed(t, f.Sync(), f.Close())
 }
 
-// With simple quotas an extent counts for its first owner until it is freed. So copies share none: what a volume
-// overwrites is not charged for what its snapshots and clones still have, and these are charged for all that they have.
-func TestCopiesWithSimpleQuotas(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.SimpleBtrfs(t, 2<<30)
-	withQuotas(t, root, local, func(t *testing.T, h *harness) {
-		h.snapshotBetweenWrites("pvc-disk", 32*mib)
-		h.rewriteAfterSnapshot("pvc-tree", 64*mib)
-		h.cloneAndWrite("pvc-first", 64*mib)
-		h.later(10 * time.Minute)
-		h.wantClean()
-	})
-}
-
-// snapshotBetweenWrites writes a block volume in turns with snapshots, and then a restore of the last.
-func (h *harness) snapshotBetweenWrites(name string, bytes int64) {
-	h.t.Helper()
-	h.createBlock(name, bytes)
-	const restored = "pvc-restored"
-	var snapshots []string
-	for n := range 3 {
-		writeEvery(h.t, h.Path("pool", name, "disk.img"), bytes, 4096)
-		snapshots = append(snapshots, fmt.Sprint("s-", n))
-		must.Succeed(h.t, h.snapshot(snapshots[n], name))
-		h.wantHeldWithinPromises(snapshots[n])
-	}
-	_, err := h.Create(h.t.Context(), pool.Request{
-		ID: id(h.t, restored), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(h.t, snapshots[2])},
-	})
-	must.Succeed(h.t, err)
-	for range 3 { // a file that is copied on write would be counted twice
-		writeEvery(h.t, h.Path("pool", restored, "disk.img"), bytes, 8192)
-	}
-	h.delete(name)
-	h.delete(restored)
-	for _, name := range snapshots {
-		must.Succeed(h.t, h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, name)))
-	}
-	h.later(10 * time.Minute)
-}
-
-// rewriteAfterSnapshot rewrites the files of a volume that has a snapshot, removes them and fills it.
-func (h *harness) rewriteAfterSnapshot(name string, bytes int64) {
-	h.t.Helper()
-	h.create(name, bytes)
-	data := h.Path("pool", name, "data")
-	for range 2 {
-		must.Succeed(h.t, os.WriteFile(data, make([]byte, bytes*6/10), 0o600))
-		syncfs(h.t, h.Path("pool"))
-		_ = h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, "s-tree"))
-		must.Succeed(h.t, h.snapshot("s-tree", name))
-		h.wantHeldWithinPromises("s-tree")
-		must.Succeed(h.t, os.Remove(data))
-		syncfs(h.t, h.Path("pool"))
-	}
-	must.Succeed(h.t, os.WriteFile(data, make([]byte, bytes*9/10), 0o600))
-	syncfs(h.t, h.Path("pool"))
-	h.delete(name)
-	must.Succeed(h.t, h.Snapshots().Delete(h.t.Context(), snapshotID(h.t, "s-tree")))
-}
-
-// cloneAndWrite has clones of clones whose sources are gone hold no more than their size.
-func (h *harness) cloneAndWrite(name string, bytes int64) {
-	h.t.Helper()
-	h.create(name, bytes)
-	for n := range 3 {
-		must.Succeed(h.t, os.WriteFile(h.Path("pool", name, fmt.Sprint(n)), make([]byte, bytes/4), 0o600))
-		syncfs(h.t, h.Path("pool"))
-		clone := fmt.Sprintf("pvc-clone-%d", n)
-		_, err := h.Create(h.t.Context(), pool.Request{ID: id(h.t, clone), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(h.t, name)}})
-		must.Succeed(h.t, err)
-		h.delete(name)
-		h.later(time.Minute)
-		syncfs(h.t, h.Path("pool"))
-		name = clone
-	}
-	err := os.WriteFile(h.Path("pool", name, "more"), make([]byte, bytes/2), 0o600)
-	if err == nil {
-		syncfs(h.t, h.Path("pool"))
-	}
-	if !errors.Is(err, syscall.EDQUOT) {
-		h.t.Errorf("writing a half more into a volume with three quarters: %v, want EDQUOT", err)
-	}
-	h.delete(name)
-}
-
 // wantHeldWithinPromises expects a snapshot to be promised what files of its volume have.
 func (h *harness) wantHeldWithinPromises(name string) {
 	h.t.Helper()
@@ -579,7 +518,7 @@ func TestCloneWithoutLimitOfVolumeWithOne(t *testing.T) {
 	})
 }
 
-// With ordinary quotas what is in a subvolume in a volume does not count for that. A copy has it as its own, and is promised that.
+// What is in a subvolume in a volume does not count for that. A copy has it as its own, and is promised that.
 func TestCopiesOfVolumeWithSubvolumesInside(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
@@ -642,36 +581,32 @@ func switchQuotas(t *testing.T, root string, command uint64) {
 // also not a volume into the trash. It is deleted all the same, and then it helps to balance the data, as docs/capacity.md says.
 func TestDeleteWhereTreesAreFull(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, mount := range map[string]func(testing.TB, int64, ...string) string{"ordinary quotas": testenv.CountingBtrfs, "simple quotas": testenv.SimpleBtrfs} {
-		t.Run(name, func(t *testing.T) {
-			root := mount(t, 256*mib, "-m", "single")
-			withQuotas(t, root, local, func(t *testing.T, h *harness) {
-				h.create("other", 8*mib)
-				h.create("empty", 8*mib)
-				must.Succeed(t, os.WriteFile(h.Path("pool", "other", "data"), make([]byte, 4*mib), 0o600))
-				h.create("full", h.capacity())
-				fillTrees(t, root, h.Path("pool", "full"))
-				for _, name := range []string{"empty", "full"} {
-					h.delete(name)
-					if _, err := os.Stat(h.Path("pool", name)); !errors.Is(err, fs.ErrNotExist) {
-						t.Errorf("%s is there after it was deleted: %v", name, err)
-					}
-				}
-				h.settled()
-				if _, err := h.Volume(t.Context(), id(t, "empty")); !errors.Is(err, volume.ErrNotFound) {
-					t.Errorf("the deleted volume is %v", err)
-				}
-				for _, args := range [][]string{{"filesystem", "sync"}, {"subvolume", "sync"}, {"balance", "start", "-dusage=50"}} {
-					if out, err := exec.Command("btrfs", append(args, root)...).CombinedOutput(); err != nil {
-						t.Errorf("%v: %v: %s", args, err, out)
-					}
-				}
-				must.Succeed(t, os.WriteFile(h.Path("pool", "other", "file"), []byte("x"), 0o600))
-				h.later(2 * time.Minute)
-				h.create("new", 8*mib)
-			})
-		})
-	}
+	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("other", 8*mib)
+		h.create("empty", 8*mib)
+		must.Succeed(t, os.WriteFile(h.Path("pool", "other", "data"), make([]byte, 4*mib), 0o600))
+		h.create("full", h.capacity())
+		fillTrees(t, root, h.Path("pool", "full"))
+		for _, name := range []string{"empty", "full"} {
+			h.delete(name)
+			if _, err := os.Stat(h.Path("pool", name)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is there after it was deleted: %v", name, err)
+			}
+		}
+		h.settled()
+		if _, err := h.Volume(t.Context(), id(t, "empty")); !errors.Is(err, volume.ErrNotFound) {
+			t.Errorf("the deleted volume is %v", err)
+		}
+		for _, args := range [][]string{{"filesystem", "sync"}, {"subvolume", "sync"}, {"balance", "start", "-dusage=50"}} {
+			if out, err := exec.Command("btrfs", append(args, root)...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %v: %s", args, err, out)
+			}
+		}
+		must.Succeed(t, os.WriteFile(h.Path("pool", "other", "file"), []byte("x"), 0o600))
+		h.later(2 * time.Minute)
+		h.create("new", 8*mib)
+	})
 }
 
 // A pod that makes subvolumes in its volume, one in the other, does not keep it from being deleted where the trees are full.
@@ -747,13 +682,12 @@ func fillTrees(t *testing.T, root, volume string) {
 	}
 }
 
-// A volume whose directory came from a backup is limited once it was copied as the documentation says: what shares its blocks with a directory
-// that has no limit is not counted by simple quotas.
+// A volume whose directory came from a backup is limited once it was copied as the documentation says.
 func TestVolumeFromBackupIsCounted(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, section, _ := strings.Cut(string(must.Value(os.ReadFile("../../docs/layout.md"))(t)), "### A volume from a backup\n")
 	section, _, _ = strings.Cut(section, "\n### ")
-	root := testenv.SimpleBtrfs(t, 512*mib)
+	root := testenv.CountingBtrfs(t, 512*mib)
 	withQuotas(t, root, local, func(t *testing.T, h *harness) {
 		h.create("pvc-1", 16*mib)
 		shell := func(command string) {

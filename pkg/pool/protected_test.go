@@ -11,8 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -53,27 +51,23 @@ func TestDeleteRemovesProtectedVolume(t *testing.T) {
 func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr", "btrfs")
-	for name, mount := range map[string]func(testing.TB, int64, ...string) string{
-		"ordinary quotas": testenv.CountingBtrfs, "simple quotas": testenv.SimpleBtrfs,
-	} {
-		for _, readOnly := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, read-only %v", name, readOnly), func(t *testing.T) {
-				root := mount(t, 512*mib)
-				withQuotas(t, root, local, func(t *testing.T, h *harness) {
-					h.create("pvc-1", 16*mib)
-					volume := h.Path("pool", "pvc-1")
-					must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
-					command(t, "chattr", "+i", volume)
-					fillToLimit(t, volume+"/full")
-					if readOnly {
-						command(t, "btrfs", "property", "set", volume, "ro", "true")
-					}
-					h.delete("pvc-1")
-					h.wantVolumes()
-					h.wantClean()
-				})
+	for _, readOnly := range []bool{false, true} {
+		t.Run(fmt.Sprintf("read-only %v", readOnly), func(t *testing.T) {
+			root := testenv.CountingBtrfs(t, 512*mib)
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				volume := h.Path("pool", "pvc-1")
+				must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
+				command(t, "chattr", "+i", volume)
+				fillToLimit(t, volume+"/full")
+				if readOnly {
+					command(t, "btrfs", "property", "set", volume, "ro", "true")
+				}
+				h.delete("pvc-1")
+				h.wantVolumes()
+				h.wantClean()
 			})
-		}
+		})
 	}
 }
 
@@ -125,52 +119,37 @@ func command(t *testing.T, name string, args ...string) {
 	}
 }
 
-// A process that makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT), or with simple quotas that of
-// another volume. It does not keep the volume from being erased: a full subvolume is made writable, and others in it are removed.
+// A process that makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT). It does not keep the
+// volume from being erased: a full subvolume is made writable, and others in it are removed.
 func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, mount := range map[string]func(testing.TB, int64, ...string) string{
-		"ordinary quotas": testenv.CountingBtrfs, "simple quotas": testenv.SimpleBtrfs,
-	} {
-		t.Run(name, func(t *testing.T) {
-			root := mount(t, 512*mib)
-			withQuotas(t, root, local, func(t *testing.T, h *harness) {
-				h.create("pvc-1", 16*mib)
-				h.create("pvc-2", mib)
-				volume := h.Path("pool", "pvc-1")
-				makeSubvolume(t, volume, "full", "", mib)
-				makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
-				fillToLimit(t, volume+"/full")
-				syncfs(t, root)
-				makeSubvolume(t, volume, "read-only", volume+"/full", 1) // with ordinary quotas it has the limit of its source
-				if name == "simple quotas" {
-					makeSubvolume(t, volume, "of-another", volume+"/full", 0, groupOf(t, h.Path("pool", "pvc-2")))
-				}
-				fillToLimit(t, h.Path("pool", "pvc-2"))
-				syncfs(t, root)
-				h.delete("pvc-1")
-				h.wantVolumes("pvc-2")
-				h.wantClean()
-			})
-		})
-	}
+	root := testenv.CountingBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		volume := h.Path("pool", "pvc-1")
+		makeSubvolume(t, volume, "full", "", mib)
+		makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
+		fillToLimit(t, volume+"/full")
+		syncfs(t, root)
+		makeSubvolume(t, volume, "read-only", volume+"/full", 1) // it has the limit of its source
+		h.delete("pvc-1")
+		h.wantVolumes()
+		h.wantClean()
+	})
 }
 
-// makeSubvolume makes a subvolume, or a read-only snapshot of one, that has a limit in bytes or is in groups.
-func makeSubvolume(t *testing.T, in, name, of string, limit uint64, groups ...uint64) {
+// makeSubvolume makes a subvolume, or a read-only snapshot of one, that has a limit in bytes.
+func makeSubvolume(t *testing.T, in, name, of string, limit uint64) {
 	t.Helper()
-	inherit := [10]uint64{1: uint64(len(groups)), 5: limit} // struct btrfs_qgroup_inherit of linux/btrfs.h
-	if limit > 0 {
-		inherit[0], inherit[4] = 1, 1 // BTRFS_QGROUP_INHERIT_SET_LIMITS, BTRFS_QGROUP_LIMIT_MAX_RFER
-	}
-	copy(inherit[9:], groups)
+	// struct btrfs_qgroup_inherit of linux/btrfs.h with BTRFS_QGROUP_INHERIT_SET_LIMITS and BTRFS_QGROUP_LIMIT_MAX_RFER.
+	inherit := [9]uint64{0: 1, 4: 1, 5: limit}
 	args := struct { // struct btrfs_ioctl_vol_args_v2
 		Source, _, Flags uint64
 		Size             uint64
 		Inherit          unsafe.Pointer
 		_                [2]uint64
 		Name             [4040]byte
-	}{Flags: 1 << 2, Size: uint64(9+len(groups)) * 8, Inherit: unsafe.Pointer(&inherit)}
+	}{Flags: 1 << 2, Size: uint64(unsafe.Sizeof(inherit)), Inherit: unsafe.Pointer(&inherit)}
 	copy(args.Name[:], name)
 	number := uintptr(1<<30 | 4096<<16 | 0x94<<8 | 24) // BTRFS_IOC_SUBVOL_CREATE_V2
 	if of != "" {
@@ -184,17 +163,4 @@ func makeSubvolume(t *testing.T, in, name, of string, limit uint64, groups ...ui
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, to.Fd(), number, uintptr(unsafe.Pointer(&args))); errno != 0 {
 		t.Fatal(errno)
 	}
-}
-
-// groupOf is the group of a volume with simple quotas.
-func groupOf(t *testing.T, volume string) uint64 {
-	t.Helper()
-	d, err := dir.Open(volume)
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, d.Close()) }()
-	facility, err := quota.Detect(d)
-	must.Succeed(t, err)
-	id, err := facility.IDOf(d)
-	must.Succeed(t, err)
-	return 1<<48 | 0x4850<<32 | uint64(id)
 }

@@ -104,12 +104,8 @@ func (s *source) measure() error {
 	return nil
 }
 
-// chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it. It
-// shares nothing where the kernel would count shared blocks for a volume that has let go of them.
+// chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it.
 func (s *source) chooseMethod() (volume.CopyMethod, error) {
-	if !s.in.Enforcer.MayShare() {
-		return volume.ByCopy, nil
-	}
 	if !s.entry.Block() && !s.standsStill() {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(s.dir)

@@ -132,19 +132,6 @@ func CountingBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	return dir
 }
 
-// SimpleBtrfs is CountingBtrfs with simple quotas, Linux 6.7. Not every machine has the programs for them.
-func SimpleBtrfs(t testing.TB, bytes int64, arguments ...string) string {
-	t.Helper()
-	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
-		Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
-	}
-	dir := loopFS(t, "btrfs", bytes, arguments)
-	if err := loopfs.SwitchSimpleQuotasOn(dir); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 // BtrfsOfDisks is CountingBtrfs on several disks of so many bytes, as mkfs.btrfs(8) makes it by itself.
 func BtrfsOfDisks(t testing.TB, disks ...int64) string {
 	t.Helper()

@@ -139,13 +139,6 @@ type qgroupCreateArgs struct {
 	ID     uint64
 }
 
-// qgroupAssignArgs is struct btrfs_ioctl_qgroup_assign_args of linux/btrfs.h.
-type qgroupAssignArgs struct {
-	Assign uint64
-	From   uint64
-	To     uint64
-}
-
 // rescanArgs is struct btrfs_ioctl_quota_rescan_args of linux/btrfs.h.
 type rescanArgs struct {
 	Running uint64
@@ -175,7 +168,6 @@ const (
 	qgroupStatus       = 240
 	qgroupInfo         = 242
 	qgroupLimit        = 244
-	qgroupRelation     = 246 // BTRFS_QGROUP_RELATION_KEY
 	statusOn           = 1
 	statusInconsistent = 4
 	statusSimple       = 8 // BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE, Linux 6.7
@@ -186,7 +178,6 @@ const (
 // Numbers of ioctl(2).
 const (
 	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18 // BTRFS_IOC_INO_LOOKUP
-	btrfsQgroupAssign = ioctl.Write | unsafe.Sizeof(qgroupAssignArgs{})<<ioctl.Size | ioctl.Btrfs | 41        // BTRFS_IOC_QGROUP_ASSIGN
 	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
 	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
 	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS

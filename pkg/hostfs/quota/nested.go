@@ -23,7 +23,7 @@ func RemoveNested(d *dir.Dir) error {
 		return err
 	}
 	for at, left := own, atOnce; ; {
-		inside, err := neighbour(d, at, rootRef)
+		inside, err := neighbour(d, at, rootRef, 0)
 		switch {
 		case err != nil:
 			return fmt.Errorf("find the subvolumes in %s: %w", d, err)
@@ -35,7 +35,7 @@ func RemoveNested(d *dir.Dir) error {
 		case left == 0:
 			return fmt.Errorf("remove the subvolumes in %s: %w", d, ErrNested)
 		}
-		above, err := neighbour(d, at, rootBackref)
+		above, err := neighbour(d, at, rootBackref, 0)
 		if err == nil {
 			err = ioctl.Do(d, destroyByID, &byID{Flags: isByID, ID: uint64(at)})
 		}
@@ -46,13 +46,13 @@ func RemoveNested(d *dir.Dir) error {
 	}
 }
 
-// neighbour is the first subvolume that one has a reference of a kind to, or 0.
-func neighbour(d *dir.Dir, of ID, kind uint32) (ID, error) {
+// neighbour is the first subvolume, from an id on, that one has a reference of a kind to, or 0.
+func neighbour(d *dir.Dir, of ID, kind uint32, from ID) (ID, error) {
 	found, err := search(d, ioctl.SearchKey{
 		Tree:      rootTree,
 		MinObject: uint64(of), MaxObject: uint64(of),
 		MinType: kind, MaxType: kind,
-		MaxOffset: math.MaxUint64,
+		MinOffset: uint64(from), MaxOffset: math.MaxUint64,
 	})
 	if found == nil || err != nil {
 		return 0, err

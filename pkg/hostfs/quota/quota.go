@@ -7,8 +7,7 @@
 // ext4 a process with CAP_SYS_RESOURCE is exempt (only privileged containers have it
 // by default). The kernel leaves two ways around a limit: the owner of a file can change
 // its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and a process that can write
-// to a subvolume can create another in it, which has its own qgroup, and with simple quotas
-// (Linux 6.7) whatever groups the process chooses, by default those of the first. So limits keep
+// to a subvolume can create another in it, which has its own qgroup. So limits keep
 // volumes from filling the disk by accident, not by intent.
 //
 // The package starts no child process. Constants of quotactl(2) and ioctl(2) that
@@ -77,12 +76,9 @@ type Limit struct {
 type Usage struct {
 	Limit Limit
 	Bytes int64
-	// Shared is what of the Bytes other directories count too, as far as the filesystem knows: on btrfs with ordinary quotas.
+	// Shared is what of the Bytes other directories count too, as far as the filesystem knows: on btrfs.
 	Shared int64
-	// Intruded is what of the Bytes is in subvolumes that do not lie in the directory: with simple quotas users can put theirs into the
-	// limit of any. Setting the limit takes them out.
-	Intruded int64
-	Inodes   int64 // Unknown on btrfs
+	Inodes int64 // Unknown on btrfs
 }
 
 // Strays are the files and directories of a tree that a limit does not count.
@@ -98,10 +94,6 @@ type Strays struct {
 type Facility interface {
 	// Kind is the filesystem type.
 	Kind() Kind
-
-	// Simple reports whether these are the simple quotas of btrfs, which keep other limits than
-	// ordinary ones.
-	Simple() bool
 
 	// Make creates an empty directory that can have a limit, with mode 0700, and
 	// opens it. On btrfs it is a subvolume, and briefly has the mode that the umask
@@ -138,14 +130,12 @@ type Facility interface {
 
 	// Beside is what files of no project from FirstID to LastID hold on the filesystem, in bytes: they are of others than the directories
 	// with a limit.
-	// Blocks that several files share count for each. On btrfs with ordinary quotas it is what all subvolumes hold, also those with a limit,
-	// without what they share; with simple ones 0. With ErrTooMany it is at least that. XFS may take some seconds for it.
+	// Blocks that several files share count for each. On btrfs it is what all subvolumes hold, also those with a limit,
+	// without what they share. With ErrTooMany it is at least that. XFS may take some seconds for it.
 	Beside(fs *dir.Dir) (int64, error)
 
 	// Outside counts what is in the directory and not in its limit: subvolumes that its users
-	// made, on btrfs with ordinary quotas all that lie directly in it, and with simple ones those
-	// that are not in the groups of the directory alone. It counts some hundred at most, and
-	// none elsewhere.
+	// made, on btrfs all that lie directly in it. It counts some hundred at most, and none elsewhere.
 	Outside(d *dir.Dir) (int, error)
 
 	// Strays counts the files and directories below the directory that are not counted by the id:
@@ -164,8 +154,7 @@ type Facility interface {
 	// id, does.
 	Release(fs *dir.Dir, id ID) error
 
-	// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits, or chosen
-	// groups that have one. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
+	// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
 	Free(in, d *dir.Dir) error
 
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage

@@ -116,15 +116,8 @@ func (e *Enforcer) Kind() quota.Kind {
 
 // Like reports whether another enforcer treats volumes in the same way.
 func (e *Enforcer) Like(other *Enforcer) bool {
-	return e.Kind() == other.Kind() && (e.unenforced == nil) == (other.unenforced == nil) && e.simple() == other.simple()
+	return e.Kind() == other.Kind() && (e.unenforced == nil) == (other.unenforced == nil)
 }
-
-func (e *Enforcer) simple() bool { return e.facility != nil && e.facility.Simple() }
-
-// MayShare reports whether volumes and their copies may share blocks. Simple quotas of btrfs charge an extent
-// to its first owner until the last one lets go of it: a volume could not overwrite what its snapshot
-// has, and what a clone has would be charged to no volume when its source is gone.
-func (e *Enforcer) MayShare() bool { return !e.simple() }
 
 // Shares reports whether files of the pool's filesystem can share blocks. It is tried until it has succeeded: a filesystem
 // cannot lose this, and what tries makes files.
@@ -266,35 +259,26 @@ func (e *Enforcer) Free(in, d *dir.Dir) error {
 }
 
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another
-// tool was used, or a crash came between record and limit; or that counts what others have put into it. It returns what was
+// tool was used, or a crash came between record and limit. It returns what was
 // found, and whether it was replaced.
 func (e *Enforcer) Restore(d *dir.Dir, c ledger.Info) (found quota.Usage, restored bool, err error) {
 	if ok, err := e.carriesID(d, c); err != nil || !ok {
 		return quota.Usage{}, false, errors.Join(err, errNotCarried)
 	}
 	usage, err := e.facility.Usage(d, c.QuotaID())
-	if err != nil || e.Sizes.agrees(usage, c) {
+	if err != nil || e.Sizes.agrees(usage.Limit, c) {
 		return usage, false, err
 	}
-	if err := e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c)); err != nil || usage.Intruded == 0 {
-		return usage, true, err
-	}
-	now, err := e.facility.Usage(d, c.QuotaID())
-	if err == nil && now.Intruded > 0 {
-		err = errIntruded
-	}
-	return usage, true, err
+	return usage, true, e.facility.Limit(d, c.QuotaID(), e.Sizes.Limit(c))
 }
 
-var errIntruded = errors.New("the limit counts more subvolumes than can be asked whether they are in the volume")
-
-// Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none, and one with very many subvolumes stays as it is.
+// Ensure is Apply for a volume that has its limit already, as far as is known. One that does not carry its id has none.
 func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 	if !e.Enforces(c) {
 		return nil
 	}
 	_, _, err := e.Restore(d, c)
-	if errors.Is(err, errNotCarried) || errors.Is(err, errIntruded) {
+	if errors.Is(err, errNotCarried) {
 		return nil
 	}
 	return err
@@ -304,7 +288,7 @@ func (e *Enforcer) Ensure(d *dir.Dir, c ledger.Info) error {
 // was promised.
 func (e *Enforcer) Agrees(d *dir.Dir, c ledger.Info, has quota.Usage) (bool, error) {
 	carries, err := e.carriesID(d, c)
-	return carries && e.Sizes.agrees(has, c), err
+	return carries && e.Sizes.agrees(has.Limit, c), err
 }
 
 // Counts reports whether a directory is counted as its record says, if that says that the kernel enforces the size: one that came from a backup is

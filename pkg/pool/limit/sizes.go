@@ -74,11 +74,11 @@ func (s Sizes) Limit(c ledger.Info) quota.Limit {
 	return quota.Limit{Bytes: c.Promised + c.ToOverwrite(), Inodes: c.Inodes(s.bytesPerInode)}
 }
 
-// agrees reports whether a limit is what was promised, and counts nothing else than the volume. The kernel keeps whole blocks,
+// agrees reports whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
-func (s Sizes) agrees(has quota.Usage, c ledger.Info) bool {
-	is, want := has.Limit, s.Limit(c)
-	return has.Intruded == 0 && is.Inodes == want.Inodes && is.Bytes >= want.Bytes && is.Bytes < want.Bytes+maxBlock
+func (s Sizes) agrees(is quota.Limit, c ledger.Info) bool {
+	want := s.Limit(c)
+	return is.Inodes == want.Inodes && is.Bytes >= want.Bytes && is.Bytes < want.Bytes+maxBlock
 }
 
 // maxBlock is the largest block that a filesystem with quotas has on Linux, in bytes:

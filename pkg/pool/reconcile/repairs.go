@@ -81,8 +81,7 @@ func (p *Repairs) Limit(id volume.ID, c ledger.Info) error {
 	if err != nil || !restored {
 		return err
 	}
-	p.In.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Limit.Bytes, "promised", p.In.Enforcer.Sizes.Limit(c).Bytes,
-		"bytesOfOthersInIt", found.Intruded)
+	p.In.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Limit.Bytes, "promised", p.In.Enforcer.Sizes.Limit(c).Bytes)
 	p.In.Ledger.Restored()
 	return nil
 }

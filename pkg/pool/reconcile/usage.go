@@ -40,7 +40,7 @@ func (u Usage) LearnForeign(space dir.Space) {
 // Held is what volumes and trash hold, in bytes.
 type Held struct {
 	Bytes int64
-	Alone int64 // what of the Bytes limit.Enforcer.Beside has too: on btrfs with ordinary quotas no more than what is in nothing else
+	Alone int64 // what of the Bytes limit.Enforcer.Beside has too: on btrfs no more than what is in nothing else
 }
 
 // Add adds what others hold.
@@ -67,7 +67,7 @@ func (u Usage) Held(volumes *atomic.Int64, look func()) (all Held, counted bool)
 	all = Held{Bytes: inodes}
 	all.Add(used)
 	all.Add(trashed)
-	if u.enforcer.Kind() != quota.Btrfs || !u.enforcer.MayShare() {
+	if u.enforcer.Kind() != quota.Btrfs {
 		all.Alone = 0
 	}
 	return all, true
@@ -94,7 +94,6 @@ func (u Usage) used(look func()) (volumes Held, inodes int64, trash Held, err er
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
-		used.Bytes -= used.Intruded
 		most := c.Promised + c.ToOverwrite()
 		volumes.Alone += min(used.Bytes-used.Shared, most)
 		if !c.Is(ledger.Shares) {
@@ -186,7 +185,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 	case used.Bytes != volume.Unknown:
 		u.ledger.Trash().Measured(name, used.Bytes)
 	}
-	return used.Bytes - used.Intruded, used.Shared
+	return used.Bytes, used.Shared
 }
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.

@@ -36,7 +36,7 @@ func TestClaimOfAllOfBtrfs(t *testing.T) {
 		"20 GiB, trees once, overprovisioned": {on(20*gib, "-m", "single"), "3"},
 		"20 GiB, with quotas":                 {func(t *testing.T) string { return testenv.CountingBtrfs(t, 20*gib, "-m", "single") }, ""},
 		"20 GiB, with quotas, overprovisioned": {
-			func(t *testing.T) string { return testenv.SimpleBtrfs(t, 20*gib, "-m", "single") }, "3",
+			func(t *testing.T) string { return testenv.CountingBtrfs(t, 20*gib, "-m", "single") }, "3",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

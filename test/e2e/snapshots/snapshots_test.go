@@ -59,7 +59,6 @@ var filesystems = []struct {
 }{
 	{"xfs", func(t *testing.T) string { return testenv.LoopFS(t, "xfs", 1<<30) }, "auto", false},
 	{"btrfs with limits", func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, "required", false},
-	{"btrfs with simple quotas", func(t *testing.T) string { return testenv.SimpleBtrfs(t, 1<<30) }, "required", true},
 	{"btrfs", func(t *testing.T) string { return testenv.MadeFS(t, "btrfs", 2<<30, "-m", "dup") }, "auto", false},
 	{"ext4", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 1<<30) }, "auto", true},
 }

@@ -73,11 +73,10 @@ func filledFilesystems() map[string]filesystem {
 	reserving.reserve = "4%"
 	if !testenv.Guest() {
 		return map[string]filesystem{
-			"btrfs":                    on(testenv.CountingBtrfs, "-m", "dup"),
-			"btrfs with a reserve":     reserving,
-			"btrfs with simple quotas": on(testenv.SimpleBtrfs, "-m", "dup"),
-			"btrfs with trees once":    on(testenv.SimpleBtrfs),
-			"mixed btrfs":              {kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return testenv.SimpleBtrfs(t, mixed, "--mixed") }},
+			"btrfs":                 on(testenv.CountingBtrfs, "-m", "dup"),
+			"btrfs with a reserve":  reserving,
+			"btrfs with trees once": on(testenv.CountingBtrfs),
+			"mixed btrfs":           {kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return testenv.CountingBtrfs(t, mixed, "--mixed") }},
 		}
 	}
 	if testing.Short() { // make test has btrfs on the host

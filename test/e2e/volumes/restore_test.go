@@ -14,7 +14,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // limitedVariable names a driver, and makes this test binary that, without CAP_SYS_RESOURCE: with it ext4 has no limits.
@@ -44,11 +43,7 @@ func limited(t *testing.T, driver string) string {
 func TestFullVolumeIsRestored(t *testing.T) {
 	const promise = 16 * mib
 	driver := limited(t, drivertest.Built(t))
-	all := filesystems()
-	if !testenv.Guest() {
-		all = append(all, filledFilesystems()["btrfs with simple quotas"])
-	}
-	for n, fs := range all {
+	for n, fs := range filesystems() {
 		t.Run(fmt.Sprint(n, " ", fs.kind), func(t *testing.T) {
 			h := newHarness(t, driver, fs, fs.mount(t))
 			h.unlimitedInodes()

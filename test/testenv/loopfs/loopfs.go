@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -155,24 +154,6 @@ func SwitchQuotasOn(ctx context.Context, dir string) error {
 		if err := run(ctx, args...); err != nil {
 			return fmt.Errorf("switch quotas on for %s: %w", dir, err)
 		}
-	}
-	return nil
-}
-
-// SwitchSimpleQuotasOn switches simple quotas on for the btrfs on dir.
-func SwitchSimpleQuotasOn(dir string) error {
-	root, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	const (
-		quotaCtl     = 3<<30 | 16<<16 | 0x94<<8 | 40 // BTRFS_IOC_QUOTA_CTL of linux/btrfs.h
-		enableSimple = 4                             // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
-	)
-	args := [2]uint64{enableSimple}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, root.Fd(), quotaCtl, uintptr(unsafe.Pointer(&args))); errno != 0 {
-		return fmt.Errorf("switch simple quotas on for %s: %w", dir, errno)
 	}
 	return nil
 }

@@ -56,17 +56,9 @@ type Subvolume struct {
 	FD      int64
 	TransID uint64
 	Flags   uint64
-	Size    uint64  // of Groups, in bytes
-	Groups  *Groups // with WithGroups
-	_       [2]uint64
+	_       [4]uint64
 	Name    [4040]byte // ends in NUL
 }
-
-// Groups is struct btrfs_qgroup_inherit of linux/btrfs.h: the qgroups that a new subvolume is in, here none.
-type Groups [9]uint64
-
-// WithGroups has a new subvolume be in these Groups (BTRFS_SUBVOL_QGROUP_INHERIT).
-const WithGroups = 1 << 2
 
 // Named is struct btrfs_ioctl_vol_args of linux/btrfs.h.
 type Named struct {
@@ -153,7 +145,6 @@ const (
 // Another size would not compile.
 var (
 	_ [4096]byte = [unsafe.Sizeof(Subvolume{})]byte{}
-	_ [72]byte   = [unsafe.Sizeof(Groups{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(Named{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(Nested{})]byte{}
 	_ [104]byte  = [unsafe.Sizeof(SearchKey{})]byte{}

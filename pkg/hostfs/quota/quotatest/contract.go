@@ -281,7 +281,7 @@ func beside(t *testing.T, b *bench) {
 		b.Settle(t)
 		bytes, err := b.Beside(b.Root)
 		must.Succeed(t, err)
-		if b.subvolumes() && !b.Simple() {
+		if b.subvolumes() {
 			usage := b.usage(t, d, id)
 			bytes -= usage.Bytes - usage.Shared
 		}
@@ -294,10 +294,6 @@ func beside(t *testing.T, b *bench) {
 	b.write(t, d, "file", 4*mib)
 	wantBetween(t, "bytes of no project after a volume was written", read()-before, -slack, slack)
 	file := b.write(t, plain, "file", 2*mib)
-	if b.Simple() {
-		wantBetween(t, "bytes of no project with simple quotas", read(), 0, 0)
-		return
-	}
 	wantBetween(t, "bytes of no project after others wrote", read()-before, 2*mib-slack, 2*mib+slack)
 	must.Succeed(t, file.Remove())
 	b.eventually(t, "use of no project falls", func() bool { return read()-before <= slack })

@@ -41,9 +41,6 @@ func (f *Fake) Kind() quota.Kind {
 	return f.As
 }
 
-// Simple is quota.Facility.Simple: no kind of quota that a fake stands for is.
-func (f *Fake) Simple() bool { return false }
-
 func (f *Fake) subvolumes() bool { return f.As == quota.Btrfs }
 
 // Make is quota.Facility.Make.
