@@ -216,8 +216,29 @@ func TestPodsThatComeToFence(t *testing.T) {
 	w.wantOn(nodeB)
 }
 
+// The clock of the API server that makes pods is ahead of that of the operator's.
+func TestClocksOfAPIServersAreApart(t *testing.T) {
+	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	w.ahead = 5 * time.Minute
+	w.run("m")
+	w.live()
+	pod := appPod("data-0", false)
+	if w.has(pod); pod.Spec.NodeName != nodeB {
+		t.Errorf("the pod waits on %s: %s", pod.Spec.NodeName, w.says("m"))
+	}
+}
+
 // Pods that are bound to the source by its name, and are made again there, hold up no move, and are not evicted for ever.
 func TestPodsBoundToSource(t *testing.T) {
+	for name, bind := range map[string]func(*corev1.Pod){
+		"by a label of their template": func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodeA} },
+		"by the name in it":            func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(time.Now().Add(time.Hour)) },
+	} {
+		t.Run(name, func(t *testing.T) { podsBoundToSource(t, bind) })
+	}
+}
+
+func podsBoundToSource(t *testing.T, bind func(*corev1.Pod)) {
 	w := newWorld(t, moveOf("m"), appPod("data-0", false))
 	made := 0
 	w.run("m", func(int) {
@@ -226,7 +247,8 @@ func TestPodsBoundToSource(t *testing.T) {
 			return
 		}
 		made++
-		pod.CreationTimestamp, pod.Status.Phase = metav1.NewTime(time.Now().Add(time.Hour)), corev1.PodPending
+		pod.Status.Phase = corev1.PodPending
+		bind(pod)
 		must.Succeed(t, w.api.Create(t.Context(), pod))
 	})
 	if made != 1 || !strings.Contains(w.says("m"), "pod bound-0") {

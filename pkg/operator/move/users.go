@@ -84,14 +84,15 @@ func (u users) cameToFence(pod *corev1.Pod) bool {
 		})
 }
 
-// schedulers is how long a scheduler may take for the last volume that it knew, after the switch.
-const schedulers = time.Minute
+// schedulers is how long a scheduler may take for the last volume that it knew, after the switch, and how far the clocks of API servers may be apart.
+const schedulers = 10 * time.Minute
 
-// cameAfterSwitch says that a pod was made when the scheduler knew that the volume is on the target: it is bound to the source by name, and
-// one that takes its place would be, too.
-func (u users) cameAfterSwitch(pod *corev1.Pod) bool {
+// isBoundToSource says that a pod that takes the place of this one would be on the source, too: its template says so, or it was made when
+// the scheduler knew that the volume is on the target.
+func (u users) isBoundToSource(pod *corev1.Pod, target *corev1.Node) bool {
 	s := u.move.Status.Standstill
-	return s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
+	return !schedule.Selects(pod, target) ||
+		s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
 }
 
 // evict evicts a pod, if anything makes it again, or if that was asked for.
@@ -123,12 +124,16 @@ func (u users) freeStuck(ctx context.Context) (ending, stuck []string, err error
 	if err != nil {
 		return nil, nil, err
 	}
+	target := &corev1.Node{}
+	if there, err := u.api.find(ctx, client.ObjectKey{Name: u.move.Status.TargetNode}, target); err != nil || !there {
+		return nil, nil, err
+	}
 	for i := range pods {
 		pod := &pods[i]
 		if pod.Spec.NodeName != u.move.Status.SourceNode {
 			continue
 		}
-		if pod.DeletionTimestamp == nil && (u.cameAfterSwitch(pod) || metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force) {
+		if pod.DeletionTimestamp == nil && (u.isBoundToSource(pod, target) || metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force) {
 			stuck = append(stuck, "pod "+pod.Name)
 			continue
 		}

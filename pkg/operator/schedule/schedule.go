@@ -21,7 +21,7 @@ func Refuses(pods []corev1.Pod, node *corev1.Node, beside Neighbours) string {
 	}
 	for i := range pods {
 		pod := &pods[i]
-		if !selects(pod, node) {
+		if !Selects(pod, node) {
 			return fmt.Sprintf("pod %s may not run on node %s by its node selector or affinity", pod.Name, node.Name)
 		}
 	}
@@ -60,8 +60,8 @@ func NotAllowed(class *storagev1.StorageClass, node *corev1.Node, key string) st
 	return fmt.Sprintf("node %s is not in the topologies that the StorageClass %s allows", node.Name, class.Name)
 }
 
-// selects says whether a pod wants to run on a node. The volume itself is no reason: its affinity changes.
-func selects(pod *corev1.Pod, node *corev1.Node) bool {
+// Selects says whether a pod wants to run on a node. The volume itself is no reason: its affinity changes.
+func Selects(pod *corev1.Pod, node *corev1.Node) bool {
 	if !labels.SelectorFromSet(pod.Spec.NodeSelector).Matches(labels.Set(node.Labels)) {
 		return false
 	}
