@@ -3,6 +3,8 @@ package cases_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -187,4 +189,29 @@ func (s *scene) volume(claim string) *corev1.PersistentVolume {
 	volume, err := c.Client.CoreV1().PersistentVolumes().Get(s.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
 	must.Succeed(s, err)
 	return volume
+}
+
+// kubectl runs kubectl, also at the end of a test.
+func (s *scene) kubectl(args ...string) string {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), long)
+	defer cancel()
+	out, err := c.Kubectl(ctx, args...)
+	must.Succeed(s, err)
+	return out
+}
+
+// apply applies what kubectl takes by these arguments, and deletes it at the end of the test.
+func (s *scene) apply(args ...string) {
+	s.Helper()
+	s.Cleanup(func() { s.kubectl(append([]string{"delete", "--ignore-not-found"}, args...)...) })
+	s.kubectl(append([]string{"apply"}, args...)...)
+}
+
+func (s *scene) applyText(objects string) {
+	s.Helper()
+	file := filepath.Join(s.TempDir(), "objects.yaml")
+	// kubectl of Kubernetes 1.30 takes what begins with a brace for JSON.
+	must.Succeed(s, os.WriteFile(file, []byte("---\n"+objects), 0o600))
+	s.apply("-f", file)
 }

@@ -35,11 +35,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	ctx := t.Context()
 	s.class(class, "local-fast", storagev1.VolumeBindingWaitForFirstConsumer)
 	s.apply("-f", "testdata/openshift.yaml")
-	if testing.Short() {
-		s.installKinds()
-	} else {
-		s.installOperator()
-	}
+	s.installKinds()
 	s.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
 	s.upstreamObjects("testdata/upstream-monitoring.yaml")
 	sharedDirectory(s)
@@ -94,10 +90,6 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	}
 	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
 	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
-	t.Run("Prometheus watches it", func(t *testing.T) {
-		needTime(t)
-		operatorWatched(s.in(t))
-	})
 	if got := s.mustRun("writer", "cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
@@ -180,32 +172,23 @@ func (s *scene) removePoolClaims(want ...string) {
 	s.until("the volumes of the claims to be deleted", s.volumesOf(cluster.Namespace))
 }
 
-// operatorWatched has a Prometheus take what the operator has deployed for it, and the alert for an operator that is away.
-func operatorWatched(s *scene) {
+// installKinds installs the kinds of the Prometheus operator, which go at the end of the test.
+func (s *scene) installKinds() {
 	s.Helper()
-	s.kubectl("create", "clusterrolebinding", s.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+s.namespace+":default")
-	s.Cleanup(func() { s.kubectl("delete", "clusterrolebinding", s.namespace) })
-	p := s.startPrometheus("k8s-app=hostpath-provisioner", 2)
-	s.until("the operator and every driver to be watched", func(ctx context.Context) (string, error) {
-		for query, want := range map[string]string{
-			"count(up == 1)": fmt.Sprint(len(c.Nodes) + 1), "count(up)": fmt.Sprint(len(c.Nodes) + 1),
-			"kubevirt_hpp_cr_ready": "1", "cluster:kubevirt_hpp_operator_up:sum": "1",
-			`count(hostpath_pool_serving{pool="local-fast"} == 1)`: fmt.Sprint(len(c.Nodes)),
-		} {
-			got, err := p.query(ctx, query)
-			if err != nil || len(got) != 1 || got[0].Value[1] != want {
-				return fmt.Sprintf("%s is %v, want %s", query, got, want), err
-			}
+	text, err := os.ReadFile(filepath.Join(c.Programs, "prometheus-operator.yaml"))
+	must.Succeed(s, err)
+	var kinds []string
+	for _, object := range strings.Split(string(text), "\n---\n") {
+		if strings.Contains(object, "\nkind: CustomResourceDefinition\n") {
+			kinds = append(kinds, object)
 		}
-		return "", nil
-	})
-	s.wantQuietAlerts(p, monitoringDir+"/prometheusrule.yaml", operatorDir+"/monitoring/prometheusrule.yaml")
-	s.scaleOperator(0)
-	s.wantAlerts(p, "HPPOperatorDown", map[string]string{
-		"alertname": "HPPOperatorDown", "severity": "warning", "operator_health_impact": "critical",
-		"kubernetes_operator_part_of": "kubevirt", "kubernetes_operator_component": "hostpath-provisioner-operator",
-	})
-	s.scaleOperator(1)
+	}
+	file := filepath.Join(s.TempDir(), "kinds.yaml")
+	must.Succeed(s, os.WriteFile(file, []byte(strings.Join(kinds, "\n---\n")), 0o600))
+	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", file) })
+	// One of them is too large for the annotation of a client-side apply.
+	s.kubectl("apply", "--server-side", "-f", file)
+	must.Succeed(s, c.Established(s.Context(), "-f", file))
 }
 
 // sharedDirectory makes a volume that all nodes have, as one of NFS: a directory of this machine.

@@ -338,6 +338,9 @@ func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path, token strin
 	return status, text
 }
 
+// Metrics that there are only after something has happened.
+var sometimes = []string{"hostpath_csi_panics_total", "hostpath_pool_last_error_timestamp_seconds", "hostpath_pool_trash_oldest_timestamp_seconds", "hostpath_pool_upstream_snapshots"}
+
 // metricsOf are the names of a pod's metrics.
 func (s *scene) metricsOf(pod corev1.Pod) map[string]bool {
 	s.Helper()
