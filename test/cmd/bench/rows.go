@@ -3,16 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -185,13 +181,6 @@ func inParallel(count int, do func(i int)) {
 	check(problems...)
 }
 
-// sizeRows report how large the program is.
-func sizeRows(s *scene) []row {
-	return []row{{name: "the program", unit: "MB", budget: budget{max: drivertest.MostBytes / 1e6}, ours: func() float64 {
-		return float64(got(os.Stat(s.binary)).Size()) / 1e6
-	}}}
-}
-
 // scaleRows compare a driver whose pool has many volumes with one whose pool has a tenth of them or none. All of
 // them run at the same time.
 func scaleRows(s *scene) []row {
@@ -299,45 +288,6 @@ func peakOf(pid int) float64 {
 	return kib / 1024
 }
 
-// A load is IO as fio has it. It is direct: what is measured is the way to the disk,
-// and not to the page cache.
-type load struct {
-	name, unit string
-	rw         string // fio's word
-	block      int
-	depth      int // how many are on their way at once
-	// least is the least that a device may do of what its file does. The kernel hands each request to another
-	// thread and the answer back. Many at once hide that; of one at a time it is a matter of the machine, from 10 µs
-	// to as much as a fast disk takes.
-	least float64
-}
-
-// One at a time shows what the device adds to each, and many how much it can do.
-var loads = []load{
-	{"4 KiB random read, 1 at a time", "IO/s", "randread", 4 << 10, 1, 0},
-	{"4 KiB random write, 1 at a time", "IO/s", "randwrite", 4 << 10, 1, 0},
-	{"4 KiB random read, 32", "IO/s", "randread", 4 << 10, 32, 0.6},
-	{"4 KiB random write, 32", "IO/s", "randwrite", 4 << 10, 32, 0.6},
-	{"1 MiB sequential read, 4", "MiB/s", "read", 1 << 20, 4, 0.8},
-	{"1 MiB sequential write, 4", "MiB/s", "write", 1 << 20, 4, 0.8},
-}
-
-// blockRows compare the device of a block volume with the file that backs it.
-func blockRows(s *scene) (rows []row) {
-	a := s.enter("fs")
-	image := a.createDisk()
-	check(a.Publish(s.ctx, s.blockVolume(), diskID))
-	// All of it is to be allocated and initialised.
-	writeDisk(a.Target(diskID), s.disk)
-	for _, l := range loads {
-		on := func(path string) func() float64 {
-			return func() float64 { return s.io(s.ctx, l, path, s.disk) / float64(l.block) }
-		}
-		rows = append(rows, row{name: l.name, unit: l.unit, budget: budget{atLeast: l.least}, ours: on(a.Target(diskID)), limit: on(image)})
-	}
-	return rows
-}
-
 func (o order) blockVolume() drivertest.Volume {
 	return drivertest.Volume{ID: diskID, Pool: poolName, Block: true, Bytes: o.disk}
 }
@@ -355,41 +305,4 @@ func writeDisk(path string, size int64) {
 		got(disk.WriteAt(content, at))
 	}
 	check(disk.Sync(), disk.Close())
-}
-
-// fio is the usual program for it.
-func fio(ctx context.Context, l load, path string, size int64) float64 {
-	cmd := exec.CommandContext(ctx, "fio", "--name=load", "--output-format=json", "--ioengine=libaio", "--direct=1", "--thread",
-		"--time_based", "--randrepeat=1", "--invalidate=0", "--norandommap", "--runtime=1",
-		"--filename="+path, fmt.Sprint("--size=", size), "--rw="+l.rw, fmt.Sprint("--bs=", l.block), fmt.Sprint("--iodepth=", l.depth))
-	// The death signal is tied to the thread that forks.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	output, err := cmd.Output()
-	if err != nil {
-		check(fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes())))
-	}
-	return readFio(output)
-}
-
-// readFio is how many bytes fio has read and written in a second, by its report.
-func readFio(output []byte) float64 {
-	type direction struct {
-		Bytes float64 `json:"bw_bytes"`
-	}
-	var read struct {
-		Jobs []struct {
-			Error       int
-			Read, Write direction
-		}
-	}
-	// Notes of fio's come first.
-	check(json.Unmarshal(output[max(0, bytes.IndexByte(output, '{')):], &read))
-	if len(read.Jobs) != 1 || read.Jobs[0].Error != 0 {
-		check(fmt.Errorf("fio reported %+v, want one job without an error", read.Jobs))
-	}
-	return read.Jobs[0].Read.Bytes + read.Jobs[0].Write.Bytes
 }
