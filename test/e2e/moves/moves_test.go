@@ -182,19 +182,6 @@ func TestGrowthMeanwhile(t *testing.T) {
 	}
 }
 
-// A volume of the upstream driver has no record. Where it goes it is promised the size of its claim.
-func TestVolumeWithoutRecord(t *testing.T) {
-	w := newWorld(t, ways()[0].reverse(), none) // without limits, of which the upstream driver has none
-	w.begin()
-	w.from.Must(w.from.Process.Stop())
-	w.from.Must(os.Remove(w.from.pool.Own("volumes", w.volume.ID+".json")))
-	w.from.Must(w.from.Process.Restart(t.Context()))
-	w.from.AwaitServing()
-	w.sized = true
-	w.move()
-	w.end()
-}
-
 // One of two moves of a volume has it; the other changes nothing.
 func TestTwoMovesOfOneVolume(t *testing.T) {
 	w := newWorld(t, ways()[0], none)
@@ -210,27 +197,6 @@ func TestTwoMovesOfOneVolume(t *testing.T) {
 	}
 	out.kill()
 	in.kill()
-	w.move()
-	w.end()
-}
-
-// A target without room changes nothing on the source.
-func TestTargetWithoutRoom(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	free, err := w.to.Capacity(t.Context(), "")
-	w.to.Must(err)
-	_, err = w.to.Create(t.Context(), drivertest.Volume{ID: "other", Bytes: free - w.volume.Bytes/2})
-	w.to.Must(err)
-	in := w.start("move-in", "copy")
-	if last := w.once("move-out", "copy"); last.Event != "failed" || !strings.Contains(last.Error, "not enough space") {
-		t.Errorf("it ends with %+v", last)
-	}
-	in.kill()
-	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
-	w.unpublish(w.from, "another")
-	w.to.Must(w.to.Delete(t.Context(), "other"))
-	w.to.pool.AwaitErased()
 	w.move()
 	w.end()
 }
@@ -252,32 +218,6 @@ func TestVolumeAboveItsSize(t *testing.T) {
 	w.abort()
 	w.from.Must(os.Remove(filepath.Join(w.from.Target("pod"), "large")))
 	w.move()
-	w.end()
-}
-
-// Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.
-func TestConfirmTooEarly(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
-	out.await("waiting")
-	state, err := w.from.moves.Repeat(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
-	w.from.Must(err)
-	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
-		t.Errorf("a copy that is not whole is confirmed: %+v", last)
-	}
-	w.wantRefused(w.to)
-	w.stopWriter()
-	fence := out.await("handed-over").Fence
-	in.await("ended")
-	if last := w.once("move-out", "undo"); last.Event != "failed" {
-		t.Errorf("a volume that was handed over is published again: %+v", last)
-	}
-	w.run("move-in", "confirm", "--fence="+fence)
-	if last := w.once("move-in", "abort"); last.Event != "failed" {
-		t.Errorf("a confirmed volume is aborted: %+v", last)
-	}
-	w.run("move-out", "remove")
 	w.end()
 }
 

@@ -66,14 +66,10 @@ type world struct {
 	prefix  map[string][]string
 	silence time.Duration
 	address string
-	// mob kills processes; nil for none.
-	mob   *mob
-	certs map[string][]string
-	count int // of moves
-	// sized: the volume has no record, and the mover is told its size.
-	sized bool
-	last  mover.Event // of the last pass
-	said  string      // by the mover that made it
+	certs   map[string][]string
+	count   int         // of moves
+	last    mover.Event // of the last pass
+	said    string      // by the mover that made it
 
 	writer *drivertest.Writer
 }
@@ -236,7 +232,6 @@ func (w *world) move() {
 		if out.says("waiting") {
 			w.stopWriter()
 		}
-		w.strike(out, in)
 		w.keep(w.from, w.to)
 		if !in.running() {
 			in = w.start("move-in", "copy")
@@ -294,7 +289,6 @@ func (w *world) run(command, step string, more ...string) {
 	began := time.Now()
 	for m := w.start(command, step, more...); !m.ended(); <-again.C {
 		w.within(began, m)
-		w.strike(m)
 		w.keep(w.from, w.to)
 		if !m.running() && !m.ended() {
 			m = w.again(m)
@@ -429,9 +423,6 @@ func (w *world) start(command, step string, more ...string) *moverProcess {
 	}, append(w.certs[command], more...)...)
 	if step == "copy" {
 		args = append(args, "--address="+w.address)
-	}
-	if w.sized && command == "move-out" {
-		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
 	}
 	if w.silence > 0 {
 		args = append(args, "--silence="+w.silence.String())

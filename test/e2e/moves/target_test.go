@@ -2,7 +2,6 @@ package moves
 
 import (
 	"bytes"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,69 +16,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
-
-// A mob kills processes at random moments.
-type mob struct {
-	*rand.Rand
-	left int // kills, in this move
-	all  int
-	next time.Time
-}
-
-// mostWait is how long a mob waits at most between two kills: about as long as a move takes.
-const mostWait = 500 * time.Millisecond
-
-func (m *mob) rest() { m.next = time.Now().Add(time.Duration(m.Int64N(int64(mostWait)))) }
-
-// strike kills a driver or one of the movers, if it is time to.
-func (w *world) strike(movers ...*moverProcess) {
-	w.Helper()
-	if w.mob == nil || w.mob.left == 0 || time.Now().Before(w.mob.next) {
-		return
-	}
-	w.mob.rest()
-	w.mob.left--
-	w.mob.all++
-	switch victim := w.mob.IntN(2 + len(movers)); victim {
-	case 0:
-		must.Succeed(w, w.from.Process.Signal(os.Kill))
-	case 1:
-		must.Succeed(w, w.to.Process.Signal(os.Kill))
-	default:
-		movers[victim-2].kill()
-	}
-}
-
-// A hundred moves of a volume that is written to, with drivers and movers killed several times in each, at random moments.
-func TestHundredMovesWithRandomKills(t *testing.T) {
-	count, all := 50, ways()
-	if testing.Short() {
-		count, all = 2, all[:1]
-	}
-	for _, way := range all {
-		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, none)
-			seed := rand.Uint64()
-			t.Logf("the seed is %d", seed)
-			w.mob = &mob{Rand: rand.New(rand.NewPCG(seed, 0))}
-			for n := range count {
-				w.mob.left = 1 + w.mob.IntN(6)
-				w.mob.rest()
-				w.begin()
-				w.move()
-				w.mob.left = 0
-				w.end()
-				if t.Failed() {
-					t.Fatalf("in move %d", n)
-				}
-			}
-			if w.mob.all < count {
-				t.Errorf("%d kills in %d moves", w.mob.all, count)
-			}
-			t.Logf("%d kills in %d moves", w.mob.all, count)
-		})
-	}
-}
 
 // The filesystem of the target is filled by others after the room was promised. The source is as it was, and the move goes on when there is
 // room again.
