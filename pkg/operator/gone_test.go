@@ -153,24 +153,24 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 		volumeOn("used", "gone"),
 	}, offered...)
 	object := stored("hpp", 1, false)
-	s := newStage(t, append(volumes, podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
+	h := newHarness(t, append(volumes, podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
 	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
-	if s.has(object); len(object.Status.DeletedNodes) > 0 {
+	h.reconciler.Now = func() time.Time { return now }
+	h.reconcile("hpp")
+	if h.has(object); len(object.Status.DeletedNodes) > 0 {
 		t.Fatalf("offered at once: %+v", object.Status.DeletedNodes)
 	}
 	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	if gone := s.gone(volumes); len(gone) > 0 {
+	h.reconcile("hpp")
+	if gone := h.gone(volumes); len(gone) > 0 {
 		t.Errorf("%q are removed", gone)
 	}
 	var names []string
 	for _, volume := range offered {
 		names = append(names, volume.GetName())
 	}
-	s.has(object)
+	h.has(object)
 	if left := object.Status.DeletedNodes; len(left) != 1 || left[0].Node != "gone" || left[0].PersistentVolumes != len(offered) ||
 		!strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false "+strings.Join(names, " ")+" && ") {
 		t.Errorf("the status reports %+v, want %q of the node gone", left, names)
@@ -180,26 +180,26 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 // A node that comes back was not gone, however shortly it is there: the time begins anew, also of one that nothing is reconciled for.
 func TestNodeThatWasBackIsNotGone(t *testing.T) {
 	object := stored("hpp", 1, false)
-	s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
+	h := newHarness(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
 	begin := time.Now()
 	now := begin
-	s.reconciler.Now = func() time.Time { return now }
+	h.reconciler.Now = func() time.Time { return now }
 	node := nodeThat("flaps", corev1.ConditionTrue)
 	for minute := range 16 {
 		now = begin.Add(time.Duration(minute) * time.Minute)
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 		if minute == 6 { // it is there for an instant
 			for range 2 {
-				s.reconciler.nodeChanged(t.Context(), node)
+				h.reconciler.nodeChanged(t.Context(), node)
 			}
 		}
-		if s.has(object); len(object.Status.DeletedNodes) > 0 {
+		if h.has(object); len(object.Status.DeletedNodes) > 0 {
 			t.Fatalf("after %d minutes it is offered: %+v", minute, object.Status.DeletedNodes)
 		}
 	}
 	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	if s.has(object); len(object.Status.DeletedNodes) != 1 {
+	h.reconcile("hpp")
+	if h.has(object); len(object.Status.DeletedNodes) != 1 {
 		t.Errorf("it is gone for good, and not offered")
 	}
 }
@@ -209,27 +209,27 @@ func TestNodeThatWasBackIsNotGone(t *testing.T) {
 func TestNodeThatIsBackIsNotOffered(t *testing.T) {
 	for _, during := range []bool{false, true} {
 		object := stored("hpp", 1, false)
-		s := newStage(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
+		h := newHarness(t, object, volumeOn("bound", "flaps"), nodeThat("here", corev1.ConditionTrue))
 		now, back := time.Now(), false
-		s.reconciler.Now = func() time.Time { return now }
-		s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		h.reconciler.Now = func() time.Time { return now }
+		h.reconciler.APIReader = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 			Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
 				err := api.Get(ctx, key, into, options...)
 				if _, is := into.(*corev1.Node); is && back {
-					s.reconciler.nodeChanged(ctx, nodeThat("flaps", corev1.ConditionTrue))
+					h.reconciler.nodeChanged(ctx, nodeThat("flaps", corev1.ConditionTrue))
 				}
 				return err
 			}})
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 		now, back = now.Add(GoneAfter), during
-		s.reconcile("hpp")
-		if s.has(object); len(object.Status.DeletedNodes) > 0 == during {
+		h.reconcile("hpp")
+		if h.has(object); len(object.Status.DeletedNodes) > 0 == during {
 			t.Errorf("back during the check: %v, offered: %+v", during, object.Status.DeletedNodes)
 		}
-		s.reconciler.nodeChanged(t.Context(), nodeThat("flaps", corev1.ConditionTrue))
+		h.reconciler.nodeChanged(t.Context(), nodeThat("flaps", corev1.ConditionTrue))
 		now = now.Add(time.Minute)
-		s.reconcile("hpp")
-		if s.has(object); len(object.Status.DeletedNodes) > 0 {
+		h.reconcile("hpp")
+		if h.has(object); len(object.Status.DeletedNodes) > 0 {
 			t.Errorf("a minute after the node is back: %+v", object.Status.DeletedNodes)
 		}
 	}
@@ -239,8 +239,8 @@ func TestNodeThatIsBackIsNotOffered(t *testing.T) {
 func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 	object := stored("hpp", 1, false)
 	volumes := []client.Object{volumeOn("used", "gone"), volumeOn("unused", "gone")}
-	s := newStage(t, append(volumes, podOf("used", "here"), object, nodeThat("here", corev1.ConditionTrue))...)
-	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, append(volumes, podOf("used", "here"), object, nodeThat("here", corev1.ConditionTrue))...)
+	h.reconciler.APIReader = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
 			if _, is := into.(*corev1.Node); is && key.Name == "here" {
 				return apierrors.NewInternalError(errors.New("not now"))
@@ -248,17 +248,17 @@ func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 			return api.Get(ctx, key, into, options...)
 		}})
 	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
+	h.reconciler.Now = func() time.Time { return now }
 	for range 2 {
-		if found, err := s.reconciler.deletedNodes(t.Context()); len(found) > 0 {
+		if found, err := h.reconciler.deletedNodes(t.Context()); len(found) > 0 {
 			t.Errorf("offered: %+v (%v)", found, err)
 		}
 		now = now.Add(GoneAfter)
 	}
-	if _, err := s.reconciler.deletedNodes(t.Context()); err == nil || !strings.Contains(err.Error(), "not now") {
+	if _, err := h.reconciler.deletedNodes(t.Context()); err == nil || !strings.Contains(err.Error(), "not now") {
 		t.Errorf("the error is %v", err)
 	}
-	if gone := s.gone(volumes); len(gone) > 0 {
+	if gone := h.gone(volumes); len(gone) > 0 {
 		t.Errorf("removed: %q", gone)
 	}
 }
@@ -266,8 +266,8 @@ func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
 // Users make as many snapshots of other drivers as they like: none is kept in memory.
 func TestSnapshotsOfOtherDriversAreNotKept(t *testing.T) {
 	own, foreign := snapshotOn("own", "gone", render.DriverName), snapshotOn("foreign", "gone", "example.com")
-	s := newStage(t, &own, &foreign)
-	found, err := s.reconciler.cluster().snapshots(t.Context())
+	h := newHarness(t, &own, &foreign)
+	found, err := h.reconciler.cluster().snapshots(t.Context())
 	must.Succeed(t, err)
 	if len(found) != 1 || found[0].GetName() != "own" {
 		t.Errorf("it has %v", found)
@@ -291,14 +291,14 @@ func TestSnapshotsOfDeletedNodes_areRemovedWithTheirOwnVolumeSnapshot(t *testing
 		objects = append(objects, &content, snapshot)
 	}
 	deleted := snapshotOn("deleted", "gone", render.DriverName)
-	s := newStage(t, append(objects, &deleted)...)
-	s.reconciler.Optional.present = append(s.reconciler.Optional.present, place.SnapshotContent)
+	h := newHarness(t, append(objects, &deleted)...)
+	h.reconciler.Optional.present = append(h.reconciler.Optional.present, place.SnapshotContent)
 	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
+	h.reconciler.Now = func() time.Time { return now }
+	h.reconcile("hpp")
 	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	s.has(object)
+	h.reconcile("hpp")
+	h.has(object)
 	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete volumesnapshotcontent --wait=false anew deleted own unborn && ") ||
 		!strings.Contains(left[0].Command, " && kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-own && ") {
 		t.Errorf("the status reports %+v", left)
@@ -306,15 +306,15 @@ func TestSnapshotsOfDeletedNodes_areRemovedWithTheirOwnVolumeSnapshot(t *testing
 }
 
 // gone are the names of those volumes that are not there any more.
-func (s *stage) gone(volumes []client.Object) []string {
-	s.t.Helper()
+func (h *harness) gone(volumes []client.Object) []string {
+	h.t.Helper()
 	var names []string
 	for _, volume := range volumes {
-		err := s.Get(s.t.Context(), client.ObjectKeyFromObject(volume), &corev1.PersistentVolume{})
+		err := h.Get(h.t.Context(), client.ObjectKeyFromObject(volume), &corev1.PersistentVolume{})
 		if apierrors.IsNotFound(err) {
 			names = append(names, volume.GetName())
 		} else if err != nil {
-			s.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 	}
 	return names
@@ -343,10 +343,10 @@ func TestDeletionWarnsOfVolumes(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "here"},
 	}
 	object := stored("hpp", 1, true)
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), pod, volumeOn("one", "here"), volumeOn("two", "here"),
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), pod, volumeOn("one", "here"), volumeOn("two", "here"),
 		volumeOn("legacy", "", ofProvisioner("here")), volumeOn("foreign", "here", foreign))
-	s.reconcile("hpp")
-	s.has(object)
+	h.reconcile("hpp")
+	h.has(object)
 	condition := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
 	for _, want := range []string{"pod driver on here", "2 PersistentVolumes of the driver and all data stay", "1 PersistentVolume of the pre-CSI provisioner"} {
 		if condition == nil || !strings.Contains(condition.Message, want) {
@@ -373,13 +373,13 @@ func TestVolumesOfDeletedNodes_stayWhileTheyMove(t *testing.T) {
 	}
 	volumes, objects = append(volumes, volumeOn("forced", "gone")), append(objects, forsaken("forced", "here", "gone"))
 	retains := volumeOn("retains", "gone", retained)
-	s := newStage(t, append(append(objects, volumes...), retains, underway("retains", "here", "gone", movev1.Removing), object, nodeThat("here", corev1.ConditionTrue))...)
+	h := newHarness(t, append(append(objects, volumes...), retains, underway("retains", "here", "gone", movev1.Removing), object, nodeThat("here", corev1.ConditionTrue))...)
 	now := time.Now()
-	s.reconciler.Now = func() time.Time { return now }
-	s.reconcile("hpp")
+	h.reconciler.Now = func() time.Time { return now }
+	h.reconcile("hpp")
 	now = now.Add(GoneAfter)
-	s.reconcile("hpp")
-	s.has(object)
+	h.reconcile("hpp")
+	h.has(object)
 	if left := object.Status.DeletedNodes; len(left) != 1 || !strings.HasPrefix(left[0].Command, "kubectl delete pv --wait=false failed pending succeeded && ") {
 		t.Errorf("the status offers %+v", left)
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // statefulSet makes a set of idle pods, all at once.
-func (s *scene) statefulSet(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) {
-	s.Helper()
+func (h *harness) statefulSet(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) {
+	h.Helper()
 	labels := map[string]string{"set": name}
 	set := &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -30,8 +30,8 @@ func (s *scene) statefulSet(name string, replicas int32, changes ...func(*appsv1
 	for _, change := range changes {
 		change(set)
 	}
-	if _, err := c.Client.AppsV1().StatefulSets(s.namespace).Create(s.Context(), set, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+	if _, err := c.Client.AppsV1().StatefulSets(h.namespace).Create(h.Context(), set, metav1.CreateOptions{}); err != nil {
+		h.Fatal(err)
 	}
 }
 
@@ -51,10 +51,10 @@ func allOn(node string) func(*appsv1.StatefulSet) {
 }
 
 // allReady waits until all pods of a set are ready.
-func (s *scene) allReady(name string) {
-	s.Helper()
-	s.until("all pods of "+name+" to be ready", func(ctx context.Context) (string, error) {
-		set, err := c.Client.AppsV1().StatefulSets(s.namespace).Get(ctx, name, metav1.GetOptions{})
+func (h *harness) allReady(name string) {
+	h.Helper()
+	h.until("all pods of "+name+" to be ready", func(ctx context.Context) (string, error) {
+		set, err := c.Client.AppsV1().StatefulSets(h.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
@@ -66,11 +66,11 @@ func (s *scene) allReady(name string) {
 }
 
 // removeSet deletes a set and waits until its pods are gone.
-func (s *scene) removeSet(name string) {
-	s.Helper()
-	must.Succeed(s, c.Client.AppsV1().StatefulSets(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
-	s.until("the pods of "+name+" to be gone", func(ctx context.Context) (string, error) {
-		pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
+func (h *harness) removeSet(name string) {
+	h.Helper()
+	must.Succeed(h, c.Client.AppsV1().StatefulSets(h.namespace).Delete(h.Context(), name, metav1.DeleteOptions{}))
+	h.until("the pods of "+name+" to be gone", func(ctx context.Context) (string, error) {
+		pods, err := c.Client.CoreV1().Pods(h.namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
 		if err != nil || len(pods.Items) == 0 {
 			return "", err
 		}
@@ -79,11 +79,11 @@ func (s *scene) removeSet(name string) {
 }
 
 // took is how long it takes until all pods of a new set are ready.
-func (s *scene) took(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) time.Duration {
-	s.Helper()
+func (h *harness) took(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) time.Duration {
+	h.Helper()
 	start := time.Now()
-	s.statefulSet(name, replicas, changes...)
-	s.allReady(name)
+	h.statefulSet(name, replicas, changes...)
+	h.allReady(name)
 	return time.Since(start)
 }
 
@@ -98,9 +98,9 @@ func needTime(t *testing.T) {
 // A node carries as many volumes as it carries pods.
 func TestHundredVolumesOnOneNode(t *testing.T) {
 	needTime(t)
-	s := begin(t)
-	took := s.took("set", 100, claimTemplate("hostpath-csi", "16Mi"), allOn(nodeA))
+	h := begin(t)
+	took := h.took("set", 100, claimTemplate("hostpath-csi", "16Mi"), allOn(nodeA))
 	start := time.Now()
-	s.removeSet("set")
+	h.removeSet("set")
 	c.Log.Printf("100 pods with a volume each on one node: ready after %.1f s, removed after %.1f s", took.Seconds(), time.Since(start).Seconds())
 }

@@ -53,7 +53,7 @@ type order struct {
 // Each group of rows is measured by itself, for what one does to the disk is not to be seen in another.
 var groups = []struct {
 	name string
-	rows func(s *scene) []row
+	rows func(h *harness) []row
 }{
 	{"mounts", mountRows}, {"calls", callRows}, {"creation", creationRows}, {"removal", removalRows}, {"snapshots", snapshotRows},
 	{"parallel", parallelRows}, {"scale", scaleRows}, {moveGroup, moveRows},
@@ -124,10 +124,10 @@ func (o order) measure(ctx context.Context, out io.Writer) error {
 			continue
 		}
 		var results []result
-		s := &scene{order: o, ctx: ctx}
+		h := &harness{order: o, ctx: ctx}
 		err := try(func() {
-			s.setUp()
-			results = compare(g.rows(s), o.rounds)
+			h.setUp()
+			results = compare(g.rows(h), o.rounds)
 		})
 		for _, r := range results { // a million files are removed for minutes, and that can fail
 			fmt.Fprint(out, r)
@@ -135,7 +135,7 @@ func (o order) measure(ctx context.Context, out io.Writer) error {
 				verdict = errBudget
 			}
 		}
-		if err := errors.Join(err, s.close()); err != nil {
+		if err := errors.Join(err, h.close()); err != nil {
 			return fmt.Errorf("%s: %w", g.name, err)
 		}
 	}

@@ -44,11 +44,11 @@ const (
 
 // mountRows compare publishing with the system calls that it cannot do without:
 // through the socket, where no call can cost less than an empty one, and without it.
-func mountRows(s *scene) []row {
+func mountRows(h *harness) []row {
 	const id, name = "pvc-mount", "pvc-inside"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	pools, inside, target := a.inside(), got(volume.ParseID(name)), got(bind.ParseTarget(a.Target(name)))
-	got(pools.Create(s.ctx, pool.Request{ID: inside, Range: volume.Range{Required: volumeBytes}}))
+	got(pools.Create(h.ctx, pool.Request{ID: inside, Range: volume.Range{Required: volumeBytes}}))
 	a.create(id, volumeBytes)()
 	bareTarget := a.Target("bare")
 	check(os.MkdirAll(filepath.Dir(bareTarget), 0o750), os.Mkdir(filepath.Dir(target.String()), 0o750))
@@ -57,13 +57,13 @@ func mountRows(s *scene) []row {
 		func() { check(unix.Unmount(bareTarget, unix.UMOUNT_NOFOLLOW), unix.Rmdir(bareTarget)) }, nothing,
 	}
 	within := pair{
-		func() { check(pools.Publications().Publish(s.ctx, pool.Publication{ID: inside, Target: target})) },
-		func() { check(pools.Publications().Unpublish(s.ctx, inside, target)) }, nothing,
+		func() { check(pools.Publications().Publish(h.ctx, pool.Publication{ID: inside, Target: target})) },
+		func() { check(pools.Publications().Unpublish(h.ctx, inside, target)) }, nothing,
 	}
 	publish, unpublish := row{name: "NodePublishVolume", budget: budget{atMost: 3}}, row{name: "NodeUnpublishVolume", budget: budget{atMost: 2}}
-	rows := both("", s.samples, pair{a.publish(id), a.unpublish(id), nothing}, a.asked(bare), publish, unpublish)
-	rows = append(rows, both(withoutSocket, s.samples, within, bare, publish, unpublish)...)
-	return append(rows, row{name: "an empty call", unit: micros, samples: s.samples, ours: timed(nothing, a.ask, nothing)})
+	rows := both("", h.samples, pair{a.publish(id), a.unpublish(id), nothing}, a.asked(bare), publish, unpublish)
+	rows = append(rows, both(withoutSocket, h.samples, within, bare, publish, unpublish)...)
+	return append(rows, row{name: "an empty call", unit: micros, samples: h.samples, ours: timed(nothing, a.ask, nothing)})
 }
 
 // bindMount makes a directory appear at a path that is not there yet, by what the
@@ -76,48 +76,48 @@ func bindMount(source, target string) {
 }
 
 // callRows compare the calls that come all day with one that does nothing.
-func callRows(s *scene) []row {
+func callRows(h *harness) []row {
 	const id = "pvc-stats"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	inOrder(a.create(id, volumeBytes), a.publish(id))()
 	one := func(name string, call action) row {
-		return row{name, micros, budget{atMost: 1.5}, s.samples, timed(nothing, call, nothing), timed(nothing, a.ask, nothing)}
+		return row{name, micros, budget{atMost: 1.5}, h.samples, timed(nothing, call, nothing), timed(nothing, a.ask, nothing)}
 	}
 	return []row{one("NodeGetVolumeStats", a.stats(id)), one("GetCapacity", a.capacity)}
 }
 
 // creationRows compare making and removing a volume with what the disk and the
 // kernel have to do for it, through the socket and without it.
-func creationRows(s *scene) []row {
+func creationRows(h *harness) []row {
 	const name = "pvc-new"
-	a := s.enter("fs")
-	pools, id, bare := a.inside(), got(volume.ParseID(name)), s.maker(a.beside("bare")).volume(name)
+	a := h.enter("fs")
+	pools, id, bare := a.inside(), got(volume.ParseID(name)), h.maker(a.beside("bare")).volume(name)
 	within := pair{
-		func() { got(pools.Create(s.ctx, pool.Request{ID: id, Range: volume.Range{Required: volumeBytes}})) },
-		func() { check(pools.Delete(s.ctx, id)) }, s.settled(a.beside("inside")),
+		func() { got(pools.Create(h.ctx, pool.Request{ID: id, Range: volume.Range{Required: volumeBytes}})) },
+		func() { check(pools.Delete(h.ctx, id)) }, h.settled(a.beside("inside")),
 	}
 	create, remove := row{name: "CreateVolume", budget: budget{atMost: making}}, row{name: "DeleteVolume", budget: budget{atMost: 2}}
-	rows := both("", s.fewer(3), a.volume(name), a.asked(bare), create, remove)
-	return append(rows, both(withoutSocket, s.fewer(3), within, bare, create, remove)...)
+	rows := both("", h.fewer(3), a.volume(name), a.asked(bare), create, remove)
+	return append(rows, both(withoutSocket, h.fewer(3), within, bare, create, remove)...)
 }
 
 // fewer is the number of samples of what takes so much longer than microseconds.
 func (o order) fewer(times int) int { return max(1, o.samples/times) }
 
 // removalRows compare removing a volume that is full of files with removing one that has none.
-func removalRows(s *scene) []row {
+func removalRows(h *harness) []row {
 	const full, fresh = "pvc-full", "pvc-fresh"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	// While the files are made the driver sleeps, and its first call is slower.
 	awake := func() {
-		for range s.samples {
+		for range h.samples {
 			a.ask()
 		}
 	}
-	fill := func() { scatter(filepath.Join(a.pool(), full), s.files, nil) }
-	rest := s.settled(a.pool())
+	fill := func() { scatter(filepath.Join(a.pool(), full), h.files, nil) }
+	rest := h.settled(a.pool())
 	return []row{{
-		name: fmt.Sprintf("DeleteVolume with %s files", thousands(s.files)), unit: micros, budget: budget{atMost: 2},
+		name: fmt.Sprintf("DeleteVolume with %s files", thousands(h.files)), unit: micros, budget: budget{atMost: 2},
 		ours:  timed(inOrder(a.create(full, fullBytes), fill, awake), a.remove(full), rest),
 		limit: timed(inOrder(a.create(fresh, volumeBytes), awake), a.remove(fresh), rest),
 	}}
@@ -142,10 +142,10 @@ func syncfs(path string) {
 }
 
 // parallelRows compare how many volumes are made in a second when many are asked for at once.
-func parallelRows(s *scene) []row {
-	a := s.enter("fs")
-	m := s.maker(a.beside("bare"))
-	count := max(inFlight, s.samples)
+func parallelRows(h *harness) []row {
+	a := h.enter("fs")
+	m := h.maker(a.beside("bare"))
+	count := max(inFlight, h.samples)
 	rate := func(of func(id string) pair) func() float64 {
 		each := func(choose func(pair) action) action {
 			return func() { inParallel(count, func(i int) { choose(of(fmt.Sprintf("pvc-%d", i)))() }) }
@@ -183,15 +183,15 @@ func inParallel(count int, do func(i int)) {
 
 // scaleRows compare a driver whose pool has many volumes with one whose pool has a tenth of them or none. All of
 // them run at the same time.
-func scaleRows(s *scene) []row {
-	none, tenth, many := s.enterWith(0), s.enterWith(s.volumes/10), s.enterWith(s.volumes)
-	with := ", " + thousands(s.volumes) + " volumes"
+func scaleRows(h *harness) []row {
+	none, tenth, many := h.enterWith(0), h.enterWith(h.volumes/10), h.enterWith(h.volumes)
+	with := ", " + thousands(h.volumes) + " volumes"
 	one := func(name string, fewer int, how func(a *actor) func() float64, other *actor) row {
-		return row{name + with, micros, budget{atMost: 1.5}, s.fewer(fewer), how(many), how(other)}
+		return row{name + with, micros, budget{atMost: 1.5}, h.fewer(fewer), how(many), how(other)}
 	}
 	// Compared with an empty call of the same driver.
 	empty := func(name string, call action, atMost float64) row {
-		return row{name + with, micros, budget{atMost: atMost}, s.fewer(3), timed(nothing, call, nothing), timed(nothing, many.ask, nothing)}
+		return row{name + with, micros, budget{atMost: atMost}, h.fewer(3), timed(nothing, call, nothing), timed(nothing, many.ask, nothing)}
 	}
 	start := func(a *actor) func() float64 { return timed(func() { check(a.Process.Stop()) }, a.restart, nothing) }
 	const fresh = "pvc-1-new"
@@ -213,8 +213,8 @@ func scaleRows(s *scene) []row {
 }
 
 // enterWith starts a driver on a pool with volumes, and one more.
-func (s *scene) enterWith(volumes int) *actor {
-	a := s.enter("fs")
+func (h *harness) enterWith(volumes int) *actor {
+	a := h.enter("fs")
 	// Names are as long as external-provisioner makes them: the driver remembers all of them.
 	inParallel(volumes, func(i int) { a.create(fmt.Sprintf("pvc-00000000-0000-4000-8000-%012d", i), volumeBytes)() })
 	inOrder(a.create(statsID, volumeBytes), a.publish(statsID))()

@@ -21,11 +21,11 @@ const (
 
 // snapshotRows compare snapshots with what the filesystem has to do for them. What that is
 // depends on its kind, so each has a filesystem of its own, whatever that of other groups is.
-func snapshotRows(s *scene) (all []row) {
+func snapshotRows(h *harness) (all []row) {
 	for _, kind := range []string{"xfs", "btrfs"} {
-		s.makeFilesystem(kind, kind, filesystemBytes)
-		a := s.enter(kind)
-		rows := []row{diskRow(a, s.maker(a.beside("bare")))}
+		h.makeFilesystem(kind, kind, filesystemBytes)
+		a := h.enter(kind)
+		rows := []row{diskRow(a, h.maker(a.beside("bare")))}
 		if kind == "xfs" {
 			rows = append(rows, fileRows(a)...)
 		}
@@ -39,8 +39,8 @@ func snapshotRows(s *scene) (all []row) {
 
 // fileRows are those of a directory whose files are copied one by one.
 func fileRows(a *actor) []row {
-	s := a.s
-	for id, files := range map[string]int{treeID: s.files / 2, smallerID: s.files / 10} {
+	h := a.s
+	for id, files := range map[string]int{treeID: h.files / 2, smallerID: h.files / 10} {
 		a.create(id, fullBytes)()
 		scatter(filepath.Join(a.pool(), id), files, make([]byte, 4<<10))
 	}
@@ -48,7 +48,7 @@ func fileRows(a *actor) []row {
 	bare := a.beside("copied")
 	remove := func() { check(os.RemoveAll(bare)) }
 	publish := timed(nothing, a.publish(emptyID), a.unpublish(emptyID))
-	half, tenth := thousands(s.files/2), thousands(s.files/10)
+	half, tenth := thousands(h.files/2), thousands(h.files/10)
 	return []row{{
 		name: fmt.Sprintf("CreateSnapshot of %s files", half), unit: micros, budget: budget{atMost: 2},
 		ours: a.cut(treeID), limit: timed(nothing, func() { shareTree(filepath.Join(a.pool(), treeID), bare) }, remove),
@@ -71,7 +71,7 @@ func fileRows(a *actor) []row {
 		},
 		limit: func() float64 {
 			var all []float64
-			for range s.samples {
+			for range h.samples {
 				all = append(all, publish())
 			}
 			return median(all)

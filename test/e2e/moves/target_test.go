@@ -20,24 +20,24 @@ import (
 // The filesystem of the target is filled by others after the room was promised. The source is as it was, and the move goes on when there is
 // room again.
 func TestTargetFillsUp(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
-	w.from.Must(err)
-	_, err = w.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: w.volume.ID, Move: "move-1", Peer: w.to.peer, Shape: state.Shape})
-	w.to.Must(err)
-	filler := filepath.Join(filepath.Dir(w.to.pool.Path), "filler")
+	h := newHarness(t, ways()[0], none)
+	h.begin()
+	state, err := h.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: h.volume.ID})
+	h.from.Must(err)
+	_, err = h.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: h.volume.ID, Move: "move-1", Peer: h.to.peer, Shape: state.Shape})
+	h.to.Must(err)
+	filler := filepath.Join(filepath.Dir(h.to.pool.Path), "filler")
 	must.Succeed(t, fillUp(filler))
-	in := w.start("move-in", "copy")
-	if last := w.once("move-out", "copy"); last.Event != "failed" || !in.running() {
+	in := h.start("move-in", "copy")
+	if last := h.once("move-out", "copy"); last.Event != "failed" || !in.running() {
 		t.Errorf("it ends with %+v", last)
 	}
-	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
-	w.unpublish(w.from, "another")
+	h.from.Must(h.from.Publish(t.Context(), h.volume, "another"))
+	h.unpublish(h.from, "another")
 	in.kill()
 	must.Succeed(t, os.Remove(filler))
-	w.move()
-	w.end()
+	h.move()
+	h.end()
 }
 
 // fillUp makes a file of all the space that a filesystem has.
@@ -59,24 +59,24 @@ func fillUp(path string) error {
 
 // A volume that has the name on the target stays as it is, and so does the source.
 func TestNameIsTaken(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	other := drivertest.Volume{ID: w.volume.ID, Bytes: mib}
-	_, err := w.to.Create(t.Context(), other)
-	w.to.Must(err)
-	in := w.start("move-in", "copy")
-	if last := w.once("move-out", "copy"); last.Event != "failed" {
+	h := newHarness(t, ways()[0], none)
+	h.begin()
+	other := drivertest.Volume{ID: h.volume.ID, Bytes: mib}
+	_, err := h.to.Create(t.Context(), other)
+	h.to.Must(err)
+	in := h.start("move-in", "copy")
+	if last := h.once("move-out", "copy"); last.Event != "failed" {
 		t.Errorf("it ends with %+v", last)
 	}
 	in.kill()
-	w.run("move-in", "abort")
-	w.check(w.to, []drivertest.Kept{{Volume: other}})
-	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
-	w.unpublish(w.from, "another")
-	w.to.Must(w.to.Delete(t.Context(), other.ID))
-	w.to.pool.AwaitErased()
-	w.move()
-	w.end()
+	h.run("move-in", "abort")
+	h.check(h.to, []drivertest.Kept{{Volume: other}})
+	h.from.Must(h.from.Publish(t.Context(), h.volume, "another"))
+	h.unpublish(h.from, "another")
+	h.to.Must(h.to.Delete(t.Context(), other.ID))
+	h.to.pool.AwaitErased()
+	h.move()
+	h.end()
 }
 
 // onFailing is a filesystem on a disk that can fail.
@@ -97,13 +97,13 @@ func TestDiskOfTargetRefusesAWrite(t *testing.T) {
 	for _, from := range []place{onXFS, onExt4} {
 		t.Run("from "+from.name, func(t *testing.T) {
 			var d *disk.Disk
-			w := newWorld(t, way{from, onFailing("xfs", &d), false}, none)
-			w.begin()
+			h := newHarness(t, way{from, onFailing("xfs", &d), false}, none)
+			h.begin()
 			refused := bytes.Repeat([]byte("what is refused "), mib/16)
-			w.from.Must(os.WriteFile(filepath.Join(w.from.Target("pod"), "refused"), refused, 0o600))
+			h.from.Must(os.WriteFile(filepath.Join(h.from.Target("pod"), "refused"), refused, 0o600))
 			d.RefuseWritesOf(refused[:64])
-			in := w.start("move-in", "copy")
-			out := w.start("move-out", "copy")
+			in := h.start("move-in", "copy")
+			out := h.start("move-out", "copy")
 			for again := time.NewTicker(10 * time.Millisecond); out.running(); <-again.C {
 				if out.says("waiting") {
 					t.Fatalf("a copy is taken for whole that the disk refuses:\n%s", out.output())
@@ -114,13 +114,13 @@ func TestDiskOfTargetRefusesAWrite(t *testing.T) {
 			}
 			in.kill()
 			d.Heal()
-			w.move()
-			copied := must.Value(os.Open(filepath.Join(w.to.pool.Path, w.volume.ID, "refused")))(t)
+			h.move()
+			copied := must.Value(os.Open(filepath.Join(h.to.pool.Path, h.volume.ID, "refused")))(t)
 			must.Succeed(t, unix.Fadvise(int(copied.Fd()), 0, 0, unix.FADV_DONTNEED), copied.Close())
 			if is := must.Value(os.ReadFile(copied.Name()))(t); !bytes.Equal(is, refused) {
 				t.Errorf("the disk has %d of %d bytes of the file", len(is)-bytes.Count(is, []byte{0}), len(refused))
 			}
-			w.end()
+			h.end()
 		})
 	}
 }
