@@ -50,7 +50,7 @@ WITHOUT_RACE := $(API_CLIENTS) $(ONE_AFTER_ANOTHER) /e2e/crash$$ /e2e/mounter /e
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
-NESTED := $(filter-out . test/tools test/cluster/kubernetes test/cluster/oldest test/cluster/prometheus,$(MODULES))
+NESTED := $(filter-out . test/tools test/cluster/kubernetes test/cluster/oldest,$(MODULES))
 
 .PHONY: help
 help: ## Print this
@@ -181,8 +181,8 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 	$(GO_TEST) $$(go list ./... | grep $(API_CLIENTS:%=-e '%') $(ONE_AFTER_ANOTHER:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
-	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes|DrainOfTwentyPods|VolumeMoves|BackToUpstreamOperator' CASES_FLAGS=
-	@$(MAKE) test-cluster CASES='OperatorWithPoolOnClaims|MonitoringWithPrometheusOperator' CASES_FLAGS= QUIET=1h CASES_TIMEOUT=2h
+	@$(MAKE) test-cluster CASES='HundredVolumes|DrainOfTwentyPods|VolumeMoves|BackToUpstreamOperator' CASES_FLAGS=
+	@$(MAKE) test-cluster CASES=OperatorWithPoolOnClaims QUIET=1h CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES=ProvisionerOnSingleNode NODES=node-a
 	@$(MAKE) test-cluster-oldest
 	@$(MAKE) test-cluster-lifecycle image
@@ -298,23 +298,12 @@ cluster-programs: cluster-check $(KUBERNETES) cross-$(shell go env GOARCH) $(IMA
 		test/tools/image $$program localhost/$$program:test '$(VERSION)' bin/cluster/$$program.tar "$$(go env GOARCH)"; \
 		go run ./test/cmd/image check $$program bin/cluster/$$program.tar; done
 
-# The Prometheus operator and the file that installs it, of a module of its own: Kubernetes needs versions of
-# other modules that it cannot be built with. Prometheus itself is Debian's.
-OPERATOR := bin/cluster/operator
-$(OPERATOR): test/cluster/prometheus/go.mod test/cluster/prometheus/go.sum
+# The kinds of the Prometheus operator. Go's checksum database vouches for the version.
+MONITORING := github.com/prometheus-operator/prometheus-operator@v0.85.0
+MONITORING_KINDS := bin/cluster/prometheus-operator.yaml
+$(MONITORING_KINDS): Makefile
 	@mkdir -p bin/cluster
-	cd test/cluster/prometheus && go build -o $(CURDIR)/bin/cluster/ -ldflags '-s -w' $$(go list tool)
-
-OPERATOR_MANIFESTS := bin/cluster/prometheus-operator.yaml
-$(OPERATOR_MANIFESTS): test/cluster/prometheus/go.mod test/cluster/prometheus/go.sum
-	@mkdir -p bin/cluster
-	@cd test/cluster/prometheus && module=$$(go list tool | sed 's|/cmd/.*||') && \
-		install -m 644 "$$(go list -m -f '{{.Dir}}' "$$module")/bundle.yaml" $(CURDIR)/$@
-
-.PHONY: monitoring-programs
-monitoring-programs: $(OPERATOR) $(OPERATOR_MANIFESTS)
-	@test/tools/install-deps monitoring
-	@install -C "$$(PATH=bin/tools:$$PATH command -v prometheus)" bin/cluster/prometheus
+	@dir=$$(go mod download -json $(MONITORING) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p') && install -m 644 "$$dir/bundle.yaml" $@
 
 # Before each so many of their steps programs are killed.
 KILL_EVERY ?= 24
@@ -326,8 +315,7 @@ QUIET ?= 15s
 NODES ?= node-a,node-b
 CASES_TIMEOUT ?= 45m
 
-# Without it the cases that measure pods, fill a node, return to the upstream operator, and run Prometheus with its operator are run too: make
-# test-hard has those.
+# Without it the cases that have very many pods, or return to the upstream operator, are run too: make test-hard has those.
 CASES_FLAGS ?= -test.short
 
 # Where the programs of the cluster are.
@@ -336,7 +324,7 @@ PROGRAMS ?= bin/cluster
 # For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
 .PHONY: test-cluster
-test-cluster: cluster-programs $(if $(filter -test.short,$(CASES_FLAGS)),$(OPERATOR_MANIFESTS),monitoring-programs) ## Install the driver on a real Kubernetes cluster, and do there what users do
+test-cluster: cluster-programs $(MONITORING_KINDS) ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && go test -c -o $(CURDIR)/bin/cluster/cases.test ./cases
 	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout $(CASES_TIMEOUT) -programs $(CURDIR)/$(PROGRAMS) -nodes $(NODES) -kill-every $(KILL_EVERY) -quiet $(QUIET) $(CASES_FLAGS) -test.run '$(CASES)'
 

@@ -25,9 +25,15 @@ import (
 // An object is one of Kubernetes, as YAML has it.
 type object = map[string]any
 
+// inMemory is what packed has made once.
+var inMemory map[string]*chartv2.Chart
+
 // packed are the charts as users get them.
 func packed(t *testing.T) map[string]*chartv2.Chart {
 	t.Helper()
+	if inMemory != nil {
+		return inMemory
+	}
 	out, err := made(t, checkout(t, time.Unix(0, 0)))
 	succeed(t, err)
 	all := map[string]*chartv2.Chart{}
@@ -42,6 +48,7 @@ func packed(t *testing.T) map[string]*chartv2.Chart {
 		}
 		all[c.name] = loaded
 	}
+	inMemory = all
 	return all
 }
 
@@ -251,16 +258,9 @@ snapshots:
   enabled: true
   freeze: true
   classes: [{name: frozen, consistency: freeze, default: true, parameters: {maxStall: 2s}}]
-monitoring: {enabled: true, labels: {release: prometheus}}
 kubeletDirectory: /var/lib/k0s/kubelet
 imageRegistry: mirror.example.com/all/
 images: {livenessprobe: example.com/probe:v9}
-imagePullSecrets: [{name: pull}]
-imagePullPolicy: Always
-resources: {driver: {limits: {memory: 64Mi}}}
-tolerations: [{key: only, operator: Exists}]
-nodeSelector: {disk: "yes"}
-podLabels: {team: storage}
 logLevel: 5
 extraArgs: [--metrics-cert-file=/tls.crt]
 `)
@@ -298,17 +298,6 @@ extraArgs: [--metrics-cert-file=/tls.crt]
 		"the image from the mirror":      {containers["driver"]["image"], "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
 		"the image of the freezer":       {containers["freezer"]["image"], "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
 		"the image by its name":          {containers["livenessprobe"]["image"], "example.com/probe:v9"},
-		"the limits":                     {at(containers["driver"], "resources", "limits", "memory"), "64Mi"},
-		"the tolerations":                {at(pod, "tolerations"), []any{map[string]any{"key": "only", "operator": "Exists"}}},
-		"the nodes":                      {at(pod, "nodeSelector"), map[string]any{"disk": "yes"}},
-		"the secrets":                    {at(pod, "imagePullSecrets", 0, "name"), "pull"},
-		"the labels of pods":             {at(got["DaemonSet/hostpath-csi-driver"], "spec", "template", "metadata", "labels", "team"), "storage"},
-		"the labels of the monitor":      {at(got["ServiceMonitor/hostpath-csi-driver"], "metadata", "labels", "release"), "prometheus"},
-		"the namespace":                  {at(got["DaemonSet/hostpath-csi-driver"], "metadata", "namespace"), "storage"},
-		"the namespace of an account":    {at(got["ClusterRoleBinding/hostpath-csi-snapshotter"], "subjects", 0, "namespace"), "storage"},
-		"the image of the test":          {at(got["Pod/hp-test"], "spec", "containers", 0, "image"), "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
-		"the secrets of the test":        {at(got["Pod/hp-test"], "spec", "imagePullSecrets", 0, "name"), "pull"},
-		"the policy of the test":         {at(got["Pod/hp-test"], "spec", "containers", 0, "imagePullPolicy"), "Always"},
 		// That of the other one would stay with its volume.
 		"the class of the test": {at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"), "local"},
 	} {
@@ -334,53 +323,30 @@ func environment(container any) map[string]any {
 	return env
 }
 
+// The definition is deleted by the uninstallation, after all objects, unless no hook runs.
 func TestOperatorChartValues(t *testing.T) {
 	c := packed(t)["hostpath-provisioner-operator"]
-	got, notes, err := rendered(c, "storage", `{env: {MONITORING_NAMESPACE: metrics, MOUNTER_IMAGE: example.com/mounter:v1}, logLevel: 3}`)
-	succeed(t, err)
-	wantEnvironment := func(want map[string]any) {
-		t.Helper()
-		env := environment(at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0))
-		maps.DeleteFunc(env, func(name string, _ any) bool { _, wanted := want[name]; return !wanted })
-		if diff := cmp.Diff(want, env); diff != "" {
-			t.Errorf("the environment (-want +got):\n%s", diff)
+	for values, want := range map[string]struct{ policy, registry any }{
+		`{}`:                      {nil, nil},
+		`{keepDefinitions: true}`: {"keep", nil},
+		// What the operator deploys is from the mirror too, the sidecars of others included.
+		`{imageRegistry: mirror.example.com/all}`:                                           {nil, "mirror.example.com/all"},
+		`{imageRegistry: mirror.example.com/all, env: {IMAGE_REGISTRY: other.example.com}}`: {nil, "other.example.com"},
+	} {
+		got, _, err := rendered(c, "storage", values)
+		succeed(t, err)
+		if policy := definitionPolicy(got); policy != want.policy {
+			t.Errorf("%s: the definition has the policy %v, want %v", values, policy, want.policy)
+		}
+		if env := environment(at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0)); env["IMAGE_REGISTRY"] != want.registry {
+			t.Errorf("%s: the environment is %v", values, env)
+		}
+		for _, name := range []string{"ValidatingWebhookConfiguration/hostpath-provisioner-operator-webhook", "MutatingWebhookConfiguration/hostpath-provisioner-operator-restores"} {
+			if namespace := at(got[name], "webhooks", 0, "clientConfig", "service", "namespace"); namespace != "storage" {
+				t.Errorf("%s calls the namespace %v", name, namespace)
+			}
 		}
 	}
-	wantEnvironment(map[string]any{"POD_NAMESPACE": nil, "POD_NAME": nil, "MONITORING_NAMESPACE": "metrics", "MOUNTER_IMAGE": "example.com/mounter:v1"})
-	for _, name := range []string{"ValidatingWebhookConfiguration/hostpath-provisioner-operator-webhook", "MutatingWebhookConfiguration/hostpath-provisioner-operator-restores"} {
-		if namespace := at(got[name], "webhooks", 0, "clientConfig", "service", "namespace"); namespace != "storage" {
-			t.Errorf("%s calls the namespace %v", name, namespace)
-		}
-	}
-	if policy := definitionPolicy(got); policy != nil {
-		t.Errorf("the definition has the policy %v: it would stay", policy)
-	}
-	// For tools that run no hook.
-	kept, _, err := rendered(c, "storage", `{keepDefinitions: true}`)
-	succeed(t, err)
-	if policy := definitionPolicy(kept); policy != "keep" {
-		t.Errorf("the definition has the policy %v: uninstalling would delete all objects", policy)
-	}
-	if other := at(got["Role/hostpath-provisioner-operator-events"], "metadata", "namespace"); other != "default" {
-		t.Errorf("the role for events is in %v", other)
-	}
-	if class := at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"); class != "hostpath-csi" || !strings.Contains(notes, "helm -n storage test hp") {
-		t.Errorf("the test has the class %v, and the notes are %s", class, notes)
-	}
-	// What the operator deploys is from the mirror too, the sidecars of others included.
-	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, testStorageClass: fast}`)
-	succeed(t, err)
-	test := map[string]any{"image": at(got["Pod/hp-test"], "spec", "containers", 0, "image"), "class": at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName")}
-	if diff := cmp.Diff(map[string]any{"image": "mirror.example.com/all/hostpath-csi-driver:v1.2.3", "class": "fast"}, test); diff != "" {
-		t.Errorf("the test (-want +got):\n%s", diff)
-	}
-	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "mirror.example.com/all"})
-	got, _, err = rendered(c, "storage", `{imageRegistry: mirror.example.com/all, testStorageClass: "", env: {IMAGE_REGISTRY: other.example.com}}`)
-	succeed(t, err)
-	if got["Pod/hp-test"] != nil {
-		t.Error("there is a test of no class")
-	}
-	wantEnvironment(map[string]any{"IMAGE_REGISTRY": "other.example.com"})
 }
 
 func definitionPolicy(objects map[string]object) any {
@@ -453,41 +419,6 @@ func TestImagesOfCharts(t *testing.T) {
 	succeed(t, err)
 	if image := at(got["Pod/hp-test"], "spec", "containers", 0, "image"); image != "example.com/driver:v9" {
 		t.Errorf("the test has the image %v", image)
-	}
-}
-
-// Artifact Hub shows what the annotations say, and ignores one that it does not know.
-// https://artifacthub.io/docs/topics/annotations/helm
-func TestAnnotationsForArtifactHub(t *testing.T) {
-	text, err := os.ReadFile("../pkg/operator/olm/csv.yaml")
-	succeed(t, err)
-	var csv struct {
-		Metadata struct{ Annotations map[string]string }
-	}
-	succeed(t, yaml.Unmarshal(text, &csv))
-	for name, c := range packed(t) {
-		got := maps.Clone(c.Metadata.Annotations)
-		want := map[string]string{"artifacthub.io/category": "storage", "artifacthub.io/license": "Apache-2.0", "artifacthub.io/operator": "false"}
-		if name == "hostpath-provisioner-operator" {
-			// OperatorHub shows the same in a bundle.
-			want["artifacthub.io/operator"], want["artifacthub.io/operatorCapabilities"] = "true", csv.Metadata.Annotations["capabilities"]
-		}
-		var links []struct{ Name, URL string }
-		succeed(t, yaml.UnmarshalStrict([]byte(got["artifacthub.io/links"]), &links))
-		delete(got, "artifacthub.io/links")
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-		if len(links) == 0 {
-			t.Errorf("%s has no links", name)
-		}
-		for _, link := range links {
-			place, ok := strings.CutPrefix(link.URL, home+"/")
-			_, file, _ := strings.Cut(place, "/main/")
-			if _, err := os.Stat(filepath.Join("..", file)); !ok || file == "" || err != nil || link.Name == "" {
-				t.Errorf("%s has the link %+v, %v", name, link, err)
-			}
-		}
 	}
 }
 

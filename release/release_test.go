@@ -350,29 +350,6 @@ func TestImageWithoutDigestIsFound(t *testing.T) {
 	}
 }
 
-// GitHub shows as the latest release the one that was made last, unless it is a prerelease.
-func TestReleaseCandidateIsNotOfferedAsTheLatest(t *testing.T) {
-	root := t.TempDir()
-	script, err := os.ReadFile("publish")
-	succeed(t, err)
-	programs := map[string]string{
-		"release/publish": string(script), "bin/release-tools/cosign": "#!/bin/sh\n", "bin/release-tools/helm": "#!/bin/sh\n",
-		"path/skopeo": "#!/bin/sh\n", "path/gh": "#!/bin/sh\nprintf '%s\\n' \"$*\"\n", "files/chart-1.2.3.tgz": "", "files/chart-1.2.3-rc.1.tgz": "",
-	}
-	for name, text := range programs {
-		write(t, filepath.Join(root, name), text)
-		succeed(t, os.Chmod(filepath.Join(root, name), 0o700))
-	}
-	for version, want := range map[string]bool{"v1.2.3": false, "v1.2.3-rc.1": true} {
-		cmd := exec.CommandContext(t.Context(), root+"/release/publish", root+"/files", version, "registry.example.com/storage/")
-		cmd.Env = append(os.Environ(), "PATH="+root+"/path:"+os.Getenv("PATH"), "GH_TOKEN=a", "REGISTRY_USER=b")
-		out, err := cmd.CombinedOutput()
-		if _, words, ok := strings.Cut(string(out), "release create "+version); err != nil || !ok || strings.Contains(words, " --prerelease ") != want {
-			t.Errorf("%s: %v: %s", version, err, out)
-		}
-	}
-}
-
 func TestEachKustomizationIsReleased(t *testing.T) {
 	released := map[string]bool{}
 	for _, d := range documents {

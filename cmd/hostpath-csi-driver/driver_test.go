@@ -92,30 +92,30 @@ func testPrintsItsFlags(t *testing.T, program string) {
 	}
 }
 
-// A place is a temporary directory with the driver's socket and pool.
-type place struct{ dir, socket, pool string }
+// A harness is a temporary directory with the driver's socket and pool.
+type harness struct{ dir, socket, pool string }
 
-func newPlace(t *testing.T) place {
+func newHarness(t *testing.T) harness {
 	t.Helper()
 	dir := testenv.SocketDir(t)
-	return place{dir: dir, socket: filepath.Join(dir, "s"), pool: filepath.Join(dir, "pool")}
+	return harness{dir: dir, socket: filepath.Join(dir, "s"), pool: filepath.Join(dir, "pool")}
 }
 
-// flags are those of a driver in the place; more override the defaults.
-func (p place) flags(more ...string) []string {
+// flags are those of a driver in the harness; more override the defaults.
+func (h harness) flags(more ...string) []string {
 	return append([]string{
-		"--endpoint=unix://" + p.socket, "--nodeid=node-a", "--version=v1.2.3",
-		`--datadir=[{"name":"local","path":"` + p.pool + `"}]`, "--metrics-address=",
+		"--endpoint=unix://" + h.socket, "--nodeid=node-a", "--version=v1.2.3",
+		`--datadir=[{"name":"local","path":"` + h.pool + `"}]`, "--metrics-address=",
 	}, more...)
 }
 
-// wantUntouched fails the test if the place contains anything.
-func (p place) wantUntouched(t *testing.T) {
+// wantUntouched fails the test if the directory contains anything.
+func (h harness) wantUntouched(t *testing.T) {
 	t.Helper()
-	entries, err := os.ReadDir(p.dir)
+	entries, err := os.ReadDir(h.dir)
 	must.Succeed(t, err)
 	if len(entries) > 0 {
-		t.Errorf("%s contains %v", p.dir, entries)
+		t.Errorf("%s contains %v", h.dir, entries)
 	}
 }
 
@@ -128,9 +128,9 @@ func testBadConfiguration(t *testing.T, program string) {
 		"a missing certificate": {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlace(t)
-			wantFailure(t, program, p.flags(c.flags...), append(c.says, "invalid configuration")...)
-			p.wantUntouched(t)
+			h := newHarness(t)
+			wantFailure(t, program, h.flags(c.flags...), append(c.says, "invalid configuration")...)
+			h.wantUntouched(t)
 		})
 	}
 }
@@ -139,9 +139,9 @@ func testCannotServe(t *testing.T, program string) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	defer busy.Close()
-	p := newPlace(t)
-	wantFailure(t, program, p.flags("--metrics-address="+busy.Addr().String()), busy.Addr().String(), "--metrics-address")
-	p.wantUntouched(t)
+	h := newHarness(t)
+	wantFailure(t, program, h.flags("--metrics-address="+busy.Addr().String()), busy.Addr().String(), "--metrics-address")
+	h.wantUntouched(t)
 }
 
 // start runs the program on a pool that it makes.
@@ -357,7 +357,7 @@ func testSecondSignal(t *testing.T, program string) {
 func testOneSocket(t *testing.T, program string) {
 	d := start(t, program)
 	socket := strings.TrimPrefix(d.Process.Endpoint(), "unix://")
-	other := newPlace(t)
+	other := newHarness(t)
 	wantFailure(t, program, other.flags("--endpoint="+socket), socket, "another process serves it")
 	other.wantUntouched(t)
 	create(d)

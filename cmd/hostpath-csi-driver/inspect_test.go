@@ -99,11 +99,11 @@ func TestInspectHelp(t *testing.T) {
 }
 
 func TestInspectUnknownVolume(t *testing.T) {
-	p := newPlace(t)
-	must.Succeed(t, os.MkdirAll(filepath.Join(p.pool, ".hostpath-provisioner", "volumes"), 0o700))
-	must.Succeed(t, os.WriteFile(filepath.Join(p.pool, ".hostpath-provisioner", "format"), []byte(`{"version":1,"uuid":"u"}`), 0o600))
+	h := newHarness(t)
+	must.Succeed(t, os.MkdirAll(filepath.Join(h.pool, ".hostpath-provisioner", "volumes"), 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(h.pool, ".hostpath-provisioner", "format"), []byte(`{"version":1,"uuid":"u"}`), 0o600))
 	var stdout, stderr bytes.Buffer
-	status := runInspect([]string{`--datadir=[{"name":"local","path":"` + p.pool + `"}]`, "--volume=pvc-1"}, environment(nil), &stdout, &stderr)
+	status := runInspect([]string{`--datadir=[{"name":"local","path":"` + h.pool + `"}]`, "--volume=pvc-1"}, environment(nil), &stdout, &stderr)
 	if status != 1 || !strings.Contains(stderr.String(), "no pool has volume pvc-1") {
 		t.Errorf("exit status %d, stderr %q", status, stderr.String())
 	}

@@ -28,12 +28,12 @@ import (
 func TestReleasedDeviceIsWiped(t *testing.T) {
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 		t.Run(string(wipe), func(t *testing.T) {
-			w := devicestest.New(t)
+			h := devicestest.New(t)
 			t.Cleanup(devices.UseSmallSteps())
-			w.Config.Wipe = wipe
-			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			h.Config.Wipe = wipe
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want it cleaned", r)
 			}
 			d.WantZero(0, 2*mib)
@@ -67,35 +67,35 @@ func TestSignatureRanges(t *testing.T) {
 
 // The whole life of a device: offered, bound, released, cleaned, offered again. Nothing is cleaned twice.
 func TestDeviceLifecycle(t *testing.T) {
-	w := devicestest.New(t)
-	w.Config.Wipe = devices.WipeZero
-	d := w.Blank("disk", 32*mib)
+	h := devicestest.New(t)
+	h.Config.Wipe = devices.WipeZero
+	d := h.Blank("disk", 32*mib)
 	want := devices.Offer{Name: "local-node-disk", Path: d.Path, Bytes: 32 * mib}
-	o := w.Offered()
+	o := h.Offered()
 	if o.Name != want.Name || o.Path != want.Path || o.Bytes != want.Bytes {
 		t.Errorf("offered %+v, want %+v", o, want)
 	}
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
-	w.PVs = []devices.Volume{devicestest.Bound(d.Volume(o.Name))}
+	h.PVs = []devices.Volume{devicestest.Bound(d.Volume(o.Name))}
 	sum := d.Sum()
-	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 || d.Sum() != sum {
+	if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 || d.Sum() != sum {
 		t.Fatalf("a bound volume: %+v", r)
 	}
-	w.PVs = []devices.Volume{w.Released(d.Volume(o.Name))}
-	if r := w.Pass(); len(r.Cleaned) != 1 || r.Cleaned[0] != o.Name {
+	h.PVs = []devices.Volume{h.Released(d.Volume(o.Name))}
+	if r := h.Pass(); len(r.Cleaned) != 1 || r.Cleaned[0] != o.Name {
 		t.Fatalf("a released volume: %+v, want it cleaned", r)
 	}
 	d.WantZero(0, 32*mib)
-	wiped := w.Wiped()
+	wiped := h.Wiped()
 	// The agent is restarted before the volume is deleted.
-	w.Restart()
-	if r := w.Pass(); len(r.Cleaned) != 1 {
+	h.Restart()
+	if r := h.Pass(); len(r.Cleaned) != 1 {
 		t.Fatalf("after a restart: %+v, want it cleaned", r)
 	}
-	w.PVs = nil
-	w.Offered()
-	if w.Wiped() != wiped {
-		t.Errorf("%d bytes were overwritten again", w.Wiped()-wiped)
+	h.PVs = nil
+	h.Offered()
+	if h.Wiped() != wiped {
+		t.Errorf("%d bytes were overwritten again", h.Wiped()-wiped)
 	}
 }
 
@@ -130,8 +130,8 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 		"cleaning had begun, on a disk that no claim had":               {changed(released, func(r *devices.Record) { r.ClaimUID = "" }), false, devices.HasData},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			if c.sign {
 				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 			}
@@ -142,9 +142,9 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 			if c.record.Identity == itsOwn {
 				c.record.Identity = d.Identity()
 			}
-			must.Succeed(t, w.Records.Put(c.record))
+			must.Succeed(t, h.Records.Put(c.record))
 			d.Untouched()
-			if p := w.Refused(c.want); !strings.Contains(p.Detail, "blkdiscard --zeroout "+d.Path) {
+			if p := h.Refused(c.want); !strings.Contains(p.Detail, "blkdiscard --zeroout "+d.Path) {
 				t.Errorf("the problem is %q, want it to say how the disk is given", p.Detail)
 			}
 		})
@@ -153,32 +153,35 @@ func TestDeviceWithoutVolumeIsNotWiped(t *testing.T) {
 
 // An administrator who deletes a volume that was released, or in use, has its device, and may have given it to something else.
 func TestVolumeDeletedBeforeItsDeviceIsCleanIsKept(t *testing.T) {
-	for name, before := range map[string]func(w *devicestest.World, v devices.Volume){
-		"in use": func(w *devicestest.World, v devices.Volume) { w.PVs = []devices.Volume{devicestest.Bound(v)}; w.Pass() },
-		"released, while it is cleaned": func(w *devicestest.World, v devices.Volume) {
-			w.PVs = []devices.Volume{w.Released(v)}
-			goOn := w.PassUntilCleaning()
-			w.PVs = nil
-			w.Agent.Pass(w.Request())
+	for name, before := range map[string]func(h *devicestest.Harness, v devices.Volume){
+		"in use": func(h *devicestest.Harness, v devices.Volume) {
+			h.PVs = []devices.Volume{devicestest.Bound(v)}
+			h.Pass()
+		},
+		"released, while it is cleaned": func(h *devicestest.Harness, v devices.Volume) {
+			h.PVs = []devices.Volume{h.Released(v)}
+			goOn := h.PassUntilCleaning()
+			h.PVs = nil
+			h.Agent.Pass(h.Request())
 			goOn()
-			w.Agent.Close()
-			w.Start()
-			if w.Wiped() != mib {
-				w.Errorf("%d bytes were overwritten, want no step after the volume was deleted", w.Wiped())
+			h.Agent.Close()
+			h.Start()
+			if h.Wiped() != mib {
+				h.Errorf("%d bytes were overwritten, want no step after the volume was deleted", h.Wiped())
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			h := devicestest.New(t)
 			t.Cleanup(devices.UseSmallSteps())
-			w.Config.Wipe = devices.WipeZero
-			d := w.Disk("disk", 16*mib)
-			before(w, d.Volume("pv"))
-			w.PVs = nil
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 16*mib)
+			before(h, d.Volume("pv"))
+			h.PVs = nil
 			written := d.Written()
 			for range 2 {
-				w.Refused(devices.WasBound)
-				w.Restart()
+				h.Refused(devices.WasBound)
+				h.Restart()
 			}
 			if now := d.Written(); now != written {
 				t.Errorf("the kernel has counted %q, and before %q", now, written)
@@ -189,18 +192,18 @@ func TestVolumeDeletedBeforeItsDeviceIsCleanIsKept(t *testing.T) {
 
 // What earlier claims left must not be read by the next one, and is cleaned by more only for a volume that is released.
 func TestDeviceThatWasCleanedByLessIsRefused(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	w.Pass()
-	w.PVs = nil
-	w.Config.Wipe = devices.WipeZero
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	h.Pass()
+	h.PVs = nil
+	h.Config.Wipe = devices.WipeZero
 	d.Untouched()
-	if p := w.Refused(devices.HasData); !strings.Contains(p.Detail, "signatures") {
+	if p := h.Refused(devices.HasData); !strings.Contains(p.Detail, "signatures") {
 		t.Errorf("the problem is %q, want it to say how it was cleaned", p.Detail)
 	}
-	w.Config.Wipe = devices.WipeSignatures
-	w.Offered()
+	h.Config.Wipe = devices.WipeSignatures
+	h.Offered()
 }
 
 // What the users of a volume were promised is kept, also where the configuration has changed or there is none.
@@ -211,17 +214,17 @@ func TestVolumeIsCleanedAsPromised(t *testing.T) {
 		"nothing was promised":   {"", devices.WipeSignatures, devices.WipeSignatures},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			h := devicestest.New(t)
 			t.Cleanup(devices.UseSmallSteps())
-			w.Config.Wipe = c.configured
-			d := w.Disk("disk", 8*mib)
-			v := w.Released(d.Volume("pv"))
+			h.Config.Wipe = c.configured
+			d := h.Disk("disk", 8*mib)
+			v := h.Released(d.Volume("pv"))
 			v.Wipe = c.promised
-			w.PVs = []devices.Volume{v}
-			if r := w.Pass(); len(r.Cleaned) != 1 {
+			h.PVs = []devices.Volume{v}
+			if r := h.Pass(); len(r.Cleaned) != 1 {
 				t.Fatalf("found %+v, want it cleaned", r)
 			}
-			if record, err := w.Records.Get(d.Path); err != nil || record.Wipe != c.want {
+			if record, err := h.Records.Get(d.Path); err != nil || record.Wipe != c.want {
 				t.Errorf("it was cleaned by %+v, %v; want %s", record, err, c.want)
 			}
 			if c.want == devices.WipeSignatures {
@@ -235,40 +238,40 @@ func TestVolumeIsCleanedAsPromised(t *testing.T) {
 
 // While nothing may be changed, cleaning stops, and volumes are counted and noted all the same.
 func TestFrozenNode(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeZero
-	used, released, gone := w.Disk("disk-used", 8*mib), w.Disk("disk-released", 8*mib), w.Disk("disk-gone", 4*mib)
-	fresh := w.Disk("disk-new", 8*mib)
-	w.PVs = []devices.Volume{w.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
+	h.Config.Wipe = devices.WipeZero
+	used, released, gone := h.Disk("disk-used", 8*mib), h.Disk("disk-released", 8*mib), h.Disk("disk-gone", 4*mib)
+	fresh := h.Disk("disk-new", 8*mib)
+	h.PVs = []devices.Volume{h.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
 	must.Succeed(t, os.Remove(gone.Path))
-	frozen := w.Request()
+	frozen := h.Request()
 	frozen.Frozen, frozen.Retry = true, true
 	begun := make(chan struct{})
 	goOn := make(chan struct{})
-	w.Step = func() {
-		w.Step = nil
+	h.Step = func() {
+		h.Step = nil
 		close(begun)
 		<-goOn
 	}
-	w.Agent.Pass(devices.Request{Volumes: w.PVs, Wipe: devices.WipeZero})
+	h.Agent.Pass(devices.Request{Volumes: h.PVs, Wipe: devices.WipeZero})
 	<-begun
-	w.Agent.Pass(frozen)
+	h.Agent.Pass(frozen)
 	close(goOn)
-	r := w.Agent.Pass(frozen)
+	r := h.Agent.Pass(frozen)
 	for len(r.Wiping) > 0 {
-		<-w.Changed()
-		r = w.Agent.Pass(frozen)
+		<-h.Changed()
+		r = h.Agent.Pass(frozen)
 	}
 	if r.Available != 1 || len(r.Problems) != 1 || r.Problems[0].Volume != "pv-gone" || len(r.Cleaned)+len(r.Offers)+len(r.Wiping) > 0 {
 		t.Errorf("found %+v, want one in use, one missing, and nothing else", r)
 	}
-	if record, err := w.Records.Get(used.Path); err != nil || record.State != devices.Bound {
+	if record, err := h.Records.Get(used.Path); err != nil || record.State != devices.Bound {
 		t.Errorf("the record of the one in use is %+v, %v", record, err)
 	}
 	released.WantPattern(6*mib, 8*mib)
 	fresh.WantPattern(0, 8*mib)
-	if r := w.Pass(); len(r.Cleaned) != 1 {
+	if r := h.Pass(); len(r.Cleaned) != 1 {
 		t.Errorf("found %+v, want cleaning to go on then", r)
 	}
 }
@@ -277,18 +280,18 @@ func TestFrozenNode(t *testing.T) {
 func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	for _, state := range []devices.State{devices.Bound, devices.Cleaning} {
 		t.Run(string(state), func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk-b", 32*mib)
-			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-			w.Pass()
-			record := must.Value(w.Records.Get(d.Path))(t)
+			h := newIdentified(t)
+			d := h.Disk("disk-b", 32*mib)
+			h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			h.Pass()
+			record := must.Value(h.Records.Get(d.Path))(t)
 			record.State = state
-			must.Succeed(t, w.Records.Put(record))
+			must.Succeed(t, h.Records.Put(record))
 			d.Untouched()
-			w.PVs = nil
-			path := filepath.Join(w.Dir, "disk-a")
+			h.PVs = nil
+			path := filepath.Join(h.Dir, "disk-a")
 			must.Succeed(t, os.Rename(d.Path, path))
-			if p := w.Refused(devices.WasBound); p.Path != path {
+			if p := h.Refused(devices.WasBound); p.Path != path {
 				t.Errorf("refused is %s", p.Path)
 			}
 		})
@@ -297,34 +300,34 @@ func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 
 // Another disk at the path of one with the data of a claim gets a record of its own, and that of the claim stays.
 func TestDataOfClaimIsKeptAfterAnotherDiskHadItsPath(t *testing.T) {
-	w := newIdentified(t)
+	h := newIdentified(t)
 	records := t.TempDir()
-	w.Open(records)
-	w.Restart()
-	d := w.Blank("disk-a", 64*mib)
-	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-	w.Pass()
-	w.PVs = nil
+	h.Open(records)
+	h.Restart()
+	d := h.Blank("disk-a", 64*mib)
+	h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	h.Pass()
+	h.PVs = nil
 	d.Untouched()
-	w.Refused(devices.WasBound)
-	moved := filepath.Join(w.Dir, "moved")
+	h.Refused(devices.WasBound)
+	moved := filepath.Join(h.Dir, "moved")
 	must.Succeed(t, os.Rename(d.Path, moved))
-	must.Succeed(t, os.Rename(w.Blank("another", 32*mib).Path, d.Path))
-	w.Offered()
-	w.Pass()
-	path := filepath.Join(w.Dir, "disk-b")
+	must.Succeed(t, os.Rename(h.Blank("another", 32*mib).Path, d.Path))
+	h.Offered()
+	h.Pass()
+	path := filepath.Join(h.Dir, "disk-b")
 	must.Succeed(t, os.Rename(moved, path))
-	if p := w.Refused(devices.WasBound); p.Path != path {
+	if p := h.Refused(devices.WasBound); p.Path != path {
 		t.Errorf("refused is %s", p.Path)
 	}
 	// Also where it is at its path again, with the other one's record.
-	w.PVs = nil
+	h.PVs = nil
 	must.Succeed(t, os.Remove(d.Path))
 	must.Succeed(t, os.Rename(path, d.Path))
-	p := w.Refused(devices.WasBound)
+	p := h.Refused(devices.WasBound)
 	_, name, _ := strings.Cut(p.Detail, "remove its record ")
 	must.Succeed(t, os.Remove(filepath.Join(records, name)))
-	w.Offered()
+	h.Offered()
 }
 
 // A record that speaks of another volume or claim than the API, as after the API was restored from a backup, leaves it
@@ -349,21 +352,21 @@ func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			h := newIdentified(t)
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			record := bound
 			record.Path, record.Bytes, record.Identity = d.Path, d.Bytes(), "backing_file="+d.Image
 			c.change(&record, d)
-			must.Succeed(t, w.Records.Put(record))
+			must.Succeed(t, h.Records.Put(record))
 			if c.cleaned {
-				if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 					t.Fatalf("found %+v, want it cleaned", r)
 				}
 				return
 			}
 			d.Untouched()
-			if p := w.Refused(devices.Contradiction); p.Volume != "pv" {
+			if p := h.Refused(devices.Contradiction); p.Volume != "pv" {
 				t.Errorf("the problem is %+v, want one of the volume", p)
 			}
 		})
@@ -392,45 +395,45 @@ func TestRecordIsKeptAgainstVolumeThatItContradicts(t *testing.T) {
 		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-			w.Pass()
+			h := newIdentified(t)
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			h.Pass()
 			now := c.now(d.Volume("pv"))
-			w.PVs = []devices.Volume{now}
-			if r := w.Pass(); len(r.Problems) > 0 != (c.want != "") || c.want != "" && r.Problems[0].Reason != c.want {
+			h.PVs = []devices.Volume{now}
+			if r := h.Pass(); len(r.Problems) > 0 != (c.want != "") || c.want != "" && r.Problems[0].Reason != c.want {
 				t.Errorf("found %+v, want the problem %q", r, c.want)
 			}
 			now.Used, now.Released = false, true
 			if now.ClaimUID == "" {
 				now.ClaimUID, now.Claim = "uid-3", "default/third"
 			}
-			w.PVs = []devices.Volume{now}
+			h.PVs = []devices.Volume{now}
 			if c.last == "" {
-				if r := w.Pass(); len(r.Cleaned) != 1 {
+				if r := h.Pass(); len(r.Cleaned) != 1 {
 					t.Errorf("found %+v, want it cleaned", r)
 				}
 				return
 			}
 			d.Untouched()
-			w.Refused(c.last)
+			h.Refused(c.last)
 		})
 	}
 }
 
 // An administrator who makes a volume available by hand keeps what is on it: the record still has the claim whose data it is.
 func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 8*mib)
 	d.Untouched()
-	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-	w.Pass()
-	w.PVs = []devices.Volume{d.Volume("pv")}
-	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	h.Pass()
+	h.PVs = []devices.Volume{d.Volume("pv")}
+	if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 {
 		t.Errorf("found %+v, want it available", r)
 	}
-	w.PVs = nil
-	w.Refused(devices.WasBound)
+	h.PVs = nil
+	h.Refused(devices.WasBound)
 }
 
 // Of a released volume that neither a record nor its own annotation knows the device of, another disk may be at the path, whatever is
@@ -438,16 +441,16 @@ func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 	for name, made := range map[string][]string{"a filesystem": {"mkfs.ext4", "-q", "-F"}, "no signature, as never used": nil} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			if made != nil {
 				devicestest.Run(t, append(made, d.Node)...)
 			}
 			v := devicestest.Released(d.Volume("pv"))
 			v.Identity = ""
-			w.PVs = []devices.Volume{v}
+			h.PVs = []devices.Volume{v}
 			d.Untouched()
-			w.Refused(devices.NotIdentified)
+			h.Refused(devices.NotIdentified)
 		})
 	}
 }
@@ -455,28 +458,28 @@ func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 // The administrator says that it is the device, by its identity, or gives up the volume and erases the device by hand.
 func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
 	t.Run("by its identity", func(t *testing.T) {
-		w := newIdentified(t)
-		d := w.Disk("disk", 8*mib)
+		h := newIdentified(t)
+		d := h.Disk("disk", 8*mib)
 		v := d.Volume("pv")
 		v.Identity = "" // when it was recorded
-		w.PVs = []devices.Volume{w.Released(v)}
-		if p := w.Refused(devices.NotIdentified); !strings.Contains(p.Detail, d.Identity()) {
+		h.PVs = []devices.Volume{h.Released(v)}
+		if p := h.Refused(devices.NotIdentified); !strings.Contains(p.Detail, d.Identity()) {
 			t.Errorf("the problem is %q, want it to name what the disk is known by", p.Detail)
 		}
-		w.PVs[0].Identity = d.Identity()
-		if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		h.PVs[0].Identity = d.Identity()
+		if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 			t.Errorf("found %+v, want it cleaned", r)
 		}
 	})
 	t.Run("by deleting the volume", func(t *testing.T) {
-		w := newIdentified(t)
-		d := w.Disk("disk", 8*mib)
-		w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
-		w.Refused(devices.NotIdentified)
-		w.PVs = nil
-		w.Refused(devices.HasData)
+		h := newIdentified(t)
+		d := h.Disk("disk", 8*mib)
+		h.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+		h.Refused(devices.NotIdentified)
+		h.PVs = nil
+		h.Refused(devices.HasData)
 		devicestest.Run(t, "blkdiscard", "--zeroout", d.Node)
-		w.Offered()
+		h.Offered()
 	})
 }
 
@@ -491,21 +494,21 @@ func TestRestoredVolumeIsNotCleaned(t *testing.T) {
 		"records are lost":  {false, devices.NotIdentified},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 8*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 8*mib)
 			d.Untouched()
 			v := devicestest.Bound(d.Volume("pv"))
 			if c.recorded {
-				w.PVs = []devices.Volume{v}
-				w.Pass()
+				h.PVs = []devices.Volume{v}
+				h.Pass()
 			}
 			v.UID, v.Bound = "uid of the restored one", false
-			w.PVs = []devices.Volume{v}
-			w.Pass()
-			w.PVs[0] = devicestest.Released(v)
-			w.Refused(c.want)
-			w.PVs[0] = devicestest.Bound(v) // its claim has it again
-			if r := w.Pass(); len(r.Problems) > 0 {
+			h.PVs = []devices.Volume{v}
+			h.Pass()
+			h.PVs[0] = devicestest.Released(v)
+			h.Refused(c.want)
+			h.PVs[0] = devicestest.Bound(v) // its claim has it again
+			if r := h.Pass(); len(r.Problems) > 0 {
 				t.Errorf("problems %v", r.Problems)
 			}
 		})
@@ -514,18 +517,18 @@ func TestRestoredVolumeIsNotCleaned(t *testing.T) {
 
 // Nor one that has the name of a volume that the API server may have refused, on a disk that has got its data back since.
 func TestRestoredVolumeOfTheNameOfAnOfferIsNotCleaned(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
-	r := w.Pass()
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
+	r := h.Pass()
 	if len(r.Offers) != 1 {
 		t.Fatalf("found %+v, want an offer", r)
 	}
-	must.Succeed(t, w.Agent.Offering(t.Context(), r.Offers[0]))
-	must.Succeed(t, w.Agent.Offered(r.Offers[0], "", errors.New("no answer")))
+	must.Succeed(t, h.Agent.Offering(t.Context(), r.Offers[0]))
+	must.Succeed(t, h.Agent.Offered(r.Offers[0], "", errors.New("no answer")))
 	d.Fill()
 	d.Untouched()
-	w.PVs = []devices.Volume{devicestest.Released(d.Volume(r.Offers[0].Name))}
-	w.Refused(devices.NotIdentified)
+	h.PVs = []devices.Volume{devicestest.Released(d.Volume(r.Offers[0].Name))}
+	h.Refused(devices.NotIdentified)
 }
 
 // Its annotation says which disk it is of, whatever its user has made there, and whether a pod has ever mounted it or not: it was clean
@@ -533,18 +536,18 @@ func TestRestoredVolumeOfTheNameOfAnOfferIsNotCleaned(t *testing.T) {
 func TestReleasedVolumeIsKnownByItsIdentity(t *testing.T) {
 	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			devicestest.Run(t, "mkswap", d.Node)
-			v := w.Released(d.Volume("pv"))
-			w.PVs = []devices.Volume{v}
+			v := h.Released(d.Volume("pv"))
+			h.PVs = []devices.Volume{v}
 			if other {
-				w.PVs[0].Identity = "wwid=naa.5000"
+				h.PVs[0].Identity = "wwid=naa.5000"
 				d.Untouched()
-				w.Refused(devices.OtherDevice)
+				h.Refused(devices.OtherDevice)
 				return
 			}
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want it cleaned", r)
 			}
 		})
@@ -577,20 +580,20 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 			nil, errors.New("no answer")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Blank("disk", 32*mib)
+			h := devicestest.New(t)
+			d := h.Blank("disk", 32*mib)
 			d.Untouched()
 			if c.cache != nil {
-				w.PVs = c.cache(d)
-				w.Released(w.PVs[0]) // has a record
+				h.PVs = c.cache(d)
+				h.Released(h.PVs[0]) // has a record
 			}
-			w.API = func() (volumes []devices.Volume, err error) {
+			h.API = func() (volumes []devices.Volume, err error) {
 				if c.api != nil {
 					volumes = c.api(d)
 				}
 				return volumes, c.err
 			}
-			r := w.Pass()
+			r := h.Pass()
 			if len(r.Offers) > 0 || len(r.Cleaned) > 0 {
 				t.Errorf("found %+v, want nothing offered or cleaned", r)
 			}
@@ -603,16 +606,16 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 
 // A program may open a device that is held, but for an exclusive open, while the API is asked.
 func TestDeviceUsedWhileTheAPIIsAskedIsNotCleaned(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 8*mib)
 	d.Untouched()
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	w.API = func() ([]devices.Volume, error) {
-		w.API = nil
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	h.API = func() ([]devices.Volume, error) {
+		h.API = nil
 		devicestest.With(t, `exec 3<>"$1"`, d.Node)
-		return w.PVs, nil
+		return h.PVs, nil
 	}
-	w.Refused(devices.InUse)
+	h.Refused(devices.InUse)
 }
 
 // The agent is told of its own volumes only. Others are found when the API is asked.
@@ -628,15 +631,15 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 		"released, in part": {func(t *testing.T, d *devicestest.Disk) string { return addPartition(t, d.Node) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Blank("disk", 32*mib)
+			h := devicestest.New(t)
+			d := h.Blank("disk", 32*mib)
 			foreign := devices.Volume{Name: "by-hand", UID: "uid of by-hand", Path: c.path(t, d), Foreign: true}
 			if c.released {
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			}
-			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
+			h.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, h.PVs...), nil }
 			d.Untouched()
-			if p := w.Refused(devices.OfOthers); !strings.Contains(p.Detail, "by-hand") {
+			if p := h.Refused(devices.OfOthers); !strings.Contains(p.Detail, "by-hand") {
 				t.Errorf("the problem is %+v, want it to name the volume", p)
 			}
 		})
@@ -647,45 +650,45 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 func TestDeviceOfForeignVolumeByAPathThatOnlyTheNodeHas_isRefused(t *testing.T) {
 	for name, released := range map[string]bool{"new": false, "released": true} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Blank("disk", 32*mib)
+			h := devicestest.New(t)
+			d := h.Blank("disk", 32*mib)
 			d.Untouched()
-			w.Root = t.TempDir()
-			w.Restart()
+			h.Root = t.TempDir()
+			h.Restart()
 			var st unix.Stat_t
 			must.Succeed(t, unix.Stat(d.Node, &st))
-			must.Succeed(t, os.MkdirAll(filepath.Join(w.Root, "mnt/disks of this test"), 0o755))
-			must.Succeed(t, unix.Mknod(filepath.Join(w.Root, "mnt/node"), unix.S_IFBLK|0o600, int(st.Rdev)))
-			must.Succeed(t, os.Symlink("/mnt/node", filepath.Join(w.Root, "mnt/disks of this test/a")))
+			must.Succeed(t, os.MkdirAll(filepath.Join(h.Root, "mnt/disks of this test"), 0o755))
+			must.Succeed(t, unix.Mknod(filepath.Join(h.Root, "mnt/node"), unix.S_IFBLK|0o600, int(st.Rdev)))
+			must.Succeed(t, os.Symlink("/mnt/node", filepath.Join(h.Root, "mnt/disks of this test/a")))
 			if released {
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			}
 			foreign := devices.Volume{Name: "static", Path: "/mnt/disks of this test/a", Foreign: true}
-			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
-			w.Refused(devices.OfOthers)
+			h.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, h.PVs...), nil }
+			h.Refused(devices.OfOthers)
 		})
 	}
 }
 
 // A device that need not be cleaned is offered only if no process has it either.
 func TestCleanDeviceOfForeignVolumeIsRefused(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
-	w.Offered()
-	w.PVs = nil
-	w.API = func() ([]devices.Volume, error) {
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
+	h.Offered()
+	h.PVs = nil
+	h.API = func() ([]devices.Volume, error) {
 		return []devices.Volume{{Name: "by-hand", Path: d.Node, Foreign: true}}, nil
 	}
-	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), State: devices.Clean, Wipe: devices.WipeSignatures}))
-	w.Refused(devices.OfOthers)
+	must.Succeed(t, h.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), State: devices.Clean, Wipe: devices.WipeSignatures}))
+	h.Refused(devices.OfOthers)
 }
 
 // A name that a volume of another node has is made unique.
 func TestNameOfOtherNodesVolumeIsNotTaken(t *testing.T) {
-	w := devicestest.New(t)
-	w.Blank("disk", 8*mib)
-	w.Taken = map[string]bool{"local-node-disk": true}
-	if o := w.Offered(); !strings.HasPrefix(o.Name, "local-node-disk-") || len(o.Name) != len("local-node-disk-0123456789") {
+	h := devicestest.New(t)
+	h.Blank("disk", 8*mib)
+	h.Taken = map[string]bool{"local-node-disk": true}
+	if o := h.Offered(); !strings.HasPrefix(o.Name, "local-node-disk-") || len(o.Name) != len("local-node-disk-0123456789") {
 		t.Errorf("it is offered as %s", o.Name)
 	}
 }
@@ -742,17 +745,17 @@ func TestKilledWipeResumes(t *testing.T) {
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 		for killed := range steps + 1 {
 			t.Run(fmt.Sprintf("%s after step %d", wipe, killed), func(t *testing.T) {
-				w := devicestest.New(t)
+				h := devicestest.New(t)
 				t.Cleanup(devices.UseSmallSteps())
-				w.Config.Wipe = wipe
-				d := w.Disk("disk", bytes)
+				h.Config.Wipe = wipe
+				d := h.Disk("disk", bytes)
 				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 				records := t.TempDir()
 				killAfter(t, killed, d, wipe, records)
-				w.Open(records)
-				w.Restart()
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-				if r := w.Pass(); len(r.Cleaned) != 1 {
+				h.Open(records)
+				h.Restart()
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+				if r := h.Pass(); len(r.Cleaned) != 1 {
 					t.Fatalf("found %+v, want it cleaned", r)
 				}
 				d.WantNoSignature()
@@ -762,8 +765,8 @@ func TestKilledWipeResumes(t *testing.T) {
 					return
 				}
 				d.WantZero(0, bytes)
-				if most := int64(steps-max(killed-1, 0)) * mib; w.Wiped() > most {
-					t.Errorf("%d bytes were overwritten after the restart, want at most %d", w.Wiped(), most)
+				if most := int64(steps-max(killed-1, 0)) * mib; h.Wiped() > most {
+					t.Errorf("%d bytes were overwritten after the restart, want at most %d", h.Wiped(), most)
 				}
 			})
 		}
@@ -800,21 +803,21 @@ func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, 
 
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.
 func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
-	w := newIdentified(t)
+	h := newIdentified(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeZero
-	d, other := w.Disk("disk", 8*mib), w.Disk("other", 8*mib)
+	h.Config.Wipe = devices.WipeZero
+	d, other := h.Disk("disk", 8*mib), h.Disk("other", 8*mib)
 	other.Untouched()
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	w.Step = func() {
-		w.Step = nil
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	h.Step = func() {
+		h.Step = nil
 		if err := errors.Join(os.Remove(d.Path), os.Symlink(other.Node, d.Path)); err != nil {
 			t.Error(err)
 		}
 	}
-	w.Pass()
-	w.Refused(devices.OtherDevice)
-	w.Agent.Close() // the cleaning of the disk that the path led to may have a step to do
+	h.Pass()
+	h.Refused(devices.OtherDevice)
+	h.Agent.Close() // the cleaning of the disk that the path led to may have a step to do
 	d.WantZero(0, mib)
 }
 
@@ -823,19 +826,19 @@ func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
 func TestDeviceLosesItsSizeWhileItIsCleaned(t *testing.T) {
 	for name, left := range map[string]int64{"all": 0, "a part": 4 * mib} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Wipe = devices.WipeZero
-			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			w.Step = func() { // after the only one
-				w.Step = nil
+			h := devicestest.New(t)
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			h.Step = func() { // after the only one
+				h.Step = nil
 				if err := d.Resize(left); err != nil {
 					t.Error(err)
 				}
 			}
-			w.Refused(devices.OtherDevice)
+			h.Refused(devices.OtherDevice)
 			must.Succeed(t, d.Resize(8*mib))
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want it cleaned once it is back", r)
 			}
 			d.WantZero(0, 8*mib)
@@ -845,21 +848,21 @@ func TestDeviceLosesItsSizeWhileItIsCleaned(t *testing.T) {
 
 // A disk may wait for days until others are clean.
 func TestDeviceUsedWhileItIsCleanedIsLeftAlone(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
 	t.Cleanup(devices.CheckEachStep())
-	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", 4*mib)
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+	h.Config.Wipe = devices.WipeZero
+	d := h.Disk("disk", 4*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 	end := func() {}
-	w.Step = func() {
-		w.Step = nil
+	h.Step = func() {
+		h.Step = nil
 		end = devicestest.With(t, `exec 3<>"$1"`, d.Node)
 	}
-	w.Refused(devices.InUse)
+	h.Refused(devices.InUse)
 	d.WantPattern(mib, 4*mib)
 	end()
-	if r := w.Pass(); len(r.Cleaned) != 1 {
+	if r := h.Pass(); len(r.Cleaned) != 1 {
 		t.Errorf("found %+v, want it cleaned after that", r)
 	}
 }
@@ -886,22 +889,22 @@ func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
 			if !c.told {
 				t.Cleanup(devices.CheckEachStep())
 			}
-			w := devicestest.New(t)
-			w.Config.Wipe = devices.WipeZero
-			d := w.Disk("disk", 16*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			goOn := w.PassUntilCleaning()
+			h := devicestest.New(t)
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 16*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			goOn := h.PassUntilCleaning()
 			other := devicestest.Bound(devices.Volume{Name: "other", UID: "uid of other", Path: c.path(t, d), Bytes: 8 * mib, Foreign: !c.told})
 			other.ClaimUID, other.Claim = "uid-2", "default/other"
-			if api := append([]devices.Volume{other}, w.PVs...); c.told {
-				w.PVs = api
+			if api := append([]devices.Volume{other}, h.PVs...); c.told {
+				h.PVs = api
 			} else {
-				w.API = func() ([]devices.Volume, error) { return api, nil }
+				h.API = func() ([]devices.Volume, error) { return api, nil }
 			}
-			w.Agent.Pass(w.Request())
+			h.Agent.Pass(h.Request())
 			goOn()
-			untilLetGo(t, w, d)
-			if r := w.Pass(); !slices.ContainsFunc(r.Problems, func(p devices.Problem) bool { return p.Volume == "pv" && p.Reason == c.want }) {
+			untilLetGo(t, h, d)
+			if r := h.Pass(); !slices.ContainsFunc(r.Problems, func(p devices.Problem) bool { return p.Volume == "pv" && p.Reason == c.want }) {
 				t.Errorf("found %+v, want %s", r, c.want)
 			}
 			d.WantPattern(2*mib, 16*mib)
@@ -910,7 +913,7 @@ func TestCleaningEndsWhenItsDeviceIsThatOfAnotherVolume(t *testing.T) {
 }
 
 // untilLetGo waits until the agent holds a device no more.
-func untilLetGo(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+func untilLetGo(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 	t.Helper()
 	for {
 		held, err := blockdev.Hold(d.Node)
@@ -921,27 +924,27 @@ func untilLetGo(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
 		if !errors.Is(err, blockdev.ErrBusy) {
 			t.Fatal(err)
 		}
-		<-w.Changed()
+		<-h.Changed()
 	}
 }
 
 // ill makes a disk that does wrong when it is told to.
-func ill(w *devicestest.World, name string, bytes int64) (*disk.Disk, *devicestest.Disk) {
-	w.Helper()
-	file := filepath.Join(w.TempDir(), name)
-	must.Succeed(w, os.WriteFile(file, make([]byte, bytes), 0o600))
-	ill := disk.New(w, file, w.TempDir())
-	return ill, w.Attach(name, ill.Path)
+func ill(h *devicestest.Harness, name string, bytes int64) (*disk.Disk, *devicestest.Disk) {
+	h.Helper()
+	file := filepath.Join(h.TempDir(), name)
+	must.Succeed(h, os.WriteFile(file, make([]byte, bytes), 0o600))
+	ill := disk.New(h, file, h.TempDir())
+	return ill, h.Attach(name, ill.Path)
 }
 
 func TestFailingDeviceKeepsVolume(t *testing.T) {
 	for name, operation := range map[string]disk.Operation{"writing": disk.Write, "flushing": disk.Flush} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			ill, d := ill(w, "disk", 32*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			h := devicestest.New(t)
+			ill, d := ill(h, "disk", 32*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			ill.Fail(operation)
-			w.Refused(devices.Failed)
+			h.Refused(devices.Failed)
 			ill.Heal()
 		})
 	}
@@ -950,22 +953,22 @@ func TestFailingDeviceKeepsVolume(t *testing.T) {
 // While a device takes no byte any more, others are cleaned beside it, new ones are found, and its progress is shown. It
 // goes on when it answers again.
 func TestHungDeviceDelaysNoOther(t *testing.T) {
-	w := devicestest.New(t)
-	hung, slow := ill(w, "disk-slow", 32*mib)
-	w.Blank("disk-a", 32*mib)
-	w.Config.Wipe = devices.WipeZero
-	w.PVs = []devices.Volume{w.Released(slow.Volume("pv"))}
+	h := devicestest.New(t)
+	hung, slow := ill(h, "disk-slow", 32*mib)
+	h.Blank("disk-a", 32*mib)
+	h.Config.Wipe = devices.WipeZero
+	h.PVs = []devices.Volume{h.Released(slow.Volume("pv"))}
 	hung.Hang()
 	t.Cleanup(hung.Heal)
 	pass := func(what string, is func(devices.Report) bool) {
 		t.Helper()
 		for late := time.After(time.Minute); ; {
-			r := w.Agent.Pass(w.Request())
+			r := h.Agent.Pass(h.Request())
 			if is(r) {
 				return
 			}
 			select {
-			case <-w.Changed():
+			case <-h.Changed():
 			case <-late:
 				t.Fatalf("found %+v, want %s", r, what)
 			}
@@ -974,7 +977,7 @@ func TestHungDeviceDelaysNoOther(t *testing.T) {
 	pass("disk-a offered, and disk-slow being cleaned", func(r devices.Report) bool {
 		return len(r.Offers) == 1 && len(r.Wiping) == 1 && r.Wiping[0].Volume == "pv"
 	})
-	w.Blank("disk-b", 32*mib)
+	h.Blank("disk-b", 32*mib)
 	pass("disk-b offered too", func(r devices.Report) bool { return len(r.Offers) == 2 && len(r.Cleaned) == 0 })
 	hung.Heal()
 	pass("disk-slow cleaned", func(r devices.Report) bool { return len(r.Cleaned) == 1 && len(r.Wiping) == 0 })

@@ -17,18 +17,18 @@ import (
 
 // A trapped agent cleans the disk of a released volume, in a process of its own.
 type trapped struct {
-	*devicestest.World
+	*devicestest.Harness
 	*trap.Trap
 	disk    *devicestest.Disk
 	records string
 }
 
-func newTrapped(w *devicestest.World, d *devicestest.Disk) trapped {
-	w.Helper()
-	records := w.TempDir()
-	w.Open(records)
+func newTrapped(h *devicestest.Harness, d *devicestest.Disk) trapped {
+	h.Helper()
+	records := h.TempDir()
+	h.Open(records)
 	// The program in the trap is this one, once it is no launcher any more.
-	return trapped{w, trap.New(w.T, "/usr/bin/env"), d, records}
+	return trapped{h, trap.New(h.T, "/usr/bin/env"), d, records}
 }
 
 // clean runs the agent until it is killed, or has cleaned the disk.
@@ -62,15 +62,15 @@ func (tr trapped) awaitCleaned() {
 // disk that the next one cleans.
 func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 	const bytes = 2 * mib
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", bytes)
+	h.Config.Wipe = devices.WipeZero
+	d := h.Disk("disk", bytes)
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 	before, err := os.ReadFile(d.Node)
 	must.Succeed(t, err)
-	w.Disk("other", bytes).Untouched()
-	tr := newTrapped(w, d)
+	h.Disk("other", bytes).Untouched()
+	tr := newTrapped(h, d)
 	clean := func(killAt int) (steps []trap.Step) {
 		t.Helper()
 		d.Write(before)
@@ -79,13 +79,13 @@ func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 		for _, record := range records {
 			must.Succeed(t, os.RemoveAll(record))
 		}
-		w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+		h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 		tr.Arm(killAt)
 		output, steps, killed := tr.clean()
 		if killed != (killAt > 0) {
 			t.Fatalf("killed %t: %s", killed, output)
 		}
-		w.Restart()
+		h.Restart()
 		tr.awaitCleaned()
 		d.WantNoSignature()
 		d.WantZero(0, bytes)
@@ -106,14 +106,14 @@ func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 // What the device erases securely may read as anything, and is overwritten after that. No disk that tests have knows
 // BLKSECDISCARD: the kernel's answer is made up. That such a disk has nothing else to forget by is FUSE's own answer.
 func TestSecureEraseIsFollowedByZeroes(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeDiscard
-	_, d := ill(w, "disk", 4*mib)
+	h.Config.Wipe = devices.WipeDiscard
+	_, d := ill(h, "disk", 4*mib)
 	d.Fill()
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 	const erase, zero = "ioctl 0x127d ", "ioctl 0x127f " // linux/fs.h
-	tr := newTrapped(w, d)
+	tr := newTrapped(h, d)
 	tr.ArmToFail(trap.Failure{Fails: func(_ int, s trap.Step) bool { return strings.HasPrefix(string(s), erase) }})
 	output, steps, _ := tr.clean()
 	var order []string

@@ -9,21 +9,21 @@ import (
 )
 
 // availableAfterSignatures has a volume that no claim has had since its device was cleaned, by signatures alone.
-func availableAfterSignatures(t *testing.T) (*devicestest.World, *devicestest.Disk) {
+func availableAfterSignatures(t *testing.T) (*devicestest.Harness, *devicestest.Disk) {
 	t.Helper()
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	d := w.Disk("disk", 8*mib)
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	if r := w.Pass(); len(r.Cleaned) != 1 {
+	d := h.Disk("disk", 8*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	if r := h.Pass(); len(r.Cleaned) != 1 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
-	w.PVs = nil
-	w.Offered()
-	if r := w.Pass(); r.Available != 1 || len(r.Withdrawn) > 0 {
+	h.PVs = nil
+	h.Offered()
+	if r := h.Pass(); r.Available != 1 || len(r.Withdrawn) > 0 {
 		t.Fatalf("found %+v, want it available", r)
 	}
-	return w, d
+	return h, d
 }
 
 // withdrawn is what a volume is when the API has had it withdrawn.
@@ -34,36 +34,36 @@ func withdrawn(v devices.Volume) devices.Volume {
 
 // With zero no claim reads what an earlier one has left, one that got an available volume neither.
 func TestAvailableVolumeThatWasCleanedByLessIsCleanedAgain(t *testing.T) {
-	w, d := availableAfterSignatures(t)
-	w.Config.Wipe = devices.WipeZero
-	w.Restart()
-	frozen := w.Request()
+	h, d := availableAfterSignatures(t)
+	h.Config.Wipe = devices.WipeZero
+	h.Restart()
+	frozen := h.Request()
 	frozen.Frozen = true
-	if r := w.Agent.Pass(frozen); r.Available != 1 || len(r.Withdrawn) > 0 {
+	if r := h.Agent.Pass(frozen); r.Available != 1 || len(r.Withdrawn) > 0 {
 		t.Errorf("without a configuration found %+v, want nothing to happen", r)
 	}
-	if r := w.Pass(); r.Available != 0 || len(r.Withdrawn) != 1 || r.Withdrawn[0] != w.PVs[0].Name {
+	if r := h.Pass(); r.Available != 0 || len(r.Withdrawn) != 1 || r.Withdrawn[0] != h.PVs[0].Name {
 		t.Fatalf("found %+v, want it withdrawn", r)
 	}
 	d.WantPattern(2*mib, 6*mib) // until no claim can get it
-	w.PVs[0] = withdrawn(w.PVs[0])
-	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	h.PVs[0] = withdrawn(h.PVs[0])
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
 	d.WantZero(0, 8*mib)
-	w.PVs = nil
-	w.Offered()
-	if r := w.Pass(); r.Available != 1 || len(r.Withdrawn) > 0 {
+	h.PVs = nil
+	h.Offered()
+	if r := h.Pass(); r.Available != 1 || len(r.Withdrawn) > 0 {
 		t.Errorf("found %+v, want it available", r)
 	}
 }
 
 // A claim has got it before it was withdrawn.
 func TestVolumeOfClaimIsNotWithdrawn(t *testing.T) {
-	w, d := availableAfterSignatures(t)
-	w.Config.Wipe = devices.WipeZero
-	w.PVs[0] = devicestest.Bound(w.PVs[0])
-	if r := w.Pass(); r.Available != 1 || len(r.Withdrawn)+len(r.Wiping)+len(r.Cleaned) > 0 {
+	h, d := availableAfterSignatures(t)
+	h.Config.Wipe = devices.WipeZero
+	h.PVs[0] = devicestest.Bound(h.PVs[0])
+	if r := h.Pass(); r.Available != 1 || len(r.Withdrawn)+len(r.Wiping)+len(r.Cleaned) > 0 {
 		t.Errorf("found %+v, want it kept", r)
 	}
 	d.WantPattern(2*mib, 6*mib)
@@ -79,26 +79,26 @@ func TestDataOnVolumeThatIsWithdrawnIsKept(t *testing.T) {
 		"other data":   {func(_ *testing.T, d *devicestest.Disk) { d.Fill() }, devices.HasData},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, d := availableAfterSignatures(t)
-			w.Agent.Close()
+			h, d := availableAfterSignatures(t)
+			h.Agent.Close()
 			test.write(t, d)
 			d.Untouched()
-			w.Config.Wipe = devices.WipeZero
-			w.Start()
-			w.PVs[0] = withdrawn(w.PVs[0])
-			w.Refused(test.want)
+			h.Config.Wipe = devices.WipeZero
+			h.Start()
+			h.PVs[0] = withdrawn(h.PVs[0])
+			h.Refused(test.want)
 		})
 	}
 }
 
 // A device that has grown has the rest of what was left still.
 func TestGrownDeviceIsStillCleanedByLess(t *testing.T) {
-	w, d := availableAfterSignatures(t)
-	record, err := w.Records.Get(d.Path)
+	h, d := availableAfterSignatures(t)
+	record, err := h.Records.Get(d.Path)
 	must.Succeed(t, err)
 	must.Succeed(t, d.Resize(16*mib))
-	w.Pass()
-	if after, err := w.Records.Get(d.Path); err != nil || after.Bytes == record.Bytes || after.Wipe != record.Wipe {
+	h.Pass()
+	if after, err := h.Records.Get(d.Path); err != nil || after.Bytes == record.Bytes || after.Wipe != record.Wipe {
 		t.Errorf("the record is %+v, %v; it was %+v", after, err, record)
 	}
 }

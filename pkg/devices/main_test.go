@@ -24,10 +24,10 @@ func TestMain(m *testing.M) {
 const mib = 1 << 20
 
 // newIdentified makes a node whose loop devices stand for disks that have an identity: that of their file.
-func newIdentified(t *testing.T) *devicestest.World {
+func newIdentified(t *testing.T) *devicestest.Harness {
 	t.Helper()
 	t.Cleanup(devices.IdentifyByFile())
-	w := devicestest.New(t)
-	w.Identified = true
-	return w
+	h := devicestest.New(t)
+	h.Identified = true
+	return h
 }

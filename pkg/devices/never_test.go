@@ -14,60 +14,60 @@ import (
 
 // A device that was never the volume of a claim is offered as it is, or refused, and the kernel counts no write to it.
 func TestDeviceThatNoClaimHadIsNeverWrittenTo(t *testing.T) {
-	refuse := func(w *devicestest.World, err error) {
-		w.Helper()
-		r := w.Pass()
+	refuse := func(h *devicestest.Harness, err error) {
+		h.Helper()
+		r := h.Pass()
 		if len(r.Offers) != 1 {
-			w.Fatalf("found %+v, want an offer", r)
+			h.Fatalf("found %+v, want an offer", r)
 		}
-		must.Succeed(w, w.Agent.Offering(w.Context(), r.Offers[0]))
-		must.Succeed(w, w.Agent.Offered(r.Offers[0], "", err))
+		must.Succeed(h, h.Agent.Offering(h.Context(), r.Offers[0]))
+		must.Succeed(h, h.Agent.Offered(r.Offers[0], "", err))
 	}
-	record := func(w *devicestest.World, d *devicestest.Disk, change func(*devices.Record)) {
-		w.Helper()
+	record := func(h *devicestest.Harness, d *devicestest.Disk, change func(*devices.Record)) {
+		h.Helper()
 		r := devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: d.Identity(), Wipe: devices.WipeZero}
 		change(&r)
-		must.Succeed(w, w.Records.Put(r))
+		must.Succeed(h, h.Records.Put(r))
 	}
-	for name, before := range map[string]func(w *devicestest.World, d *devicestest.Disk){
-		"new": func(*devicestest.World, *devicestest.Disk) {},
-		"tried again": func(w *devicestest.World, d *devicestest.Disk) {
-			end := devicestest.With(w, `exec 3<>"$1"`, d.Node)
-			w.Refused(devices.InUse)
+	for name, before := range map[string]func(h *devicestest.Harness, d *devicestest.Disk){
+		"new": func(*devicestest.Harness, *devicestest.Disk) {},
+		"tried again": func(h *devicestest.Harness, d *devicestest.Disk) {
+			end := devicestest.With(h, `exec 3<>"$1"`, d.Node)
+			h.Refused(devices.InUse)
 			end()
 		},
-		"the agent is restarted": func(w *devicestest.World, _ *devicestest.Disk) {
-			w.Agent.Pass(w.Request())
-			w.Restart()
+		"the agent is restarted": func(h *devicestest.Harness, _ *devicestest.Disk) {
+			h.Agent.Pass(h.Request())
+			h.Restart()
 		},
-		"its volume was refused": func(w *devicestest.World, _ *devicestest.Disk) {
-			refuse(w, errors.New("a webhook refuses"))
-			w.Restart()
-			refuse(w, errors.New("no answer"))
+		"its volume was refused": func(h *devicestest.Harness, _ *devicestest.Disk) {
+			refuse(h, errors.New("a webhook refuses"))
+			h.Restart()
+			refuse(h, errors.New("no answer"))
 		},
-		"its volume was deleted": func(w *devicestest.World, _ *devicestest.Disk) {
-			w.Offered()
-			w.Pass()
-			w.PVs = nil
+		"its volume was deleted": func(h *devicestest.Harness, _ *devicestest.Disk) {
+			h.Offered()
+			h.Pass()
+			h.PVs = nil
 		},
-		"an earlier build was cleaning it": func(w *devicestest.World, d *devicestest.Disk) {
-			record(w, d, func(r *devices.Record) { r.State, r.Done = devices.Cleaning, mib })
+		"an earlier build was cleaning it": func(h *devicestest.Harness, d *devicestest.Disk) {
+			record(h, d, func(r *devices.Record) { r.State, r.Done = devices.Cleaning, mib })
 		},
-		"an earlier build has cleaned it": func(w *devicestest.World, d *devicestest.Disk) {
-			record(w, d, func(r *devices.Record) { r.State = devices.Clean })
+		"an earlier build has cleaned it": func(h *devicestest.Harness, d *devicestest.Disk) {
+			record(h, d, func(r *devices.Record) { r.State = devices.Clean })
 		},
 	} {
 		for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 			for _, hasData := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, with data %t", name, wipe, hasData), func(t *testing.T) {
-					w := devicestest.New(t)
-					w.Config.Wipe = wipe
-					d := w.Blank("disk", 64*mib)
+					h := devicestest.New(t)
+					h.Config.Wipe = wipe
+					d := h.Blank("disk", 64*mib)
 					written := d.Written()
-					before(w, d)
+					before(h, d)
 					opened := opensForWriting(d)
 					if !hasData {
-						w.Offered()
+						h.Offered()
 					}
 					if opened() {
 						t.Error("it was opened for writing")
@@ -80,9 +80,9 @@ func TestDeviceThatNoClaimHadIsNeverWrittenTo(t *testing.T) {
 					}
 					d.Write([]byte("SPDKBLOB"))
 					d.Untouched()
-					w.Refused(devices.HasData)
-					w.Restart()
-					w.Refused(devices.HasData)
+					h.Refused(devices.HasData)
+					h.Restart()
+					h.Refused(devices.HasData)
 				})
 			}
 		}
@@ -91,8 +91,8 @@ func TestDeviceThatNoClaimHadIsNeverWrittenTo(t *testing.T) {
 
 // Its descriptor cannot write, whatever is done with it.
 func TestDeviceThatIsNotOursIsOpenForReading(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", mib)
+	h := devicestest.New(t)
+	d := h.Blank("disk", mib)
 	d.Untouched()
 	held, err := devices.Hold(devices.Look{Path: d.Path, Number: d.Number(), View: devicestest.View()})
 	must.Succeed(t, err)

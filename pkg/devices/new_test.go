@@ -15,164 +15,164 @@ import (
 const settle = 5 * time.Minute
 
 // settling is a node whose agent has just been started, and waits before it takes what is new.
-func settling(t *testing.T) *devicestest.World {
+func settling(t *testing.T) *devicestest.Harness {
 	t.Helper()
-	w := devicestest.New(t)
-	w.Settle, w.Now = settle, time.Now()
-	w.Restart()
-	return w
+	h := devicestest.New(t)
+	h.Settle, h.Now = settle, time.Now()
+	h.Restart()
+	return h
 }
 
 // wantNew expects that a disk is not touched, and until when.
-func wantNew(t *testing.T, w *devicestest.World, d *devicestest.Disk, left time.Duration) {
+func wantNew(t *testing.T, h *devicestest.Harness, d *devicestest.Disk, left time.Duration) {
 	t.Helper()
 	sum := d.Sum()
-	w.Refused(devices.New)
-	if r := w.Pass(); !r.Settles.Equal(w.Now.Add(left)) {
-		t.Errorf("it settles in %s, want %s", r.Settles.Sub(w.Now), left)
+	h.Refused(devices.New)
+	if r := h.Pass(); !r.Settles.Equal(h.Now.Add(left)) {
+		t.Errorf("it settles in %s, want %s", r.Settles.Sub(h.Now), left)
 	}
-	if record, err := w.Records.Get(d.Path); err != nil || record.State != "" || d.Sum() != sum || w.Wiped() != 0 {
-		t.Errorf("it was touched: %d bytes, %+v (%v)", w.Wiped(), record, err)
+	if record, err := h.Records.Get(d.Path); err != nil || record.State != "" || d.Sum() != sum || h.Wiped() != 0 {
+		t.Errorf("it was touched: %d bytes, %+v (%v)", h.Wiped(), record, err)
 	}
 }
 
 // wantNewThenOffered is for a disk that is taken once it has been unchanged for as long as that takes.
-func wantNewThenOffered(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+func wantNewThenOffered(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 	t.Helper()
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	wantNew(t, h, d, settle)
+	h.Now = h.Now.Add(settle)
+	h.Offered()
 }
 
 // A disk that another driver has attached is empty until it formats it.
 func TestNewDisk_isTakenOnceItWasUnchangedForAWhile(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle - time.Second)
-	wantNew(t, w, d, time.Second)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	wantNew(t, h, d, settle)
+	h.Now = h.Now.Add(settle - time.Second)
+	wantNew(t, h, d, time.Second)
 	d.WriteAt(make([]byte, 4096), 0) // which leaves it empty
-	wantNewThenOffered(t, w, d)
+	wantNewThenOffered(t, h, d)
 }
 
 // Also one that was there when the agent was started, however often that was.
 func TestNewDisk_isNewToEachAgent(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
 	for range 3 {
-		wantNew(t, w, d, settle)
-		w.Now = w.Now.Add(settle - time.Second)
-		w.Restart()
+		wantNew(t, h, d, settle)
+		h.Now = h.Now.Add(settle - time.Second)
+		h.Restart()
 	}
-	wantNewThenOffered(t, w, d)
+	wantNewThenOffered(t, h, d)
 }
 
 // It may have the number and the path of one that is gone.
 func TestNewDisk_isNotThatBeforeIt(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle - time.Second)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	wantNew(t, h, d, settle)
+	h.Now = h.Now.Add(settle - time.Second)
 	must.Succeed(t, d.Resize(16*mib))
-	wantNew(t, w, d, settle)
+	wantNew(t, h, d, settle)
 }
 
 // The disk of a virtual machine that is started anew has no user for a moment, and may be as empty as when it was attached.
 func TestNewDisk_isNewAgainAfterItWasUsed(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	wantNew(t, w, d, settle)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	wantNew(t, h, d, settle)
 	end := devicestest.With(t, `exec 3<>"$1"`, d.Node)
 	for range 2 {
-		w.Now = w.Now.Add(settle)
-		w.Refused(devices.InUse)
+		h.Now = h.Now.Add(settle)
+		h.Refused(devices.InUse)
 	}
 	end()
-	w.Now = w.Now.Add(time.Second)
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle - time.Second)
-	wantNew(t, w, d, time.Second)
-	w.Now = w.Now.Add(time.Second)
-	w.Offered()
+	h.Now = h.Now.Add(time.Second)
+	wantNew(t, h, d, settle)
+	h.Now = h.Now.Add(settle - time.Second)
+	wantNew(t, h, d, time.Second)
+	h.Now = h.Now.Add(time.Second)
+	h.Offered()
 }
 
 // Also after its time.
 func TestNewDisk_isNotTakenWhileAVolumeIsBeingAttached(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	wantNew(t, w, d, settle)
-	w.Now, w.Attached = w.Now.Add(settle), "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
-	w.Refused(devices.Attaching)
-	if w.Wiped() != 0 {
-		t.Errorf("%d bytes were overwritten", w.Wiped())
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	wantNew(t, h, d, settle)
+	h.Now, h.Attached = h.Now.Add(settle), "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
+	h.Refused(devices.Attaching)
+	if h.Wiped() != 0 {
+		t.Errorf("%d bytes were overwritten", h.Wiped())
 	}
-	w.Attached = "" // it is attached, and about to be formatted and mounted
-	wantNewThenOffered(t, w, d)
+	h.Attached = "" // it is attached, and about to be formatted and mounted
+	wantNewThenOffered(t, h, d)
 }
 
 // What is written by another path is not counted as written to this one.
 func TestNewDisk_isNewAgainAfterItHadAnotherPath(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
 	other, err := loopfs.Attach(d.Image)
 	must.Succeed(t, err)
 	defer other.Close()
-	wantNew(t, w, d, settle)
-	w.Now = w.Now.Add(settle)
-	w.Refused(devices.Twice)
+	wantNew(t, h, d, settle)
+	h.Now = h.Now.Add(settle)
+	h.Refused(devices.Twice)
 	other.Close()
-	w.Now = w.Now.Add(time.Second)
-	wantNewThenOffered(t, w, d)
+	h.Now = h.Now.Add(time.Second)
+	wantNewThenOffered(t, h, d)
 }
 
 // An administrator may delete a volume to give its disk to something else.
 func TestDiskOfAVolume_isNewAfterItWasUsedByAnother(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	w.Pass()
-	w.Now = w.Now.Add(settle)
-	w.Offered()
-	w.PVs = nil
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	h.Pass()
+	h.Now = h.Now.Add(settle)
+	h.Offered()
+	h.PVs = nil
 	end := devicestest.With(t, `exec 3<>"$1"`, d.Node)
-	w.Refused(devices.InUse)
+	h.Refused(devices.InUse)
 	d.Fill()
 	d.Untouched()
-	w.Now = w.Now.Add(time.Hour)
-	w.Refused(devices.InUse)
+	h.Now = h.Now.Add(time.Hour)
+	h.Refused(devices.InUse)
 	end() // as that of a virtual machine which is started anew
-	w.Now = w.Now.Add(time.Second)
-	w.Refused(devices.New)
+	h.Now = h.Now.Add(time.Second)
+	h.Refused(devices.New)
 }
 
 // Also where that was over before it was looked at: what has been written since shows it.
 func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	w.Pass()
-	w.Now = w.Now.Add(settle)
-	w.Offered()
-	w.Pass()
-	w.PVs = nil
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	h.Pass()
+	h.Now = h.Now.Add(settle)
+	h.Offered()
+	h.Pass()
+	h.PVs = nil
 	d.WriteAt(make([]byte, 4096), 0) // and is about to format it
-	w.Refused(devices.New)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	h.Refused(devices.New)
+	h.Now = h.Now.Add(settle)
+	h.Offered()
 }
 
 // Where the kernel does not count what is written, nothing shows that nothing was.
 func TestDiskOfAVolume_isNewIfNothingIsCounted(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
 	devicestest.CountNothing(d)
-	w.Pass()
-	w.Now = w.Now.Add(settle)
-	w.Offered()
-	w.Pass()
-	w.PVs = nil
+	h.Pass()
+	h.Now = h.Now.Add(settle)
+	h.Offered()
+	h.Pass()
+	h.PVs = nil
 	d.WriteAt(make([]byte, 4096), 0)
-	w.Refused(devices.New)
-	w.Now = w.Now.Add(settle)
-	w.Offered()
+	h.Refused(devices.New)
+	h.Now = h.Now.Add(settle)
+	h.Offered()
 }
 
 // The API server may be slow between the check of a device and its offer, and a program may open a device that is held, but for an exclusive open.
@@ -192,14 +192,14 @@ func TestDeviceUsedBeforeItIsOffered(t *testing.T) {
 		}, devices.New},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Blank("disk", 8*mib)
-			r := w.Pass()
+			h := devicestest.New(t)
+			d := h.Blank("disk", 8*mib)
+			r := h.Pass()
 			if len(r.Offers) != 1 {
 				t.Fatalf("found %+v, want an offer", r)
 			}
 			end := c.use(t, d)
-			err := w.Agent.Offering(t.Context(), r.Offers[0])
+			err := h.Agent.Offering(t.Context(), r.Offers[0])
 			problem, refused := errors.AsType[devices.Problem](err)
 			if refused != (c.want != "") || refused && problem.Reason != c.want || !refused && err != nil {
 				t.Errorf("the offer ends with %v, want %q", err, c.want)
@@ -220,40 +220,40 @@ func TestPartitionWrittenToBeforeItIsOffered(t *testing.T) {
 		"its sibling": {func(_, _, sibling *devicestest.Disk) { sibling.Write(devicestest.Pattern()) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Partitions = devices.OfferPartitions
-			disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
+			h := devicestest.New(t)
+			h.Config.Partitions = devices.OfferPartitions
+			disk, parts := partitioned(t, h, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
 			must.Succeed(t, os.Remove(disk.Path))
-			part, sibling := w.Link("disk-part1", parts[0]), w.Link("sibling", parts[1])
-			r := w.Pass()
+			part, sibling := h.Link("disk-part1", parts[0]), h.Link("sibling", parts[1])
+			r := h.Pass()
 			if len(r.Offers) != 1 {
 				t.Fatalf("found %+v, want an offer", r)
 			}
 			c.write(disk, part, sibling)
-			err := w.Agent.Offering(t.Context(), r.Offers[0])
+			err := h.Agent.Offering(t.Context(), r.Offers[0])
 			if problem, refused := errors.AsType[devices.Problem](err); refused != (c.want != "") || problem.Reason != c.want || !refused && err != nil {
 				t.Errorf("the offer ends with %v, want %q", err, c.want)
 			}
-			w.Agent.Close()
+			h.Agent.Close()
 		})
 	}
 }
 
 // No other program has attached the disk of a volume.
 func TestDiskOfAVolume_isOfferedAgainAtOnce(t *testing.T) {
-	w := settling(t)
-	d := w.Blank("disk", 8*mib)
-	w.Pass()
-	w.Now = w.Now.Add(settle)
-	w.Offered()
-	offered := w.PVs[0]
-	w.PVs[0] = devicestest.Bound(offered)
-	w.Pass()
+	h := settling(t)
+	d := h.Blank("disk", 8*mib)
+	h.Pass()
+	h.Now = h.Now.Add(settle)
+	h.Offered()
+	offered := h.PVs[0]
+	h.PVs[0] = devicestest.Bound(offered)
+	h.Pass()
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
-	w.PVs[0] = devicestest.Released(offered)
-	if r := w.Pass(); len(r.Cleaned) != 1 {
+	h.PVs[0] = devicestest.Released(offered)
+	if r := h.Pass(); len(r.Cleaned) != 1 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
-	w.PVs, w.Attached = nil, "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
-	w.Offered()
+	h.PVs, h.Attached = nil, "kubernetes.io/csi/ebs.csi.aws.com^vol-1"
+	h.Offered()
 }

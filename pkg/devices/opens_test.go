@@ -32,31 +32,31 @@ func opensForWriting(d *devicestest.Disk) func() bool {
 // before all is known that has to be.
 func TestOnlyDeviceOfReleasedVolumeIsOpenedForWriting(t *testing.T) {
 	for name, c := range map[string]struct {
-		before func(w *devicestest.World, d *devicestest.Disk, v *devices.Volume)
+		before func(h *devicestest.Harness, d *devicestest.Disk, v *devices.Volume)
 		want   devices.Reason
 	}{
-		"it is cleaned":  {func(*devicestest.World, *devicestest.Disk, *devices.Volume) {}, ""},
-		"without volume": {func(w *devicestest.World, _ *devicestest.Disk, _ *devices.Volume) { w.PVs = nil }, devices.WasBound},
-		"another disk":   {func(_ *devicestest.World, _ *devicestest.Disk, v *devices.Volume) { v.Identity = "serial=another" }, devices.OtherDevice},
-		"another volume": {func(_ *devicestest.World, _ *devicestest.Disk, v *devices.Volume) { v.UID = "uid of an earlier one" }, devices.Contradiction},
-		"no record": {func(w *devicestest.World, _ *devicestest.Disk, _ *devices.Volume) {
-			w.Open(w.TempDir())
-			w.Restart()
+		"it is cleaned":  {func(*devicestest.Harness, *devicestest.Disk, *devices.Volume) {}, ""},
+		"without volume": {func(h *devicestest.Harness, _ *devicestest.Disk, _ *devices.Volume) { h.PVs = nil }, devices.WasBound},
+		"another disk":   {func(_ *devicestest.Harness, _ *devicestest.Disk, v *devices.Volume) { v.Identity = "serial=another" }, devices.OtherDevice},
+		"another volume": {func(_ *devicestest.Harness, _ *devicestest.Disk, v *devices.Volume) { v.UID = "uid of an earlier one" }, devices.Contradiction},
+		"no record": {func(h *devicestest.Harness, _ *devicestest.Disk, _ *devices.Volume) {
+			h.Open(h.TempDir())
+			h.Restart()
 		}, devices.NotIdentified},
-		"no answer": {func(w *devicestest.World, _ *devicestest.Disk, _ *devices.Volume) {
-			w.API = func() ([]devices.Volume, error) { return nil, errors.New("no answer") }
+		"no answer": {func(h *devicestest.Harness, _ *devicestest.Disk, _ *devices.Volume) {
+			h.API = func() ([]devices.Volume, error) { return nil, errors.New("no answer") }
 		}, devices.NotConfirmed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", 8*mib)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			v := &w.PVs[0]
-			c.before(w, d, v)
+			h := devicestest.New(t)
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			v := &h.PVs[0]
+			c.before(h, d, v)
 			opened := opensForWriting(d)
 			if c.want != "" {
-				w.Refused(c.want)
-			} else if r := w.Pass(); len(r.Cleaned) != 1 {
+				h.Refused(c.want)
+			} else if r := h.Pass(); len(r.Cleaned) != 1 {
 				t.Fatalf("found %+v, want it cleaned", r)
 			}
 			if is := opened(); is != (c.want == "") {

@@ -69,14 +69,14 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 	} {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
-				w := devicestest.New(t)
-				d := w.Disk("disk", 8*mib)
+				h := devicestest.New(t)
+				d := h.Disk("disk", 8*mib)
 				if hasVolume {
-					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+					h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 				}
 				d.Untouched()
 				c.use(t, d)
-				w.Refused(c.want)
+				h.Refused(c.want)
 			})
 		}
 	}
@@ -97,48 +97,48 @@ func TestDeviceIsNotWipedWhereUsersCannotBeSeen(t *testing.T) {
 	}
 	for _, released := range []bool{false, true} {
 		t.Run(fmt.Sprintf("released %t", released), func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", 8*mib)
+			h := devicestest.New(t)
+			d := h.Disk("disk", 8*mib)
 			d.Untouched()
 			if released {
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			}
-			w.Refused(devices.Hidden)
+			h.Refused(devices.Hidden)
 		})
 	}
 }
 
 // Reading a device is what udev does each time.
 func TestReaderOfDeviceIsNoUser(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
 	devicestest.With(t, `exec 3<"$1"`, d.Node)
-	w.Offered()
+	h.Offered()
 }
 
 // libblkid does not know them: SPDK's blobstore, Aerospike, dm-crypt and LUKS with a detached header, GPFS.
 func TestDataWithoutSignatureIsKept(t *testing.T) {
 	for name, at := range map[string]int64{"head": 0, "tail": 256*mib - 4096, "between": 16*mib + 100*(224*mib/256/4096*4096)} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Wipe = devices.WipeZero
-			d := w.Blank("disk", 256*mib)
+			h := devicestest.New(t)
+			h.Config.Wipe = devices.WipeZero
+			d := h.Blank("disk", 256*mib)
 			device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
 			must.Succeed(t, err)
 			_, err = device.WriteAt([]byte("SPDKBLOB"), at)
 			must.Succeed(t, errors.Join(err, device.Sync(), device.Close()))
 			d.Untouched()
-			w.Refused(devices.HasData)
-			w.Restart()
-			w.Refused(devices.HasData)
+			h.Refused(devices.HasData)
+			h.Restart()
+			h.Refused(devices.HasData)
 		})
 	}
 }
 
 // partitioned makes a disk with the partitions that sfdisk makes of a script, and answers the nodes of as many.
-func partitioned(t *testing.T, w *devicestest.World, script string, count int) (d *devicestest.Disk, parts []string) {
+func partitioned(t *testing.T, h *devicestest.Harness, script string, count int) (d *devicestest.Disk, parts []string) {
 	t.Helper()
-	d = w.Blank("whole", 64*mib)
+	d = h.Blank("whole", 64*mib)
 	cmd := exec.CommandContext(t.Context(), "sfdisk", "--quiet", "--no-reread", "--no-tell-kernel", d.Node)
 	cmd.Stdin = strings.NewReader(script)
 	if output, err := cmd.CombinedOutput(); err != nil {
@@ -193,33 +193,33 @@ func TestPartitionIsRefused(t *testing.T) {
 		"nothing else is used, with a table of DOS": {"label: dos\nstart=8MiB, size=8MiB, type=83\nstart=16MiB, size=8MiB, type=83\n", devices.OfferPartitions, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Partitions = c.partitions
-			_, parts := partitioned(t, w, c.script, 2)
-			d := w.Link("disk-part2", parts[1])
+			h := devicestest.New(t)
+			h.Config.Partitions = c.partitions
+			_, parts := partitioned(t, h, c.script, 2)
+			d := h.Link("disk-part2", parts[1])
 			if c.use != nil {
 				c.use(t, parts[0])
 			}
 			d.Untouched()
 			if c.want == "" {
-				w.Offered()
+				h.Offered()
 				return
 			}
-			w.Refused(c.want)
+			h.Refused(c.want)
 		})
 	}
 }
 
 // A claim that had the disk may have made its partitions, and one that had a partition has its data on the disk.
 func TestDataOfClaimIsKeptOnPartsOfItsDevice(t *testing.T) {
-	w := newIdentified(t)
-	w.Config.Partitions = devices.OfferPartitions
-	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
-	part := w.Link("part", parts[1])
+	h := newIdentified(t)
+	h.Config.Partitions = devices.OfferPartitions
+	disk, parts := partitioned(t, h, "label: gpt\nstart=8MiB, size=8MiB, type="+dataType+"\nstart=16MiB, size=8MiB, type="+dataType+"\n", 2)
+	part := h.Link("part", parts[1])
 	released := func(d *devicestest.Disk, identity string) devices.Volume {
 		v := d.Volume("released")
 		v.Identity = identity
-		return w.Released(v)
+		return h.Released(v)
 	}
 	whole, second := disk.Identity(), disk.Identity()+"#2"
 	disk.Untouched()
@@ -232,29 +232,29 @@ func TestDataOfClaimIsKeptOnPartsOfItsDevice(t *testing.T) {
 		second: {whole, []devices.Volume{released(disk, whole)}, devices.Contradiction},
 	} {
 		left := devices.Record{Path: "/dev/left", Bytes: mib, Identity: kept, State: devices.Bound, Volume: "pv", VolumeUID: "uid", ClaimUID: "uid-0", Claim: "default/left"}
-		must.Succeed(t, w.Records.Put(left))
-		w.PVs = other.volumes
-		w.Refused(other.want)
+		must.Succeed(t, h.Records.Put(left))
+		h.PVs = other.volumes
+		h.Refused(other.want)
 	}
-	w.PVs = nil
-	must.Succeed(t, w.Records.Put(devices.Record{Path: "/dev/left", Bytes: mib, Identity: whole, State: devices.Bound, Volume: "pv", VolumeUID: "uid", ClaimUID: "uid-0", Claim: "default/left"}))
-	must.Succeed(t, os.Rename(part.Path, filepath.Join(w.Dir, "disk-part2")))
-	w.Refused(devices.WasBound)
+	h.PVs = nil
+	must.Succeed(t, h.Records.Put(devices.Record{Path: "/dev/left", Bytes: mib, Identity: whole, State: devices.Bound, Volume: "pv", VolumeUID: "uid", ClaimUID: "uid-0", Claim: "default/left"}))
+	must.Succeed(t, os.Rename(part.Path, filepath.Join(h.Dir, "disk-part2")))
+	h.Refused(devices.WasBound)
 }
 
 // A partition that is ours is cleaned, also while another one of its disk is used.
 func TestPartitionWithRecordIsCleaned(t *testing.T) {
-	w := newIdentified(t)
-	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
-	d := w.Link("disk-part2", parts[1])
+	h := newIdentified(t)
+	disk, parts := partitioned(t, h, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
+	d := h.Link("disk-part2", parts[1])
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", parts[0])
 	mount(t, parts[0], t.TempDir())
 	v := d.Volume("pv")
 	v.Identity = disk.Identity() + "#2"
-	w.PVs = []devices.Volume{devicestest.Bound(v)}
-	w.Pass()
-	w.PVs = []devices.Volume{w.Released(v)}
-	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{devicestest.Bound(v)}
+	h.Pass()
+	h.PVs = []devices.Volume{h.Released(v)}
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Errorf("found %+v, want it cleaned", r)
 	}
 }
@@ -270,11 +270,11 @@ func TestPartitionThatBeginsElsewhereIsKept(t *testing.T) {
 		"bound":     {devicestest.Bound, devicestest.Bound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
-			v := w.Link("disk-part2", parts[1]).Volume("pv")
-			w.PVs = []devices.Volume{c.before(v)}
-			w.Pass()
+			h := devicestest.New(t)
+			disk, parts := partitioned(t, h, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
+			v := h.Link("disk-part2", parts[1]).Volume("pv")
+			h.PVs = []devices.Volume{c.before(v)}
+			h.Pass()
 			for n := range parts {
 				if errno := removePartition(t, disk.Node, n+1); errno != 0 {
 					t.Fatal(errno)
@@ -286,10 +286,10 @@ func TestPartitionThatBeginsElsewhereIsKept(t *testing.T) {
 			d := &devicestest.Disk{TB: t, Path: v.Path, Node: deviceNode(t, parts[1])}
 			d.Fill()
 			d.Untouched()
-			w.PVs = []devices.Volume{c.after(v)}
-			w.Refused(devices.OtherDevice)
-			w.Restart()
-			w.Refused(devices.OtherDevice)
+			h.PVs = []devices.Volume{c.after(v)}
+			h.Refused(devices.OtherDevice)
+			h.Restart()
+			h.Refused(devices.OtherDevice)
 		})
 	}
 }
@@ -303,15 +303,15 @@ func TestDeviceOfVolumeThatMissesItsOwnIsKept(t *testing.T) {
 		"the path leads to another": func(v *devices.Volume) { v.Path = filepath.Join(filepath.Dir(v.Path), "other") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Blank("disk-a", 32*mib)
-			w.Blank("other", 16*mib)
+			h := newIdentified(t)
+			d := h.Blank("disk-a", 32*mib)
+			h.Blank("other", 16*mib)
 			v := devicestest.Bound(d.Volume("pv"))
-			v.Path = filepath.Join(w.Dir, "disk-b")
+			v.Path = filepath.Join(h.Dir, "disk-b")
 			change(&v)
-			w.PVs = []devices.Volume{v}
+			h.PVs = []devices.Volume{v}
 			d.Untouched()
-			r := w.Pass()
+			r := h.Pass()
 			devices.SortProblems(r.Problems)
 			if len(r.Problems) != 2 || r.Problems[0].Path != d.Path || r.Problems[0].Reason != devices.MayBeMissing || len(r.Offers) > 0 {
 				t.Errorf("found %+v, want the disk refused for the volume that misses its own", r)
@@ -330,19 +330,19 @@ func TestDiskOfVolumeOfAnotherNodeIsRefused(t *testing.T) {
 		"a partition there": {"wwid=naa.600a#2", false}, "a partition of multipath there": {"uuid=part2-mpath-3600a", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
+			h := devicestest.New(t)
 			t.Cleanup(devices.Identify(func(string) string { return "wwid=naa.600a" }))
-			d := w.Blank("disk", 8*mib)
+			d := h.Blank("disk", 8*mib)
 			v := d.Volume("pv")
 			v.Identity = "wwid=naa.600a"
 			if c.released {
-				w.PVs = []devices.Volume{w.Released(v)}
+				h.PVs = []devices.Volume{h.Released(v)}
 			}
-			w.API = func() ([]devices.Volume, error) {
-				return append([]devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: c.theirs}}, w.PVs...), nil
+			h.API = func() ([]devices.Volume, error) {
+				return append([]devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: c.theirs}}, h.PVs...), nil
 			}
 			d.Untouched()
-			if p := w.Refused(devices.Twice); !strings.Contains(p.Detail, "theirs") {
+			if p := h.Refused(devices.Twice); !strings.Contains(p.Detail, "theirs") {
 				t.Errorf("the problem is %v, want it to name the other volume", p)
 			}
 		})
@@ -352,44 +352,44 @@ func TestDiskOfVolumeOfAnotherNodeIsRefused(t *testing.T) {
 // A disk whose name others have too is known while the node runs, as one without an identity. Its Lease is of the name, so that no other node takes
 // what may be the same disk.
 func TestDiskThatLooksLikeOthers(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.Liken("wwid=t10.VENDOR  DISK"))
-	d := w.Blank("disk", 8*mib)
-	o := w.Offered()
+	d := h.Blank("disk", 8*mib)
+	o := h.Offered()
 	if o.Identity != "" {
 		t.Fatalf("the offer has the identity %q", o.Identity)
 	}
 	other := devicestest.New(t)
-	other.Reserved, other.Hostname = w.Reserved, "another"
+	other.Reserved, other.Hostname = h.Reserved, "another"
 	other.Restart()
 	other.Blank("disk", 8*mib)
 	other.Refused(devices.Twice)
-	bound := devicestest.Bound(w.PVs[0])
-	w.PVs = []devices.Volume{bound}
+	bound := devicestest.Bound(h.PVs[0])
+	h.PVs = []devices.Volume{bound}
 	for range 2 {
-		if r := w.Pass(); len(r.GivenUp) > 0 || len(r.Problems) > 0 || r.Available != 1 {
+		if r := h.Pass(); len(r.GivenUp) > 0 || len(r.Problems) > 0 || r.Available != 1 {
 			t.Errorf("found %+v, want it to stay reserved", r)
 		}
-		w.Restart()
+		h.Restart()
 	}
 	must.Succeed(t, os.Remove(d.Path))
-	if r := w.Pass(); len(r.GivenUp) > 0 {
+	if r := h.Pass(); len(r.GivenUp) > 0 {
 		t.Errorf("%q is given up while the device is missing", r.GivenUp)
 	}
 	must.Succeed(t, os.Symlink(d.Node, d.Path))
-	record := must.Value(w.Records.Get(d.Path))(t)
+	record := must.Value(h.Records.Get(d.Path))(t)
 	booted := record
 	booted.Instance = "another boot/1"
-	must.Succeed(t, w.Records.Put(booted))
+	must.Succeed(t, h.Records.Put(booted))
 	d.Fill()
-	w.PVs = []devices.Volume{w.Released(bound)}
+	h.PVs = []devices.Volume{h.Released(bound)}
 	sum := d.Sum()
-	w.Refused(devices.NotIdentified)
+	h.Refused(devices.NotIdentified)
 	if d.Sum() != sum {
 		t.Error("a disk that may be another one was written to")
 	}
-	must.Succeed(t, w.Records.Put(record))
-	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	must.Succeed(t, h.Records.Put(record))
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Errorf("found %+v, want the disk of this boot to be cleaned", r)
 	}
 }
@@ -413,36 +413,36 @@ func TestSameDisk(t *testing.T) {
 
 // Its device is not written to, also after a restart.
 func TestRefusedOfferIsMadeAgain(t *testing.T) {
-	w := devicestest.New(t)
-	w.Config.Wipe = devices.WipeZero
-	w.Blank("disk", 32*mib).Untouched()
+	h := devicestest.New(t)
+	h.Config.Wipe = devices.WipeZero
+	h.Blank("disk", 32*mib).Untouched()
 	for range 3 {
-		r := w.Pass()
+		r := h.Pass()
 		if len(r.Offers) != 1 {
 			t.Fatalf("found %+v, want an offer", r)
 		}
-		must.Succeed(t, w.Agent.Offering(t.Context(), r.Offers[0]))
-		must.Succeed(t, w.Agent.Offered(r.Offers[0], "", errors.New("a webhook refuses")))
-		if r := w.Agent.Pass(w.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.NotOffered || len(r.Offers) > 0 {
+		must.Succeed(t, h.Agent.Offering(t.Context(), r.Offers[0]))
+		must.Succeed(t, h.Agent.Offered(r.Offers[0], "", errors.New("a webhook refuses")))
+		if r := h.Agent.Pass(h.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.NotOffered || len(r.Offers) > 0 {
 			t.Errorf("then found %+v, want it refused until it is checked again", r)
 		}
 	}
-	w.Restart()
-	w.Offered()
+	h.Restart()
+	h.Offered()
 }
 
 // Right before a volume is made the API has to know of no other one.
 func TestAPIIsReadBeforeOffer(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
-	r := w.Pass()
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
+	r := h.Pass()
 	if len(r.Offers) != 1 {
 		t.Fatalf("found %+v, want an offer", r)
 	}
-	w.API = func() ([]devices.Volume, error) {
+	h.API = func() ([]devices.Volume, error) {
 		return []devices.Volume{{Name: "by-hand", Path: d.Node, Foreign: true}}, nil
 	}
-	err := w.Agent.Offering(t.Context(), r.Offers[0])
+	err := h.Agent.Offering(t.Context(), r.Offers[0])
 	if p, ok := errors.AsType[devices.Problem](err); !ok || p.Reason != devices.OfOthers {
 		t.Errorf("Offering = %v, want %s", err, devices.OfOthers)
 	}
@@ -450,63 +450,63 @@ func TestAPIIsReadBeforeOffer(t *testing.T) {
 
 // While a cache is behind, the API is not asked again and again what it has answered.
 func TestAPIIsNotAskedAgainBeforeCacheHasChanged(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Blank("disk", 8*mib)
 	asked := 0
-	w.API = func() ([]devices.Volume, error) {
+	h.API = func() ([]devices.Volume, error) {
 		asked++
 		return []devices.Volume{d.Volume("pv")}, nil
 	}
-	w.Pass()
+	h.Pass()
 	for range 5 {
-		if r := w.Agent.Pass(w.Request()); len(r.Wiping) > 0 {
-			<-w.Changed()
+		if r := h.Agent.Pass(h.Request()); len(r.Wiping) > 0 {
+			<-h.Changed()
 		}
 	}
 	if asked != 1 {
 		t.Errorf("it was asked %d times, want once", asked)
 	}
-	w.PVs = []devices.Volume{d.Volume("pv")}
-	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{d.Volume("pv")}
+	if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 {
 		t.Errorf("then found %+v, want the volume", r)
 	}
 }
 
 // An administrator who takes the claim from a volume makes it available, with what is left of its data.
 func TestHalfCleanVolumeIsNeverAvailable(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", 8*mib)
-	v := w.Released(d.Volume("pv"))
+	h.Config.Wipe = devices.WipeZero
+	d := h.Disk("disk", 8*mib)
+	v := h.Released(d.Volume("pv"))
 	v.Wipe = devices.WipeZero
-	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-	w.Pass()
-	w.PVs = []devices.Volume{v}
-	goOn := w.PassUntilCleaning()
-	w.PVs = []devices.Volume{d.Volume("pv")}
-	w.Agent.Pass(w.Request())
+	h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	h.Pass()
+	h.PVs = []devices.Volume{v}
+	goOn := h.PassUntilCleaning()
+	h.PVs = []devices.Volume{d.Volume("pv")}
+	h.Agent.Pass(h.Request())
 	goOn()
-	if r := w.Pass(); r.Available != 0 || len(r.HalfClean) != 1 || len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean {
+	if r := h.Pass(); r.Available != 0 || len(r.HalfClean) != 1 || len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean {
 		t.Fatalf("found %+v, want it to be deleted", r)
 	}
-	w.Restart()
-	w.PVs = nil
-	w.Refused(devices.WasBound)
+	h.Restart()
+	h.PVs = nil
+	h.Refused(devices.WasBound)
 }
 
 // One that a claim has got all the same is that claim's, and the agent says what that means.
 func TestHalfCleanVolumeThatIsBoundIsNotCleaned(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 8*mib)
 	v := devicestest.Bound(d.Volume("pv"))
-	w.PVs = []devices.Volume{v}
-	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Cleaning, Volume: "pv", ClaimUID: "uid-0", Wipe: devices.WipeZero}))
+	h.PVs = []devices.Volume{v}
+	must.Succeed(t, h.Records.Put(devices.Record{Path: d.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Cleaning, Volume: "pv", ClaimUID: "uid-0", Wipe: devices.WipeZero}))
 	d.Untouched()
-	if r := w.Pass(); len(r.HalfClean) > 0 || len(r.Problems)+len(r.Cleaned) > 1 {
+	if r := h.Pass(); len(r.HalfClean) > 0 || len(r.Problems)+len(r.Cleaned) > 1 {
 		t.Errorf("found %+v", r)
 	}
-	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Bound {
+	if record, err := h.Records.Get(d.Path); err != nil || record.State != devices.Bound {
 		t.Errorf("the record is %+v, %v; want the claim's data to be kept", record, err)
 	}
 }
@@ -514,34 +514,34 @@ func TestHalfCleanVolumeThatIsBoundIsNotCleaned(t *testing.T) {
 // A volume that was deleted and made anew while its device was cleaned is another one, which no pass may have seen to be gone.
 func TestCleaningEndsWhenItsVolumeIsMadeAnew(t *testing.T) {
 	t.Cleanup(devices.UseSmallSteps())
-	w := devicestest.New(t)
-	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", 8*mib)
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	goOn := w.PassUntilCleaning()
-	w.PVs[0].UID = "uid of a later one"
-	w.Agent.Pass(w.Request())
+	h := devicestest.New(t)
+	h.Config.Wipe = devices.WipeZero
+	d := h.Disk("disk", 8*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	goOn := h.PassUntilCleaning()
+	h.PVs[0].UID = "uid of a later one"
+	h.Agent.Pass(h.Request())
 	goOn()
-	w.Pass() // the last one
-	w.Refused(devices.Contradiction)
+	h.Pass() // the last one
+	h.Refused(devices.Contradiction)
 	d.WantPattern(mib, 8*mib)
 }
 
 // One that was made anew under the name is not given what is left either, nor does its record end.
 func TestHalfCleanDeviceOfVolumeThatWasMadeAnewIsNotForgotten(t *testing.T) {
-	w := newIdentified(t)
-	d := w.Disk("disk", 8*mib)
+	h := newIdentified(t)
+	d := h.Disk("disk", 8*mib)
 	for _, name := range []string{"pv", "another"} {
 		left := devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: d.Identity(), State: devices.Cleaning, Wipe: devices.WipeZero,
 			Volume: "pv", VolumeUID: "uid of an earlier one", ClaimUID: "uid-0", Claim: "default/data"}
-		must.Succeed(t, w.Records.Put(left))
-		w.PVs = []devices.Volume{d.Volume(name)}
-		w.Refused(devices.Contradiction)
-		if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Cleaning {
+		must.Succeed(t, h.Records.Put(left))
+		h.PVs = []devices.Volume{d.Volume(name)}
+		h.Refused(devices.Contradiction)
+		if record, err := h.Records.Get(d.Path); err != nil || record.State != devices.Cleaning {
 			t.Errorf("the record is %+v, %v", record, err)
 		}
-		w.PVs = []devices.Volume{devicestest.Bound(d.Volume(name))}
-		if r := w.Agent.Pass(w.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean || len(r.HalfClean) > 0 {
+		h.PVs = []devices.Volume{devicestest.Bound(d.Volume(name))}
+		if r := h.Agent.Pass(h.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean || len(r.HalfClean) > 0 {
 			t.Errorf("the claim that was made anew too has got it, and found is %+v", r)
 		}
 	}
@@ -557,21 +557,21 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 				continue // it is kept
 			}
 			t.Run(name, func(t *testing.T) {
-				w := newIdentified(t)
-				w.Config.Wipe = devices.WipeZero
-				d := w.Disk("disk", 8*mib)
+				h := newIdentified(t)
+				h.Config.Wipe = devices.WipeZero
+				d := h.Disk("disk", 8*mib)
 				v := d.Volume("pv")
 				if recorded {
-					w.PVs = []devices.Volume{devicestest.Bound(v)}
-					w.Pass()
+					h.PVs = []devices.Volume{devicestest.Bound(v)}
+					h.Pass()
 					v.Identity = ""
 				}
 				must.Succeed(t, d.Resize(16*mib))
 				if v = change(v); recorded {
 					v.ClaimUID, v.Claim = "uid-1", "default/data"
 				}
-				w.PVs = []devices.Volume{v}
-				r := w.Pass()
+				h.PVs = []devices.Volume{v}
+				r := h.Pass()
 				if len(r.Problems) > 0 {
 					t.Fatalf("found %+v, want the same device", r)
 				}
@@ -586,24 +586,24 @@ func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
 		}
 	}
 	t.Run("clean, without a volume", func(t *testing.T) {
-		w := newIdentified(t)
-		w.Config.Wipe = devices.WipeZero
-		d := w.Blank("disk", 8*mib)
-		must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity(), State: devices.Clean, Wipe: devices.WipeZero}))
+		h := newIdentified(t)
+		h.Config.Wipe = devices.WipeZero
+		d := h.Blank("disk", 8*mib)
+		must.Succeed(t, h.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity(), State: devices.Clean, Wipe: devices.WipeZero}))
 		must.Succeed(t, d.Resize(16*mib))
 		d.Untouched()
-		if o := w.Offered(); o.Bytes != 16*mib {
+		if o := h.Offered(); o.Bytes != 16*mib {
 			t.Errorf("offered %+v, want all of it", o)
 		}
 	})
 }
 
 // attachAnother moves the file of a loop device away, and has another loop device have one of its path.
-func attachAnother(t *testing.T, w *devicestest.World, d *devicestest.Disk) *devicestest.Disk {
+func attachAnother(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) *devicestest.Disk {
 	t.Helper()
 	must.Succeed(t, os.Rename(d.Image, d.Image+".old"))
 	must.Succeed(t, os.Remove(d.Path))
-	return w.Disk(filepath.Base(d.Path), d.Bytes())
+	return h.Disk(filepath.Base(d.Path), d.Bytes())
 }
 
 // The path of a loop device's file says little: another file may have it, and in another mount namespace one has.
@@ -616,18 +616,18 @@ func TestLoopDeviceOnAnotherFileOfTheNameIsKept(t *testing.T) {
 		"bound":    {devicestest.Bound, devices.OtherDevice},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Wipe = devices.WipeZero
-			d := w.Blank("disk", 8*mib)
-			w.Offered()
-			v := w.PVs[0]
-			w.PVs[0] = devicestest.Bound(v)
-			if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+			h := devicestest.New(t)
+			h.Config.Wipe = devices.WipeZero
+			d := h.Blank("disk", 8*mib)
+			h.Offered()
+			v := h.PVs[0]
+			h.PVs[0] = devicestest.Bound(v)
+			if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want the volume", r)
 			}
-			attachAnother(t, w, d).Untouched()
-			w.PVs[0] = c.claim(v)
-			w.Refused(c.want)
+			attachAnother(t, h, d).Untouched()
+			h.PVs[0] = c.claim(v)
+			h.Refused(c.want)
 		})
 	}
 }
@@ -643,9 +643,9 @@ func TestLoopDeviceThatWasKnownByThePathOfItsFile(t *testing.T) {
 		"the path leads to another one": {true, true, devices.OtherDevice, devices.OtherDevice},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			w.Config.Wipe = devices.WipeZero
-			d := w.Disk("disk", 8*mib)
+			h := devicestest.New(t)
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 8*mib)
 			d.Untouched()
 			v := d.Volume("pv")
 			v.Identity, v.Unidentified = d.Identity(), false
@@ -654,17 +654,17 @@ func TestLoopDeviceThatWasKnownByThePathOfItsFile(t *testing.T) {
 			}
 			used := devicestest.Bound(v)
 			if c.recorded {
-				must.Succeed(t, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Bound,
+				must.Succeed(t, h.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Bound,
 					Volume: v.Name, VolumeUID: v.UID, ClaimUID: used.ClaimUID, Claim: used.Claim}))
 			}
-			w.PVs = []devices.Volume{used}
+			h.PVs = []devices.Volume{used}
 			if c.used != "" {
-				w.Refused(c.used)
-			} else if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 || len(r.Known) > 0 {
+				h.Refused(c.used)
+			} else if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 || len(r.Known) > 0 {
 				t.Errorf("found %+v, want the volume as it was", r)
 			}
-			w.PVs = []devices.Volume{devicestest.Released(v)}
-			w.Refused(c.released)
+			h.PVs = []devices.Volume{devicestest.Released(v)}
+			h.Refused(c.released)
 		})
 	}
 }
@@ -680,25 +680,25 @@ func TestDiskWithoutIdentityThatWasReplacedIsKept(t *testing.T) {
 		"recorded without knowing": {func(r *devices.Record) { r.Instance = "" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
+			h := newIdentified(t)
 			t.Cleanup(devices.Identify(func(string) string { return "" }))
-			d := w.Disk("disk", 64*mib)
+			d := h.Disk("disk", 64*mib)
 			v := d.Volume("pv")
 			v.Identity = ""
-			w.PVs = []devices.Volume{devicestest.Bound(v)}
-			w.Pass()
-			record, err := w.Records.Get(d.Path)
+			h.PVs = []devices.Volume{devicestest.Bound(v)}
+			h.Pass()
+			record, err := h.Records.Get(d.Path)
 			must.Succeed(t, err)
 			c.change(&record)
-			must.Succeed(t, w.Records.Put(record))
+			must.Succeed(t, h.Records.Put(record))
 			zfsLabels(t, d.Node)
-			w.PVs = []devices.Volume{w.Released(v)}
+			h.PVs = []devices.Volume{h.Released(v)}
 			if !c.cleaned {
 				d.Untouched()
-				w.Refused(devices.NotIdentified)
+				h.Refused(devices.NotIdentified)
 				return
 			}
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Errorf("found %+v, want it cleaned", r)
 			}
 		})
@@ -711,20 +711,20 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 		"not since the boot": {false, false}, "the node was booted": {true, false}, "and one is missing": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
+			h := newIdentified(t)
 			t.Cleanup(devices.Identify(func(string) string { return "" }))
-			a, b := w.Disk("disk-a", 32*mib), w.Disk("disk-b", 32*mib)
+			a, b := h.Disk("disk-a", 32*mib), h.Disk("disk-b", 32*mib)
 			devicestest.Run(t, "mkfs.ext4", "-q", "-F", b.Node)
 			one, other := a.Volume("pv-a"), b.Volume("pv-b")
 			one.Identity, other.Identity = "", ""
-			w.PVs = []devices.Volume{devicestest.Bound(one), devicestest.Bound(other)}
-			w.Pass()
+			h.PVs = []devices.Volume{devicestest.Bound(one), devicestest.Bound(other)}
+			h.Pass()
 			if c.booted {
 				for _, d := range []*devicestest.Disk{a, b} {
-					record, err := w.Records.Get(d.Path)
+					record, err := h.Records.Get(d.Path)
 					must.Succeed(t, err)
 					record.Instance = "another boot/1/7:0"
-					must.Succeed(t, w.Records.Put(record))
+					must.Succeed(t, h.Records.Put(record))
 				}
 				must.Succeed(t, errors.Join(os.Remove(a.Path), os.Symlink(b.Node, a.Path), os.Remove(b.Path)))
 				if !c.gone {
@@ -732,8 +732,8 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 				}
 				b.Untouched()
 			}
-			w.PVs[0] = w.Released(one)
-			r := w.Pass()
+			h.PVs[0] = h.Released(one)
+			r := h.Pass()
 			refused := slices.ContainsFunc(r.Problems, func(p devices.Problem) bool {
 				return p.Path == a.Path && p.Reason == devices.NotIdentified
 			})
@@ -748,37 +748,37 @@ func TestDisksWithoutIdentityThatChangedPlacesAreKept(t *testing.T) {
 func TestDiskWithoutIdentityIsNotCleanedWhereAnotherOneWas(t *testing.T) {
 	cleaning := devices.Record{Bytes: 32 * mib, State: devices.Cleaning, Wipe: devices.WipeZero, Done: 16 * mib, Instance: "another boot/1/7:0",
 		Volume: "pv", ClaimUID: "uid-1"}
-	start := func(t *testing.T) (*devicestest.World, *devicestest.Disk) {
-		w := devicestest.New(t)
+	start := func(t *testing.T) (*devicestest.Harness, *devicestest.Disk) {
+		h := devicestest.New(t)
 		t.Cleanup(devices.UseSmallSteps())
 		t.Cleanup(devices.Identify(func(string) string { return "" }))
-		w.Config.Wipe = devices.WipeZero
-		d := w.Disk("disk", 32*mib)
+		h.Config.Wipe = devices.WipeZero
+		d := h.Disk("disk", 32*mib)
 		record := cleaning
 		record.Path = d.Path
-		must.Succeed(t, w.Records.Put(record))
-		return w, d
+		must.Succeed(t, h.Records.Put(record))
+		return h, d
 	}
 	t.Run("whole", func(t *testing.T) {
-		w, d := start(t)
+		h, d := start(t)
 		d.Untouched()
-		w.Refused(devices.WasBound)
+		h.Refused(devices.WasBound)
 	})
 	t.Run("not with partitions", func(t *testing.T) {
-		w, d := start(t)
+		h, d := start(t)
 		addPartition(t, d.Node)
 		d.Untouched()
-		w.Refused(devices.HasPartitions)
+		h.Refused(devices.HasPartitions)
 	})
 	t.Run("not a partition", func(t *testing.T) {
-		w, d := start(t)
-		part := w.Link("partition", addPartition(t, d.Node))
+		h, d := start(t)
+		part := h.Link("partition", addPartition(t, d.Node))
 		must.Succeed(t, errors.Join(os.Remove(d.Path), os.Rename(part.Path, d.Path)))
 		record := cleaning
 		record.Path, record.Bytes = d.Path, 8*mib
-		must.Succeed(t, w.Records.Put(record))
+		must.Succeed(t, h.Records.Put(record))
 		d.Untouched()
-		w.Refused(devices.IsPartition)
+		h.Refused(devices.IsPartition)
 	})
 }
 
@@ -788,32 +788,32 @@ func TestIdentityOfDiskThatMayBeAnotherIsNotAdopted(t *testing.T) {
 		"not since the boot": {}, "the node was booted": {booted: true}, "an administrator says that it is the same": {true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			identified := devices.Identify(func(string) string { return "" })
 			v := d.Volume("pv")
 			v.Identity = ""
-			w.PVs = []devices.Volume{devicestest.Bound(v)}
-			w.Pass()
+			h.PVs = []devices.Volume{devicestest.Bound(v)}
+			h.Pass()
 			if c.booted {
-				record, err := w.Records.Get(d.Path)
+				record, err := h.Records.Get(d.Path)
 				must.Succeed(t, err)
 				record.Instance = "another boot/1/7:0"
-				must.Succeed(t, w.Records.Put(record))
+				must.Succeed(t, h.Records.Put(record))
 			}
 			identified()
 			if c.said {
-				w.PVs[0].Identity = d.Identity()
+				h.PVs[0].Identity = d.Identity()
 			}
 			refused := c.booted && !c.said
 			if refused {
 				d.Untouched()
-				w.Refused(devices.OtherDevice)
-			} else if r := w.Pass(); !c.said && (len(r.Known) != 1 || r.Known[0].Identity != d.Identity()) || len(r.Problems) > 0 {
+				h.Refused(devices.OtherDevice)
+			} else if r := h.Pass(); !c.said && (len(r.Known) != 1 || r.Known[0].Identity != d.Identity()) || len(r.Problems) > 0 {
 				t.Errorf("found %+v, want its identity", r)
 			}
-			w.PVs[0].Used, w.PVs[0].Released = false, true
-			if r := w.Pass(); refused != (len(r.Cleaned) == 0) {
+			h.PVs[0].Used, h.PVs[0].Released = false, true
+			if r := h.Pass(); refused != (len(r.Cleaned) == 0) {
 				t.Errorf("found %+v, want it cleaned: %t", r, !refused)
 			}
 		})
@@ -831,23 +831,23 @@ func TestDiskIsNotTakenForThatOfVolumeWithoutRecord(t *testing.T) {
 		"with one":                                 {true, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			v := devicestest.Bound(d.Volume("pv"))
 			v.Identity, v.Unidentified = "", c.made
 			if !c.identified {
 				t.Cleanup(devices.Identify(func(string) string { return "" }))
 			}
-			w.PVs = []devices.Volume{v}
+			h.PVs = []devices.Volume{v}
 			if !c.cleaned {
 				d.Untouched()
 			}
-			if r := w.Pass(); (len(r.Problems) > 0) != c.identified || len(r.Known) > 0 == c.made {
+			if r := h.Pass(); (len(r.Problems) > 0) != c.identified || len(r.Known) > 0 == c.made {
 				t.Errorf("found %+v of the bound volume", r)
 			}
-			w.Pass() // what it has noted now is no proof either
-			w.PVs = []devices.Volume{devicestest.Released(v)}
-			if r := w.Pass(); len(r.Cleaned) == 1 != c.cleaned {
+			h.Pass() // what it has noted now is no proof either
+			h.PVs = []devices.Volume{devicestest.Released(v)}
+			if r := h.Pass(); len(r.Cleaned) == 1 != c.cleaned {
 				t.Errorf("found %+v, want it cleaned: %t", r, c.cleaned)
 			}
 		})
@@ -855,17 +855,17 @@ func TestDiskIsNotTakenForThatOfVolumeWithoutRecord(t *testing.T) {
 }
 
 func TestDevicesAreCleanedInTurns(t *testing.T) {
-	w := devicestest.New(t)
+	h := devicestest.New(t)
 	for _, name := range []string{"disk-a", "disk-b"} {
-		w.PVs = append(w.PVs, w.Released(w.Disk(name, 8*mib).Volume(name)))
+		h.PVs = append(h.PVs, h.Released(h.Disk(name, 8*mib).Volume(name)))
 	}
-	release := w.Agent.UseTurns()
-	w.Agent.Pass(w.Request())
-	if r := w.Agent.Pass(w.Request()); len(r.Wiping) != 2 || w.Wiped() > 0 {
-		t.Errorf("found %+v after %d bytes, want both to wait", r, w.Wiped())
+	release := h.Agent.UseTurns()
+	h.Agent.Pass(h.Request())
+	if r := h.Agent.Pass(h.Request()); len(r.Wiping) != 2 || h.Wiped() > 0 {
+		t.Errorf("found %+v after %d bytes, want both to wait", r, h.Wiped())
 	}
 	release()
-	if r := w.Pass(); len(r.Cleaned) != 2 {
+	if r := h.Pass(); len(r.Cleaned) != 2 {
 		t.Errorf("found %+v, want both cleaned", r)
 	}
 }

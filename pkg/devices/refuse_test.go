@@ -24,53 +24,53 @@ import (
 // A device in use is neither offered nor cleaned, whether it has a volume that was released, or none.
 func TestDeviceInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		use  func(t *testing.T, w *devicestest.World, d *devicestest.Disk)
+		use  func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk)
 		want devices.Reason
 	}{
-		"mounted": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"mounted": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 			mount(t, d.Node, t.TempDir())
 		}, devices.Mounted},
-		"mounted in another mount namespace": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"mounted in another mount namespace": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 			mountElsewhere(t, d.Node)
 		}, devices.Mounted},
-		"swap": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"swap": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			devicestest.Run(t, "mkswap", d.Node)
 			swapOn(t, d.Node)
 		}, devices.IsSwap},
-		"held exclusively": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"held exclusively": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			held, err := blockdev.Hold(d.Node)
 			must.Succeed(t, err)
 			t.Cleanup(func() { must.Succeed(t, held.Close()) })
 		}, devices.InUse},
-		"file of a loop device": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"file of a loop device": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			device, err := loopfs.Attach(d.Node)
 			must.Succeed(t, err)
 			t.Cleanup(func() { device.Close() })
 		}, devices.HasLoop},
 		// As kubelet maps a block volume, whether its pod is known to the API or not.
-		"mapped for a pod": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"mapped for a pod": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			mapped := filepath.Join(t.TempDir(), "pod-uid")
 			must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
 			must.Succeed(t, unix.Mount(d.Node, mapped, "", unix.MS_BIND, ""))
 			t.Cleanup(func() { must.Succeed(t, unix.Unmount(mapped, 0)) })
 		}, devices.Mounted},
-		"read-only": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+		"read-only": {func(t *testing.T, h *devicestest.Harness, d *devicestest.Disk) {
 			devicestest.Run(t, "blockdev", "--setro", d.Node)
 			t.Cleanup(func() { devicestest.Run(t, "blockdev", "--setrw", d.Node) })
 		}, devices.ReadOnly},
 	} {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
-				w := devicestest.New(t)
-				d := w.Disk("disk", 32*mib)
+				h := devicestest.New(t)
+				d := h.Disk("disk", 32*mib)
 				if hasVolume {
-					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+					h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 				}
-				c.use(t, w, d)
+				c.use(t, h, d)
 				d.Untouched()
-				w.Refused(c.want)
+				h.Refused(c.want)
 			})
 		}
 	}
@@ -120,23 +120,23 @@ func TestOtherFilesAreNoDevices(t *testing.T) {
 		"a link to itself":   {func(path string) error { return os.Symlink(path, path) }, devices.Gone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			must.Succeed(t, c.make(filepath.Join(w.Dir, "disk")))
+			h := devicestest.New(t)
+			must.Succeed(t, c.make(filepath.Join(h.Dir, "disk")))
 			if c.want == "" {
-				if r := w.Pass(); len(r.Problems)+len(r.Offers) > 0 {
+				if r := h.Pass(); len(r.Problems)+len(r.Offers) > 0 {
 					t.Errorf("found %+v, want nothing: as /dev/mapper/control it can never be offered", r)
 				}
 				return
 			}
-			w.Refused(c.want)
+			h.Refused(c.want)
 		})
 	}
 }
 
 func TestEmptyDeviceIsRefused(t *testing.T) {
-	w := devicestest.New(t)
-	w.Disk("disk", 0)
-	w.Refused(devices.Empty)
+	h := devicestest.New(t)
+	h.Disk("disk", 0)
+	h.Refused(devices.Empty)
 }
 
 // Each signature is made by the program that users have, where Debian has one that runs without a kernel module or a
@@ -164,23 +164,23 @@ func TestDeviceWithSignatureIsKept(t *testing.T) {
 		"ceph_bluestore": {32 * mib, bluestoreLabel},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", c.bytes)
+			h := devicestest.New(t)
+			d := h.Disk("disk", c.bytes)
 			c.make(t, d.Node)
 			d.Untouched()
-			if p := w.Refused(devices.HasSignature); !strings.Contains(p.Detail, name) {
+			if p := h.Refused(devices.HasSignature); !strings.Contains(p.Detail, name) {
 				t.Errorf("the problem is %q, want it to name %s", p.Detail, name)
 			}
 			// Also after a restart, and again and again.
-			w.Restart()
-			w.Refused(devices.HasSignature)
+			h.Restart()
+			h.Refused(devices.HasSignature)
 		})
 		t.Run(name+" that a claim has left", func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", c.bytes)
+			h := devicestest.New(t)
+			d := h.Disk("disk", c.bytes)
 			c.make(t, d.Node)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Errorf("found %+v, want it cleaned", r)
 			}
 			d.WantNoSignature()
@@ -232,46 +232,46 @@ func bluestoreLabel(t *testing.T, node string) {
 }
 
 func TestLinksToOneDeviceMakeOneVolume(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Blank("disk-b", 32*mib)
-	must.Succeed(t, os.Symlink(d.Node, filepath.Join(w.Dir, "disk-a")))
-	must.Succeed(t, os.Mkdir(filepath.Join(w.Dir, "below"), 0o755))
-	must.Succeed(t, os.Symlink(d.Path, filepath.Join(w.Dir, "below", "disk-c")))
-	if o := w.Offered(); o.Name != "local-node-disk-c" {
+	h := devicestest.New(t)
+	d := h.Blank("disk-b", 32*mib)
+	must.Succeed(t, os.Symlink(d.Node, filepath.Join(h.Dir, "disk-a")))
+	must.Succeed(t, os.Mkdir(filepath.Join(h.Dir, "below"), 0o755))
+	must.Succeed(t, os.Symlink(d.Path, filepath.Join(h.Dir, "below", "disk-c")))
+	if o := h.Offered(); o.Name != "local-node-disk-c" {
 		t.Errorf("offered as %s, want the first path", o.Name)
 	}
-	if r := w.Pass(); len(r.Offers) > 0 || len(r.Problems) > 0 || r.Available != 1 {
+	if r := h.Pass(); len(r.Offers) > 0 || len(r.Problems) > 0 || r.Available != 1 {
 		t.Errorf("then %+v, want one volume and nothing else", r)
 	}
 }
 
 // The upstream program makes two volumes of two links: none of them may be cleaned while the other is used.
 func TestDeviceOfTwoVolumesIsNotCleaned(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk-a", 32*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk-a", 32*mib)
 	second := devicestest.Bound(d.Volume("pv-b"))
-	second.Path = filepath.Join(w.Dir, "disk-b")
+	second.Path = filepath.Join(h.Dir, "disk-b")
 	must.Succeed(t, os.Symlink(d.Node, second.Path))
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv-a")), second}
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv-a")), second}
 	d.Untouched()
-	r := w.Pass()
+	r := h.Pass()
 	if len(r.Problems) != 2 || r.Problems[0].Reason != devices.Twice || len(r.Cleaned) > 0 || len(r.Wiping) > 0 {
 		t.Errorf("found %+v, want two problems and nothing cleaned", r)
 	}
 }
 
 func TestDiskAndItsPartitionsAreNotBothOffered(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 32*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 32*mib)
 	node := addPartition(t, d.Node)
 	d.Untouched()
-	if p := w.Refused(devices.HasPartitions); p.Path != d.Path {
+	if p := h.Refused(devices.HasPartitions); p.Path != d.Path {
 		t.Errorf("refused is %s", p.Path)
 	}
 	// Now the disk is a volume in use, and its user makes a partition of it.
-	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
 	must.Succeed(t, os.Symlink(node, d.Path+"-part1"))
-	if p := w.Refused(devices.DiskInUse); p.Path != d.Path+"-part1" {
+	if p := h.Refused(devices.DiskInUse); p.Path != d.Path+"-part1" {
 		t.Errorf("refused is %s", p.Path)
 	}
 }
@@ -286,14 +286,14 @@ func TestDiskIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
 		"both released":      {devicestest.Released, devicestest.Released},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", 32*mib)
+			h := devicestest.New(t)
+			d := h.Disk("disk", 32*mib)
 			partition := d.Volume("pv-part")
 			partition.Path, partition.Bytes, partition.Identity = d.Path+"-part1", 8*mib, d.Identity()+"#1"
 			must.Succeed(t, os.Symlink(addPartition(t, d.Node), partition.Path))
-			w.PVs = []devices.Volume{c.disk(d.Volume("pv")), c.partition(partition)}
+			h.PVs = []devices.Volume{c.disk(d.Volume("pv")), c.partition(partition)}
 			d.Untouched()
-			r := w.Pass()
+			r := h.Pass()
 			if len(r.Problems) == 0 || r.Problems[0].Reason != devices.Twice || len(r.Cleaned) > 0 || len(r.Wiping) > 0 {
 				t.Errorf("found %+v, want a problem and nothing cleaned", r)
 			}
@@ -303,55 +303,55 @@ func TestDiskIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
 
 // Nor is a disk that is to be cleaned, but has lost its own volume.
 func TestDiskWithoutVolumeIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
-	w := newIdentified(t)
-	d := w.Disk("disk", 32*mib)
+	h := newIdentified(t)
+	d := h.Disk("disk", 32*mib)
 	partition := d.Volume("pv-part")
 	partition.Path, partition.Bytes, partition.Identity = d.Path+"-part1", 8*mib, d.Identity()+"#1"
 	must.Succeed(t, os.Symlink(addPartition(t, d.Node), partition.Path))
-	w.PVs = []devices.Volume{partition}
-	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "backing_file=" + d.Image, State: devices.Cleaning,
+	h.PVs = []devices.Volume{partition}
+	must.Succeed(t, h.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "backing_file=" + d.Image, State: devices.Cleaning,
 		Volume: "pv", ClaimUID: "uid-1"}))
 	d.Untouched()
-	if p := w.Refused(devices.HasPartitions); p.Path != d.Path || !strings.Contains(p.Detail, "pv-part") {
+	if p := h.Refused(devices.HasPartitions); p.Path != d.Path || !strings.Contains(p.Detail, "pv-part") {
 		t.Errorf("the problem is %+v, want one of the disk that names the volume", p)
 	}
 }
 
 // What the last user of a disk has made of it does not keep it from being cleaned.
 func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 32*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 32*mib)
 	partitionTable(t, d.Node, "gpt")
 	addPartition(t, d.Node)
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
 	d.WantNoSignature()
-	w.PVs = nil
-	w.Offered()
+	h.PVs = nil
+	h.Offered()
 }
 
 // A loop device on another part of the disk is opened by no process exclusively.
 func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 	for name, ofPartition := range map[string]bool{"on a partition of the released disk": true, "on the disk of the new partition": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
 			partition := deviceNode(t, addPartition(t, d.Node))
 			d.Untouched()
 			user := d.Node
 			if ofPartition {
 				user = partition
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			} else {
 				must.Succeed(t, errors.Join(os.Remove(d.Path), os.Symlink(partition, d.Path)))
-				must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity() + "#1", State: devices.Clean}))
+				must.Succeed(t, h.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity() + "#1", State: devices.Clean}))
 			}
 			device, err := loopfs.Attach(user)
 			must.Succeed(t, err)
 			t.Cleanup(func() { device.Close() })
-			w.Refused(devices.HasLoop)
+			h.Refused(devices.HasLoop)
 		})
 	}
 }
@@ -360,41 +360,41 @@ func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
 func TestLoopDeviceOnSameFileIsUser(t *testing.T) {
 	for name, apart := range map[string]bool{"by another path": false, "on another part of it": true} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", 32*mib)
+			h := devicestest.New(t)
+			d := h.Disk("disk", 32*mib)
 			other := d.Image + " by another name"
 			must.Succeed(t, os.Link(d.Image, other))
 			if apart {
 				must.Succeed(t, os.Truncate(other, 64*mib))
-				moveTo(t, w.Attach("other", other).Node, 32*mib)
+				moveTo(t, h.Attach("other", other).Node, 32*mib)
 			} else {
-				w.Attach("other", other)
+				h.Attach("other", other)
 			}
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			if apart {
-				if r := w.Pass(); len(r.Cleaned) != 1 {
+				if r := h.Pass(); len(r.Cleaned) != 1 {
 					t.Errorf("found %+v, want it cleaned", r)
 				}
 				return
 			}
 			d.Untouched()
-			w.Refused(devices.HasLoop)
+			h.Refused(devices.HasLoop)
 		})
 	}
 }
 
 // As kubelet maps a block volume that a provisioner has made of a partition.
 func TestPartitionMappedForPodKeepsDisk(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 32*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 32*mib)
 	partition := deviceNode(t, addPartition(t, d.Node))
 	d.Untouched()
 	mapped := filepath.Join(t.TempDir(), "pod-uid")
 	must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
 	must.Succeed(t, unix.Mount(partition, mapped, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(mapped, 0)) })
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	w.Refused(devices.Mounted)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	h.Refused(devices.Mounted)
 }
 
 // Two paths to one disk that no multipath device joins are as two disks to the kernel: neither an exclusive open nor a mount of
@@ -415,14 +415,14 @@ func TestPathsToOneDiskAreRefused(t *testing.T) {
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			a := w.Disk(c.links[0], 8*mib)
-			b := w.Attach(c.links[1], a.Image)
+			h := devicestest.New(t)
+			a := h.Disk(c.links[0], 8*mib)
+			b := h.Attach(c.links[1], a.Image)
 			a.Untouched()
 			if c.volumes != nil {
-				w.PVs = c.volumes(a.Volume("pv-a"), b.Volume("pv-b"))
+				h.PVs = c.volumes(a.Volume("pv-a"), b.Volume("pv-b"))
 			}
-			r := w.Pass()
+			r := h.Pass()
 			if len(r.Problems) != c.want || len(r.Offers) > 0 || len(r.Cleaned) > 0 {
 				t.Fatalf("found %+v, want %d problems", r, c.want)
 			}
@@ -440,44 +440,44 @@ func TestPathsToOneDiskAreRefused(t *testing.T) {
 // What is done by the other path need not look the same there: its partitions or its size may not have been read since they changed.
 func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 	data := "label: gpt\nstart=8MiB, size=8MiB, type=" + dataType + "\n"
-	for name, build := range map[string]func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk){
-		"of another size": func(t *testing.T, w *devicestest.World) (d, _ *devicestest.Disk) {
-			d = w.Blank("disk", 8*mib)
+	for name, build := range map[string]func(t *testing.T, h *devicestest.Harness) (d, whole *devicestest.Disk){
+		"of another size": func(t *testing.T, h *devicestest.Harness) (d, _ *devicestest.Disk) {
+			d = h.Blank("disk", 8*mib)
 			must.Succeed(t, os.Truncate(d.Image, 16*mib))
 			return d, d
 		},
-		"of another part": func(t *testing.T, w *devicestest.World) (d, _ *devicestest.Disk) {
-			d = w.Blank("disk", 8*mib)
+		"of another part": func(t *testing.T, h *devicestest.Harness) (d, _ *devicestest.Disk) {
+			d = h.Blank("disk", 8*mib)
 			return d, d
 		},
-		"without partitions": func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk) {
-			whole, parts := partitioned(t, w, data, 1)
-			d = w.Link("disk-part1", parts[0])
+		"without partitions": func(t *testing.T, h *devicestest.Harness) (d, whole *devicestest.Disk) {
+			whole, parts := partitioned(t, h, data, 1)
+			d = h.Link("disk-part1", parts[0])
 			d.Image = whole.Image
 			return d, whole
 		},
 	} {
 		for _, released := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: ", released", false: ""}[released], func(t *testing.T) {
-				w := newIdentified(t)
-				w.Config.Partitions = devices.OfferPartitions
-				d, whole := build(t, w)
+				h := newIdentified(t)
+				h.Config.Partitions = devices.OfferPartitions
+				d, whole := build(t, h)
 				if released {
 					v := d.Volume("pv")
 					if d != whole {
 						v.Identity = whole.Identity() + "#1"
 					}
-					w.PVs = []devices.Volume{devicestest.Bound(v)}
-					w.Pass()
-					w.PVs = []devices.Volume{w.Released(v)}
+					h.PVs = []devices.Volume{devicestest.Bound(v)}
+					h.Pass()
+					h.PVs = []devices.Volume{h.Released(v)}
 				}
-				other := w.Attach("other", whole.Image)
+				other := h.Attach("other", whole.Image)
 				if name == "of another part" {
 					moveTo(t, other.Node, mib)
 				}
 				devicestest.With(t, `exec 3<>"$1"`, other.Node)
 				d.Untouched()
-				w.Refused(devices.Twice)
+				h.Refused(devices.Twice)
 			})
 		}
 	}
@@ -500,15 +500,15 @@ func TestMissingDeviceKeepsVolume(t *testing.T) {
 		"available": func(v devices.Volume) devices.Volume { return v }, "bound": devicestest.Bound, "released": devicestest.Released,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := devicestest.New(t)
-			d := w.Disk("disk", 32*mib)
-			w.PVs = []devices.Volume{change(d.Volume("pv"))}
+			h := devicestest.New(t)
+			d := h.Disk("disk", 32*mib)
+			h.PVs = []devices.Volume{change(d.Volume("pv"))}
 			must.Succeed(t, os.Remove(d.Path))
-			if p := w.Refused(devices.Gone); p.Volume != "pv" {
+			if p := h.Refused(devices.Gone); p.Volume != "pv" {
 				t.Errorf("the problem is %+v, want one of the volume", p)
 			}
 			must.Succeed(t, os.Symlink("/dev/none", d.Path))
-			if p := w.Refused(devices.Gone); p.Volume != "pv" {
+			if p := h.Refused(devices.Gone); p.Volume != "pv" {
 				t.Errorf("with a dangling link the problem is %+v, want one of the volume", p)
 			}
 		})
@@ -517,8 +517,8 @@ func TestMissingDeviceKeepsVolume(t *testing.T) {
 
 // A path that leads to another device than it just did is not followed.
 func TestDeviceIsHeldByNumber(t *testing.T) {
-	w := devicestest.New(t)
-	first, second := w.Disk("disk-1", mib), w.Disk("disk-2", mib)
+	h := devicestest.New(t)
+	first, second := h.Disk("disk-1", mib), h.Disk("disk-2", mib)
 	number, err := blockdev.At(first.Path)
 	must.Succeed(t, err)
 	must.Succeed(t, errors.Join(os.Remove(first.Path), os.Symlink(second.Node, first.Path)))
@@ -535,8 +535,8 @@ func TestDeviceIsHeldByNumber(t *testing.T) {
 
 // A process that begins to use a device between the check and the exclusive open is seen by the check that follows.
 func TestCheckIsRepeatedWithDeviceHeld(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", mib)
 	number, err := blockdev.At(d.Path)
 	must.Succeed(t, err)
 	mapped := filepath.Join(t.TempDir(), "pod-uid")
@@ -558,39 +558,39 @@ func TestCheckIsRepeatedWithDeviceHeld(t *testing.T) {
 func TestReplacedDiskIsNotCleaned(t *testing.T) {
 	for name, other := range map[string]int64{"of the same size": 32 * mib, "of another size": 64 * mib} {
 		t.Run(name, func(t *testing.T) {
-			w := newIdentified(t)
-			d := w.Disk("disk", 32*mib)
-			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
-			if r := w.Pass(); r.Available != 1 {
+			h := newIdentified(t)
+			d := h.Disk("disk", 32*mib)
+			h.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			if r := h.Pass(); r.Available != 1 {
 				t.Fatalf("found %+v", r)
 			}
 			must.Succeed(t, os.Remove(d.Path))
-			other := w.Disk("disk2", other)
+			other := h.Disk("disk2", other)
 			must.Succeed(t, os.Rename(other.Path, d.Path))
 			other.Untouched()
-			w.Refused(devices.OtherDevice)
-			w.PVs = []devices.Volume{w.Released(w.PVs[0])}
-			w.Refused(devices.OtherDevice)
+			h.Refused(devices.OtherDevice)
+			h.PVs = []devices.Volume{h.Released(h.PVs[0])}
+			h.Refused(devices.OtherDevice)
 		})
 	}
 }
 
 // Checked again at each poll, a refused device stays refused meanwhile.
 func TestRefusedDeviceIsCheckedAgain(t *testing.T) {
-	w := devicestest.New(t)
-	d := w.Disk("disk", 8*mib)
+	h := devicestest.New(t)
+	d := h.Disk("disk", 8*mib)
 	devicestest.Run(t, "mkswap", d.Node)
-	w.Refused(devices.HasSignature)
-	again := w.Request()
+	h.Refused(devices.HasSignature)
+	again := h.Request()
 	again.Retry = true
 	for range 3 {
-		if r := w.Agent.Pass(again); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HasSignature {
+		if r := h.Agent.Pass(again); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HasSignature {
 			t.Errorf("found %+v while it is checked, want it refused", r)
 		}
 	}
-	w.Refused(devices.HasSignature) // The check that runs has ended before wipefs opens the device.
+	h.Refused(devices.HasSignature) // The check that runs has ended before wipefs opens the device.
 	devicestest.Run(t, "wipefs", "--all", d.Node)
-	w.Refused(devices.HasData)
+	h.Refused(devices.HasData)
 	devicestest.Run(t, "blkdiscard", "--zeroout", d.Node)
-	w.Offered()
+	h.Offered()
 }

@@ -13,7 +13,7 @@ import (
 const sharedDisk, reservation = "wwid=naa.600a", "naa.600a"
 
 // twoNodes see one disk by the two devices, and an API that has no volume of it yet.
-func twoNodes(t *testing.T) (a, b *devicestest.World, seenByA, seenByB *devicestest.Disk) {
+func twoNodes(t *testing.T) (a, b *devicestest.Harness, seenByA, seenByB *devicestest.Disk) {
 	t.Helper()
 	t.Cleanup(devices.Identify(func(string) string { return sharedDisk }))
 	a, b = devicestest.New(t), devicestest.New(t)
@@ -43,9 +43,9 @@ func TestDiskIsOfferedByOneOfTwoNodes(t *testing.T) {
 }
 
 func TestReservedDiskIsGivenUp(t *testing.T) {
-	for name, end := range map[string]func(w *devicestest.World, d *devicestest.Disk){
-		"it is not selected any more": func(w *devicestest.World, _ *devicestest.Disk) { w.Config.DeviceDir = w.TempDir() },
-		"another node has made a volume meanwhile": func(w *devicestest.World, d *devicestest.Disk) {
+	for name, end := range map[string]func(w *devicestest.Harness, d *devicestest.Disk){
+		"it is not selected any more": func(w *devicestest.Harness, _ *devicestest.Disk) { w.Config.DeviceDir = w.TempDir() },
+		"another node has made a volume meanwhile": func(w *devicestest.Harness, d *devicestest.Disk) {
 			w.API = func() ([]devices.Volume, error) {
 				return []devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: sharedDisk}}, nil
 			}

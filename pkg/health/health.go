@@ -126,9 +126,6 @@ type Facts struct {
 	// InlineUnpublished: the volume lives as long as its publication, and has none, although it
 	// was made long ago.
 	InlineUnpublished bool
-	// Contender is another driver that is configured with the pool, which is not shared; empty
-	// for none.
-	Contender string
 	// Unenforced: the kernel does not keep the volume's size, and what is reported of its
 	// space is the whole pool's.
 	Unenforced bool
@@ -241,8 +238,6 @@ func (f Facts) ofContent() []Condition {
 // remark is what is said of a volume that is in order.
 func (f Facts) remark() Condition {
 	switch {
-	case f.Contender != "":
-		return Condition{Message: fmt.Sprintf("in order; but another driver is configured with the pool, which is not shared, and waits for it: %s", f.Contender)}
 	case f.Unsearched != nil:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
 	case f.Strays.Unseen > 0:

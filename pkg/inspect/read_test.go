@@ -40,95 +40,97 @@ const (
 	requiredPool = `[{"name":"local","path":"pool","enforcement":"required"}]`
 )
 
-// A bench is a node with pools, and a driver that serves them.
-type bench struct {
+// A harness is a node with pools, and a driver that serves them.
+type harness struct {
 	*pool.Set
 	*pooltest.Node
 	t *testing.T
 }
 
-func newBench(t *testing.T, root string) *bench { return &bench{t: t, Node: pooltest.New(t, root)} }
+func newHarness(t *testing.T, root string) *harness {
+	return &harness{t: t, Node: pooltest.New(t, root)}
+}
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
-func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
+func inBubble(t *testing.T, test func(t *testing.T, h *harness)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start("node-1", localPool)
-		test(t, b)
+		h := newHarness(t, t.TempDir())
+		h.start("node-1", localPool)
+		test(t, h)
 	})
 }
 
 // withQuota is inBubble with a quota of each kind.
-func withQuota(t *testing.T, test func(t *testing.T, b *bench)) {
+func withQuota(t *testing.T, test func(t *testing.T, h *harness)) {
 	t.Helper()
 	for _, kind := range []quota.Kind{quota.XFS, quota.Btrfs} {
 		t.Run(string(kind), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				b.Quota = &quotatest.Fake{As: kind}
-				b.start("node-1", requiredPool)
-				test(t, b)
+				h := newHarness(t, t.TempDir())
+				h.Quota = &quotatest.Fake{As: kind}
+				h.start("node-1", requiredPool)
+				test(t, h)
 			})
 		})
 	}
 }
 
-func (b *bench) start(node, datadir string) {
-	b.t.Helper()
-	b.Set = b.Start(b.Configs(datadir), b.Options(node))
-	must.Succeed(b.t, b.Wait(b.t.Context()))
+func (h *harness) start(node, datadir string) {
+	h.t.Helper()
+	h.Set = h.Start(h.Configs(datadir), h.Options(node))
+	must.Succeed(h.t, h.Wait(h.t.Context()))
 	synctest.Wait()
 }
 
 // later lets time pass, so that pools are checked again.
-func (b *bench) later(d time.Duration) {
+func (h *harness) later(d time.Duration) {
 	time.Sleep(d) // the bubble's time
 	synctest.Wait()
 }
 
-func (b *bench) create(name string, bytes int64) { b.createAs(volume.ModeMount, name, bytes) }
+func (h *harness) create(name string, bytes int64) { h.createAs(volume.ModeMount, name, bytes) }
 
-func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
-	b.t.Helper()
-	must.Succeed(b.t, must.Err(b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})))
+func (h *harness) createAs(mode volume.Mode, name string, bytes int64) {
+	h.t.Helper()
+	must.Succeed(h.t, must.Err(h.Create(h.t.Context(), pool.Request{ID: pooltest.ID(h.t, name), Range: volume.Range{Required: bytes}, Mode: mode})))
 }
 
-func (b *bench) publish(mode volume.Mode, name, target string) {
-	b.t.Helper()
-	must.Succeed(b.t, b.Publications().Publish(b.t.Context(), pool.Publication{ID: pooltest.ID(b.t, name), Target: b.Target(target), Mode: mode, MultiNode: true}))
+func (h *harness) publish(mode volume.Mode, name, target string) {
+	h.t.Helper()
+	must.Succeed(h.t, h.Publications().Publish(h.t.Context(), pool.Publication{ID: pooltest.ID(h.t, name), Target: h.Target(target), Mode: mode, MultiNode: true}))
 }
 
-func (b *bench) open(name string) *dir.Dir {
-	b.t.Helper()
-	d := must.Value(dir.Open(b.Path("pool", name)))(b.t)
-	b.t.Cleanup(func() { _ = d.Close() })
+func (h *harness) open(name string) *dir.Dir {
+	h.t.Helper()
+	d := must.Value(dir.Open(h.Path("pool", name)))(h.t)
+	h.t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
-func (b *bench) write(name string, bytes int64) error { return b.Quota.Write(b.open(name), bytes) }
+func (h *harness) write(name string, bytes int64) error { return h.Quota.Write(h.open(name), bytes) }
 
-func (b *bench) carried(name string) quota.ID {
-	b.t.Helper()
-	id := must.Value(b.Quota.IDOf(b.open(name)))(b.t)
+func (h *harness) carried(name string) quota.ID {
+	h.t.Helper()
+	id := must.Value(h.Quota.IDOf(h.open(name)))(h.t)
 	return id
 }
 
 // condition is what the driver answers.
-func (b *bench) condition(name string) health.Condition {
-	b.t.Helper()
-	v := must.Value(b.Volume(b.t.Context(), pooltest.ID(b.t, name)))(b.t)
+func (h *harness) condition(name string) health.Condition {
+	h.t.Helper()
+	v := must.Value(h.Volume(h.t.Context(), pooltest.ID(h.t, name)))(h.t)
 	return v.Condition
 }
 
-// see inspects the first pool of a configuration, while the driver of the bench runs.
-func (b *bench) see(datadir string) inspect.Pool { return b.seeAs("node-1", datadir) }
+// see inspects the first pool of a configuration, while the driver of the harness runs.
+func (h *harness) see(datadir string) inspect.Pool { return h.seeAs("node-1", datadir) }
 
-func (b *bench) seeAs(node, datadir string) inspect.Pool {
-	b.t.Helper()
-	o := b.Options(node)
-	report := inspect.Run(b.t.Context(), b.Configs(datadir), inspect.Options{
-		Node: o.Node, Mounts: b.Mounts, Devices: o.Devices, Dev: o.Dev,
+func (h *harness) seeAs(node, datadir string) inspect.Pool {
+	h.t.Helper()
+	o := h.Options(node)
+	report := inspect.Run(h.t.Context(), h.Configs(datadir), inspect.Options{
+		Node: o.Node, Mounts: h.Mounts, Devices: o.Devices, Dev: o.Dev,
 		SystemPath: o.SystemPath, DetectQuota: o.DetectQuota, CountErrors: o.CountErrors,
 	})
 	return report.Pools[0]
@@ -164,32 +166,32 @@ func tree(t *testing.T, root string) map[string]string {
 	return all
 }
 
-func (b *bench) uid(name string) string {
-	b.t.Helper()
-	data := must.Value(os.ReadFile(b.Own("volumes", name+".json")))(b.t)
+func (h *harness) uid(name string) string {
+	h.t.Helper()
+	data := must.Value(os.ReadFile(h.Own("volumes", name+".json")))(h.t)
 	var record struct{ UID string }
-	must.Succeed(b.t, json.Unmarshal(data, &record))
+	must.Succeed(h.t, json.Unmarshal(data, &record))
 	return record.UID
 }
 
 func TestInspect_agreesWithDriver(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 10*mib)
-		b.create("pvc-2", 20*mib)
-		must.Succeed(t, b.write("pvc-1", 3*mib))
-		b.publish(volume.ModeMount, "pvc-1", "a")
-		must.Succeed(t, os.Mkdir(b.Path("pool", "by-hand"), 0o755))
-		b.later(time.Minute)
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 10*mib)
+		h.create("pvc-2", 20*mib)
+		must.Succeed(t, h.write("pvc-1", 3*mib))
+		h.publish(volume.ModeMount, "pvc-1", "a")
+		must.Succeed(t, os.Mkdir(h.Path("pool", "by-hand"), 0o755))
+		h.later(time.Minute)
 
-		v := b.see(requiredPool)
-		if v.Abnormal || v.Quota != string(b.Quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
+		v := h.see(requiredPool)
+		if v.Abnormal || v.Quota != string(h.Quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
 			t.Errorf("the pool is seen as %+v, want it in order and enforced", v)
 		}
-		capacity := must.Value(b.Capacity(t.Context(), volume.PoolName{}, false))(t)
+		capacity := must.Value(h.Capacity(t.Context(), volume.PoolName{}, false))(t)
 		if *v.PromisedBytes != 30*mib || *v.AvailableBytes != capacity {
 			t.Errorf("%d bytes are seen as promised and %d as available, want %d and %d", *v.PromisedBytes, *v.AvailableBytes, 30*mib, capacity)
 		}
-		page, _ := b.List(t.Context(), volume.ID{}, 10)
+		page, _ := h.List(t.Context(), volume.ID{}, 10)
 		for i, listed := range page {
 			seen := v.Volumes[i]
 			if seen.ID != listed.ID.String() || seen.Mode != string(listed.Mode) || seen.Enforced != listed.Enforced || seen.Lost != listed.Lost ||
@@ -199,10 +201,10 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 			}
 		}
 		first := v.Volumes[1]
-		if *first.LimitBytes != 10*mib || *first.UsedBytes < 3*mib || *first.UsedBytes > 4*mib || first.QuotaID != uint64(b.carried("pvc-1")) {
+		if *first.LimitBytes != 10*mib || *first.UsedBytes < 3*mib || *first.UsedBytes > 4*mib || first.QuotaID != uint64(h.carried("pvc-1")) {
 			t.Errorf("the volume is seen as %+v, want its limit, use and id", first)
 		}
-		if len(first.Published) != 1 || first.Published[0].Path != b.Path("pods", "a") {
+		if len(first.Published) != 1 || first.Published[0].Path != h.Path("pods", "a") {
 			t.Errorf("the volume is seen as published at %+v", first.Published)
 		}
 		if hand := v.Volumes[0]; hand.Recorded || hand.Abnormal || !strings.Contains(hand.Condition, "has no record") {
@@ -212,34 +214,34 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 }
 
 // wrong are ways in which a volume pvc-1 is not in order.
-var wrong = map[string]func(t *testing.T, b *bench){
-	"its directory is lost": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("aside")))
+var wrong = map[string]func(t *testing.T, h *harness){
+	"its directory is lost": func(t *testing.T, h *harness) {
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Path("aside")))
 	},
-	"its limit is another": func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 3 * mib}))
+	"its limit is another": func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: 3 * mib}))
 	},
-	"its record is torn": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(`{"version":1,"id":"pvc`), 0o600))
+	"its record is torn": func(t *testing.T, h *harness) {
+		must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte(`{"version":1,"id":"pvc`), 0o600))
 	},
-	"its record is of a newer version": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(`{"version":7}`), 0o600))
+	"its record is of a newer version": func(t *testing.T, h *harness) {
+		must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-1.json"), []byte(`{"version":7}`), 0o600))
 	},
-	"it is full": func(t *testing.T, b *bench) { must.Succeed(t, b.write("pvc-1", mib)) },
+	"it is full": func(t *testing.T, h *harness) { must.Succeed(t, h.write("pvc-1", mib)) },
 }
 
 func TestInspect_conditionIsThatOfDriver(t *testing.T) {
 	for name, spoil := range wrong {
 		t.Run(name, func(t *testing.T) {
-			withQuota(t, func(t *testing.T, b *bench) {
-				b.create("pvc-1", mib)
-				b.create("pvc-2", mib)
-				spoil(t, b)
-				v := b.see(localPool)
+			withQuota(t, func(t *testing.T, h *harness) {
+				h.create("pvc-1", mib)
+				h.create("pvc-2", mib)
+				spoil(t, h)
+				v := h.see(localPool)
 				if len(v.Volumes) != 2 || !v.Volumes[0].Abnormal || v.Volumes[1].Abnormal {
 					t.Fatalf("the pool is seen as %+v, want pvc-1 abnormal and pvc-2 in order", v)
 				}
-				if diff := cmp.Diff(b.condition("pvc-1"), conditionOf(v.Volumes[0])); diff != "" {
+				if diff := cmp.Diff(h.condition("pvc-1"), conditionOf(v.Volumes[0])); diff != "" {
 					t.Errorf("the driver says something else (-driver +view):\n%s", diff)
 				}
 			})
@@ -248,12 +250,12 @@ func TestInspect_conditionIsThatOfDriver(t *testing.T) {
 }
 
 func TestInspect_errorsOfTheFilesystem(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.Errors.Store(3)
-		b.later(10 * time.Second) // the next check
-		p := b.see(localPool)
-		if p.Reason != string(health.FilesystemErrors) || conditionOf(only(t, p)) != b.condition("pvc-1") {
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		h.Errors.Store(3)
+		h.later(10 * time.Second) // the next check
+		p := h.see(localPool)
+		if p.Reason != string(health.FilesystemErrors) || conditionOf(only(t, p)) != h.condition("pvc-1") {
 			t.Errorf("seen as %+v, want the condition of pool and volume to report the errors", p)
 		}
 	})
@@ -261,37 +263,37 @@ func TestInspect_errorsOfTheFilesystem(t *testing.T) {
 
 func TestInspect_unreadablePool(t *testing.T) {
 	for name, c := range map[string]struct {
-		make func(t *testing.T, b *bench)
+		make func(t *testing.T, h *harness)
 		says string
 	}{
-		"a path that does not exist": {func(*testing.T, *bench) {}, "no such file"},
-		"a bare directory":           {func(t *testing.T, b *bench) { must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755)) }, "no driver has served it yet"},
-		"a layout without its format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
+		"a path that does not exist": {func(*testing.T, *harness) {}, "no such file"},
+		"a bare directory":           {func(t *testing.T, h *harness) { must.Succeed(t, os.Mkdir(h.Path("pool"), 0o755)) }, "no driver has served it yet"},
+		"a layout without its format": {func(t *testing.T, h *harness) {
+			must.Succeed(t, os.MkdirAll(h.Own("volumes"), 0o700))
 		}, "no driver has served it yet"},
-		"an unknown format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
-			must.Succeed(t, os.WriteFile(b.Own("format"), []byte(`{"version":9}`), 0o600))
+		"an unknown format": {func(t *testing.T, h *harness) {
+			must.Succeed(t, os.MkdirAll(h.Own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(h.Own("format"), []byte(`{"version":9}`), 0o600))
 		}, "has version 9"},
-		"a torn format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
-			must.Succeed(t, os.WriteFile(b.Own("format"), []byte(`{"ver`), 0o600))
+		"a torn format": {func(t *testing.T, h *harness) {
+			must.Succeed(t, os.MkdirAll(h.Own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(h.Own("format"), []byte(`{"ver`), 0o600))
 		}, "is unreadable"},
-		"a link in the place of the layout": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Path("pool"), 0o700))
-			must.Succeed(t, os.Symlink("/", b.Own()))
+		"a link in the place of the layout": {func(t *testing.T, h *harness) {
+			must.Succeed(t, os.MkdirAll(h.Path("pool"), 0o700))
+			must.Succeed(t, os.Symlink("/", h.Own()))
 		}, "not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				c.make(t, b)
-				before := tree(t, b.Root)
-				v := b.see(localPool)
+				h := newHarness(t, t.TempDir())
+				c.make(t, h)
+				before := tree(t, h.Root)
+				v := h.see(localPool)
 				if v.Readable || !health.Reason(v.Reason).OfPool() || !strings.Contains(v.Condition, c.says) {
 					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
 				}
-				if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
+				if diff := cmp.Diff(before, tree(t, h.Root)); diff != "" {
 					t.Errorf("inspecting changed (-before +after):\n%s", diff)
 				}
 			})
@@ -300,22 +302,22 @@ func TestInspect_unreadablePool(t *testing.T) {
 }
 
 func TestInspect_changesNothing(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
-		b.publish(volume.ModeBlock, "disk-1", "d")
-		b.create("pvc-2", mib)
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Path("aside")))
-		must.Succeed(t, b.Close(t.Context())) // so that nothing else does
-		must.Succeed(t, os.RemoveAll(b.Own("trash", "node-1")))
-		must.Succeed(t, os.MkdirAll(b.Own("creating", "node-1", "pvc-9"), 0o700))
-		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-2", "pvc-8.abc"), 0o700))
-		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
-		before := tree(t, b.Root)
-		if v := b.see(localPool); health.Reason(v.Reason).OfPool() || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		h.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		h.publish(volume.ModeBlock, "disk-1", "d")
+		h.create("pvc-2", mib)
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-2"), h.Path("aside")))
+		must.Succeed(t, h.Close(t.Context())) // so that nothing else does
+		must.Succeed(t, os.RemoveAll(h.Own("trash", "node-1")))
+		must.Succeed(t, os.MkdirAll(h.Own("creating", "node-1", "pvc-9"), 0o700))
+		must.Succeed(t, os.MkdirAll(h.Own("trash", "node-2", "pvc-8.abc"), 0o700))
+		must.Succeed(t, os.WriteFile(h.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+		before := tree(t, h.Root)
+		if v := h.see(localPool); health.Reason(v.Reason).OfPool() || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
 			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in creating/ and in trash/", v)
 		}
-		if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
+		if diff := cmp.Diff(before, tree(t, h.Root)); diff != "" {
 			t.Errorf("inspecting changed (-before +after):\n%s", diff)
 		}
 	})
@@ -324,24 +326,24 @@ func TestInspect_changesNothing(t *testing.T) {
 // What another process is about to make or to remove has its record before and after
 // its directory.
 func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
-	for name, half := range map[string]func(t *testing.T, b *bench){
-		"being made": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
+	for name, half := range map[string]func(t *testing.T, h *harness){
+		"being made": func(t *testing.T, h *harness) {
+			must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Own("creating", "node-1", "pvc-1")))
 		},
-		"being made by another node": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.Own("creating", "node-2"), 0o700))
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-2", "pvc-1")))
+		"being made by another node": func(t *testing.T, h *harness) {
+			must.Succeed(t, os.MkdirAll(h.Own("creating", "node-2"), 0o700))
+			must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Own("creating", "node-2", "pvc-1")))
 		},
-		"being removed": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+b.uid("pvc-1"))))
+		"being removed": func(t *testing.T, h *harness) {
+			must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Own("trash", "node-1", "pvc-1."+h.uid("pvc-1"))))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bench) {
-				b.create("pvc-1", mib)
-				must.Succeed(t, b.Close(t.Context()))
-				half(t, b)
-				v := b.see(localPool)
+			inBubble(t, func(t *testing.T, h *harness) {
+				h.create("pvc-1", mib)
+				must.Succeed(t, h.Close(t.Context()))
+				half(t, h)
+				v := h.see(localPool)
 				if len(v.Volumes) > 0 || len(v.Creating)+len(v.Trash) != 1 {
 					t.Fatalf("the pool is seen as %+v, want no volume and one leftover", v)
 				}
@@ -352,8 +354,8 @@ func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 				}
 				// After so long it is not about to happen any more. The bubble's clock
 				// begins before the times of files.
-				time.Sleep(time.Until(changed(t, b.Own())) + 25*time.Hour + time.Minute)
-				v = b.see(localPool)
+				time.Sleep(time.Until(changed(t, h.Own())) + 25*time.Hour + time.Minute)
+				v = h.see(localPool)
 				for _, l := range append(v.Creating, v.Trash...) {
 					if !l.Abnormal || !strings.HasPrefix(l.Condition, "unchanged for 25h") {
 						t.Errorf("%+v is not seen as abnormal", l)
@@ -366,17 +368,17 @@ func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 
 // A copy of a large volume takes longer than any call.
 func TestInspect_longCopy(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.MkdirAll(b.Own("creating", "node-1", "~daily", "a", "b"), 0o700))
-		time.Sleep(time.Until(changed(t, b.Own("creating", "node-1", "~daily"))) + time.Hour)
-		if l := b.see(localPool).Creating; len(l) != 1 || !l[0].Abnormal {
+	inBubble(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
+		must.Succeed(t, os.MkdirAll(h.Own("creating", "node-1", "~daily", "a", "b"), 0o700))
+		time.Sleep(time.Until(changed(t, h.Own("creating", "node-1", "~daily"))) + time.Hour)
+		if l := h.see(localPool).Creating; len(l) != 1 || !l[0].Abnormal {
 			t.Errorf("a copy that has stopped is seen as %+v, want it to be abnormal", l)
 		}
 		// The clock that gives files their ctime is not that of the bubble: see from there.
-		must.Succeed(t, os.WriteFile(b.Own("creating", "node-1", "~daily", "a", "b", "file"), []byte("x"), 0o600))
-		was := changed(t, b.Own("creating", "node-1", "~daily", "a", "b", "file"))
-		if l := b.see(localPool).Creating; len(l) != 1 || l[0].Changed.Before(was) {
+		must.Succeed(t, os.WriteFile(h.Own("creating", "node-1", "~daily", "a", "b", "file"), []byte("x"), 0o600))
+		was := changed(t, h.Own("creating", "node-1", "~daily", "a", "b", "file"))
+		if l := h.see(localPool).Creating; len(l) != 1 || l[0].Changed.Before(was) {
 			t.Errorf("a copy that goes on is seen as %+v, want it to have changed at %v", l, was)
 		}
 	})
@@ -384,20 +386,20 @@ func TestInspect_longCopy(t *testing.T) {
 
 // Snapshots are reported, and not as volumes.
 func TestInspect_snapshots(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		h.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		made := make(map[string]pool.Snapshot)
 		for name, of := range map[string]string{"daily": "pvc-1", "image": "disk-1", "lost": "pvc-1", "torn": "pvc-1", "short": "disk-1"} {
 			id, err := volume.ParseSnapshot(name)
 			must.Succeed(t, err)
-			made[name], err = b.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: id, Source: pooltest.ID(b.t, of)})
+			made[name], err = h.Snapshots().Create(t.Context(), pool.SnapshotRequest{ID: id, Source: pooltest.ID(h.t, of)})
 			must.Succeed(t, err)
 		}
-		must.Succeed(t, os.Rename(b.Own("snapshots", "~lost"), b.Path("aside")))
-		must.Succeed(t, os.WriteFile(b.Own("volumes", "~torn.json"), []byte("{"), 0o600))
-		must.Succeed(t, os.Truncate(b.Own("snapshots", "~short", "disk.img"), mib))
-		p := b.see(localPool)
+		must.Succeed(t, os.Rename(h.Own("snapshots", "~lost"), h.Path("aside")))
+		must.Succeed(t, os.WriteFile(h.Own("volumes", "~torn.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Truncate(h.Own("snapshots", "~short", "disk.img"), mib))
+		p := h.see(localPool)
 		if len(p.Volumes) != 2 || len(p.Snapshots) != 5 {
 			t.Fatalf("%d volumes and %d snapshots are seen, want 2 and 5", len(p.Volumes), len(p.Snapshots))
 		}
@@ -421,16 +423,16 @@ func TestInspect_snapshots(t *testing.T) {
 func TestInspect_upstreamSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const inside = `[{"name":"local","path":"pool","snapshotPath":"pool/snapshots","snapshotProvider":"reflink"}]`
-		b := newBench(t, t.TempDir())
-		b.start("node-1", inside)
-		b.create("pvc-1", mib)
-		if p := b.see(inside); len(p.Snapshots) > 0 || p.SnapshotsError != "" {
+		h := newHarness(t, t.TempDir())
+		h.start("node-1", inside)
+		h.create("pvc-1", mib)
+		if p := h.see(inside); len(p.Snapshots) > 0 || p.SnapshotsError != "" {
 			t.Errorf("before the upstream driver made one the pool is seen as %+v", p)
 		}
 		for _, name := range []string{"snapshot-1/data", "snapshot-1/pvc-1", "half/data"} {
-			must.Succeed(t, os.MkdirAll(b.Path("pool", "snapshots", name), 0o755))
+			must.Succeed(t, os.MkdirAll(h.Path("pool", "snapshots", name), 0o755))
 		}
-		p := b.see(inside)
+		p := h.see(inside)
 		if len(p.Snapshots) != 2 || len(p.Volumes) != 1 {
 			t.Fatalf("the pool is seen as %+v, want two snapshots and a volume", p)
 		}
@@ -440,7 +442,7 @@ func TestInspect_upstreamSnapshots(t *testing.T) {
 		if s := p.Snapshots[1]; s.Abnormal || !s.Upstream || s.Name != "snapshot-1" || s.Source != "pvc-1" || s.Consistency != "unverified" || s.HeldBytes != nil || s.SizeBytes != nil {
 			t.Errorf("a snapshot is seen as %+v", s)
 		}
-		if p := b.see(`[{"name":"local","path":"pool","snapshotPath":"away"}]`); !strings.Contains(p.SnapshotsError, "snapshotPath") {
+		if p := h.see(`[{"name":"local","path":"pool","snapshotPath":"away"}]`); !strings.Contains(p.SnapshotsError, "snapshotPath") {
 			t.Errorf("without its snapshotPath the pool is seen as %+v", p)
 		}
 	})
@@ -455,14 +457,14 @@ func changed(t *testing.T, path string) time.Time {
 
 // A large volume can take hours to erase, and those behind it are in order.
 func TestInspect_trashThatWaits(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, b.Close(t.Context()))
+	inBubble(t, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.Close(t.Context()))
 		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
-			must.Succeed(t, os.MkdirAll(b.Own("trash", "node-1", name, "data"), 0o700))
+			must.Succeed(t, os.MkdirAll(h.Own("trash", "node-1", name, "data"), 0o700))
 		}
 		wantTrash := func(abnormal bool, says ...string) {
 			t.Helper()
-			seen := b.see(localPool).Trash
+			seen := h.see(localPool).Trash
 			if len(seen) != len(says) {
 				t.Fatalf("%d pieces of trash are seen, want %d", len(seen), len(says))
 			}
@@ -473,12 +475,12 @@ func TestInspect_trashThatWaits(t *testing.T) {
 			}
 		}
 		// The bubble's clock begins before the times of files.
-		time.Sleep(time.Until(changed(t, b.Own("trash", "node-1"))) + time.Minute)
+		time.Sleep(time.Until(changed(t, h.Own("trash", "node-1"))) + time.Minute)
 		wantTrash(false, "being erased", "being erased")
 		time.Sleep(2 * time.Hour)
 		wantTrash(true, "unchanged for 2h", "unchanged for 2h")
 		now := time.Now()
-		must.Succeed(t, os.Chtimes(b.Own("trash", "node-1"), now, now)) // as when a piece is gone
+		must.Succeed(t, os.Chtimes(h.Own("trash", "node-1"), now, now)) // as when a piece is gone
 		wantTrash(false, "waits to be erased", "waits to be erased")
 		time.Sleep(2 * time.Hour)
 		wantTrash(true, "unchanged for 4h", "unchanged for 4h")
@@ -489,14 +491,14 @@ func TestInspect_trashThatWaits(t *testing.T) {
 func TestInspect_stuckTrashOfSharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		b := newBench(t, t.TempDir())
-		b.start("node-1", shared)
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-1.abc"), 0o700))
-		time.Sleep(time.Until(changed(t, b.Own("trash", "node-1"))) + 2*time.Hour)
+		h := newHarness(t, t.TempDir())
+		h.start("node-1", shared)
+		must.Succeed(t, h.Close(t.Context()))
+		must.Succeed(t, os.Mkdir(h.Own("trash", "node-1", "pvc-1.abc"), 0o700))
+		time.Sleep(time.Until(changed(t, h.Own("trash", "node-1"))) + 2*time.Hour)
 		now := time.Now()
-		must.Succeed(t, os.Chtimes(b.Own("trash", "node-1"), now, now))
-		if seen := b.seeAs("node-1", shared).Trash; len(seen) != 1 || !seen[0].Abnormal {
+		must.Succeed(t, os.Chtimes(h.Own("trash", "node-1"), now, now))
+		if seen := h.seeAs("node-1", shared).Trash; len(seen) != 1 || !seen[0].Abnormal {
 			t.Errorf("the trash is seen as %+v, want it to be abnormal", seen)
 		}
 	})
@@ -504,37 +506,37 @@ func TestInspect_stuckTrashOfSharedPool(t *testing.T) {
 
 // A removal that was done under another uid is none of this volume.
 func TestInspect_lostVolumeBesideTrashOfEarlierOne(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1.ofanearlierone")))
-		if v := only(t, b.see(localPool)); !v.Lost || !v.Abnormal {
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.Close(t.Context()))
+		must.Succeed(t, os.Rename(h.Path("pool", "pvc-1"), h.Own("trash", "node-1", "pvc-1.ofanearlierone")))
+		if v := only(t, h.see(localPool)); !v.Lost || !v.Abnormal {
 			t.Errorf("the volume is seen as %+v, want it lost", v)
 		}
 	})
 }
 
 func TestInspect_blockVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
-		b.publish(volume.ModeBlock, "disk-1", "d")
-		attached := must.Value(b.Loops.Attached())(t)
+	inBubble(t, func(t *testing.T, h *harness) {
+		h.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		h.publish(volume.ModeBlock, "disk-1", "d")
+		attached := must.Value(h.Loops.Attached())(t)
 		if len(attached) != 1 {
 			t.Fatalf("%d devices are attached, want 1", len(attached))
 		}
 		device := attached[0]
-		v := only(t, b.see(localPool))
+		v := only(t, h.see(localPool))
 		if v.Abnormal || *v.FileBytes != 4*mib || *v.AllocatedBytes < 4*mib {
 			t.Errorf("the volume is seen as %+v, want it in order, with its file", v)
 		}
-		if len(v.Devices) != 1 || v.Devices[0].Name != device.Name || len(v.Published) != 1 || v.Published[0].Path != b.Path("pods", "d") {
+		if len(v.Devices) != 1 || v.Devices[0].Name != device.Name || len(v.Published) != 1 || v.Published[0].Path != h.Path("pods", "d") {
 			t.Errorf("the volume is seen as %+v, want it published as %s", v, device.Name)
 		}
 		if len(v.Nodes) != 1 || v.Nodes[0] != "node-1" {
 			t.Errorf("the volume is seen on the nodes %v", v.Nodes)
 		}
-		must.Succeed(t, os.Truncate(b.Path("pool", "disk-1", "disk.img"), mib))
-		if v := only(t, b.see(localPool)); conditionOf(v) != b.condition("disk-1") || !v.Abnormal {
+		must.Succeed(t, os.Truncate(h.Path("pool", "disk-1", "disk.img"), mib))
+		if v := only(t, h.see(localPool)); conditionOf(v) != h.condition("disk-1") || !v.Abnormal {
 			t.Errorf("a file that is too small is seen as %+v", v.Condition)
 		}
 	})
@@ -542,11 +544,11 @@ func TestInspect_blockVolume(t *testing.T) {
 
 // The driver makes limit and file larger before the record.
 func TestInspect_growingBlockVolume(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
-		must.Succeed(t, b.Quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
-		must.Succeed(t, os.Truncate(b.Path("pool", "disk-1", "disk.img"), 8*mib))
-		if v := only(t, b.see(localPool)); v.Abnormal {
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		must.Succeed(t, h.Quota.Limit(h.open("disk-1"), h.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
+		must.Succeed(t, os.Truncate(h.Path("pool", "disk-1", "disk.img"), 8*mib))
+		if v := only(t, h.see(localPool)); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
 		}
 	})
@@ -554,14 +556,14 @@ func TestInspect_growingBlockVolume(t *testing.T) {
 
 // An expansion writes the record first. What is so for a moment only is no news.
 func TestInspect_readsAbnormalVolumeAgain(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		made := must.Value(b.Quota.Usage(b.open("pvc-1"), b.carried("pvc-1")))(t)
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		made := must.Value(h.Quota.Usage(h.open("pvc-1"), h.carried("pvc-1")))(t)
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		done := make(chan inspect.Pool, 1)
-		go func() { done <- b.see(localPool) }()
+		go func() { done <- h.see(localPool) }()
 		synctest.Wait() // it has checked once, and waits
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), made.Limit))
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), made.Limit))
 		if v := only(t, <-done); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
 		}
@@ -570,17 +572,17 @@ func TestInspect_readsAbnormalVolumeAgain(t *testing.T) {
 
 // A slow disk can hold an expansion up between its record and its limit.
 func TestInspect_expansionUnderWay(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.Close(t.Context()))
+		must.Succeed(t, h.Quota.Limit(h.open("pvc-1"), h.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		// The bubble's clock begins before the times of files.
-		time.Sleep(time.Until(changed(t, b.Own("volumes", "pvc-1.json"))) + 10*time.Second)
-		if v := only(t, b.see(localPool)); v.Abnormal {
+		time.Sleep(time.Until(changed(t, h.Own("volumes", "pvc-1.json"))) + 10*time.Second)
+		if v := only(t, h.see(localPool)); v.Abnormal {
 			t.Errorf("10 s after its record was written the volume is seen as %+v", v.Condition)
 		}
 		time.Sleep(time.Minute)
-		if v := only(t, b.see(localPool)); !v.Abnormal {
+		if v := only(t, h.see(localPool)); !v.Abnormal {
 			t.Errorf("a minute later the volume is seen as %+v", v.Condition)
 		}
 	})
@@ -589,9 +591,9 @@ func TestInspect_expansionUnderWay(t *testing.T) {
 func TestInspect_sharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		one := newBench(t, t.TempDir())
+		one := newHarness(t, t.TempDir())
 		one.start("node-1", shared)
-		two := &bench{t: t, Node: one.Beside()}
+		two := &harness{t: t, Node: one.Beside()}
 		two.start("node-2", shared)
 		one.create("pvc-1", mib)
 		one.publish(volume.ModeMount, "pvc-1", "a")
@@ -636,19 +638,19 @@ func TestInspect_poolThatHangs(t *testing.T) {
 func TestInspect_readOnlyPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
-		must.Succeed(t, syscall.Mount("tmpfs", b.Path("disk"), "tmpfs", 0, "size=64m"))
-		t.Cleanup(func() { _ = syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH) })
-		b.start("node-1", twoPools)
-		b.create("pvc-1", mib)
-		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-		v := b.see(twoPools)
-		if *v.AvailableBytes != 0 || !strings.Contains(v.Condition, "read-only") || conditionOf(v.Volumes[0]) != b.condition("pvc-1") {
+		h := newHarness(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(h.Path("disk"), 0o755))
+		must.Succeed(t, syscall.Mount("tmpfs", h.Path("disk"), "tmpfs", 0, "size=64m"))
+		t.Cleanup(func() { _ = syscall.Unmount(h.Path("disk"), syscall.MNT_DETACH) })
+		h.start("node-1", twoPools)
+		h.create("pvc-1", mib)
+		must.Succeed(t, syscall.Mount("", h.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		v := h.see(twoPools)
+		if *v.AvailableBytes != 0 || !strings.Contains(v.Condition, "read-only") || conditionOf(v.Volumes[0]) != h.condition("pvc-1") {
 			t.Errorf("the pool is seen as %+v", v)
 		}
-		must.Succeed(t, syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH))
-		v = b.see(twoPools)
+		must.Succeed(t, syscall.Unmount(h.Path("disk"), syscall.MNT_DETACH))
+		v = h.see(twoPools)
 		if !strings.Contains(v.Condition, "requireMount") || len(v.Volumes) > 0 {
 			t.Errorf("a pool that is not mounted is seen as %+v", v)
 		}
@@ -657,10 +659,10 @@ func TestInspect_readOnlyPool(t *testing.T) {
 
 // What is set aside for inodes makes the sum of promises and capacity whole.
 func TestInspect_inodesBesideQuota(t *testing.T) {
-	withQuota(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 16*mib)
-		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.Quota.Kind()]
-		if got := b.see(localPool); got.SetAsideBytes == nil || *got.SetAsideBytes != want || *got.PromisedBytes != 16*mib {
+	withQuota(t, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[h.Quota.Kind()]
+		if got := h.see(localPool); got.SetAsideBytes == nil || *got.SetAsideBytes != want || *got.PromisedBytes != 16*mib {
 			t.Errorf("the pool is seen as %+v, want %d bytes for inodes and 16 MiB promised", got, want)
 		}
 	})

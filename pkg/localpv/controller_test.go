@@ -40,7 +40,7 @@ const mib = 1 << 20
 // A cluster is an API in memory, and a controller on a node with real disks.
 type cluster struct {
 	*controller
-	*devicestest.World
+	*devicestest.Harness
 	said    *events.FakeRecorder
 	changed chan struct{}
 	logged  strings.Builder
@@ -54,7 +54,7 @@ func newCluster(t *testing.T, o Options) *cluster {
 	if o.PollingInterval == 0 {
 		o.PollingInterval = time.Minute
 	}
-	c := &cluster{World: devicestest.New(t), said: events.NewFakeRecorder(100), changed: make(chan struct{}, 1000)}
+	c := &cluster{Harness: devicestest.New(t), said: events.NewFakeRecorder(100), changed: make(chan struct{}, 1000)}
 	api := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.PersistentVolume{}).
 		WithIndex(&corev1.Node{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).
 		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node-uid", Labels: map[string]string{corev1.LabelHostname: node}}}).Build()
@@ -81,7 +81,7 @@ func (c *cluster) configure(data map[string]string) {
 	}
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "map"}, Data: data}
 	_ = c.Delete(c.Context(), &corev1.ConfigMap{ObjectMeta: object.ObjectMeta}) // there may be none yet
-	must.Succeed(c.World, c.Create(c.Context(), object))
+	must.Succeed(c.Harness, c.Create(c.Context(), object))
 }
 
 // pass reconciles once, as at a poll.
@@ -89,7 +89,7 @@ func (c *cluster) pass() reconcile.Result {
 	c.Helper()
 	c.nextPoll = time.Time{}
 	result, err := c.Reconcile(c.Context(), reconcile.Request{})
-	must.Succeed(c.World, err)
+	must.Succeed(c.Harness, err)
 	return result
 }
 
@@ -109,14 +109,14 @@ func (c *cluster) until(what string, is func() bool) {
 			before = n
 		}
 		_, err := c.Reconcile(c.Context(), reconcile.Request{})
-		must.Succeed(c.World, err)
+		must.Succeed(c.Harness, err)
 	}
 }
 
 func (c *cluster) volumes() []corev1.PersistentVolume {
 	c.Helper()
 	var list corev1.PersistentVolumeList
-	must.Succeed(c.World, c.List(context.Background(), &list))
+	must.Succeed(c.Harness, c.List(context.Background(), &list))
 	return list.Items
 }
 
@@ -131,9 +131,9 @@ func (c *cluster) awaitVolumes(n int) []corev1.PersistentVolume {
 func (c *cluster) release(pv *corev1.PersistentVolume) {
 	c.Helper()
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
-	must.Succeed(c.World, c.Update(c.Context(), pv))
+	must.Succeed(c.Harness, c.Update(c.Context(), pv))
 	pv.Status.Phase = corev1.VolumeReleased
-	must.Succeed(c.World, c.Status().Update(c.Context(), pv))
+	must.Succeed(c.Harness, c.Status().Update(c.Context(), pv))
 }
 
 // wantEvent wants one of the events, all of which are then forgotten, to have these words.
@@ -144,7 +144,7 @@ func (c *cluster) wantEvent(words ...string) {
 		all = append(all, <-c.said.Events)
 	}
 	for _, e := range all {
-		must.SayOnce(c.World, e)
+		must.SayOnce(c.Harness, e)
 		has := true
 		for _, word := range words {
 			has = has && strings.Contains(e, word)

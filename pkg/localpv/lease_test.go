@@ -23,7 +23,7 @@ const disk = "naa.600a"
 // another is the controller of another node with the same API.
 func (c *cluster) another(name string) *controller {
 	c.Helper()
-	must.Succeed(c.World, c.Create(c.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)}}))
+	must.Succeed(c.Harness, c.Create(c.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid of " + name)}}))
 	other := newCluster(c.T, Options{}).controller
 	other.Node, other.Client, other.fresh = name, c.Client, c.fresh
 	return other
@@ -32,7 +32,7 @@ func (c *cluster) another(name string) *controller {
 func (c *cluster) leases() []coordinationv1.Lease {
 	c.Helper()
 	var list coordinationv1.LeaseList
-	must.Succeed(c.World, c.List(c.Context(), &list))
+	must.Succeed(c.Harness, c.List(c.Context(), &list))
 	return list.Items
 }
 

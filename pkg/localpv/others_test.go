@@ -71,9 +71,9 @@ func (c *cluster) boundWithFinalizer() (*devicestest.Disk, corev1.PersistentVolu
 	pv := c.awaitVolumes(1)[0]
 	pv.Finalizers = []string{"kubernetes.io/pv-protection"}
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
-	must.Succeed(c.World, c.Update(c.Context(), &pv))
+	must.Succeed(c.Harness, c.Update(c.Context(), &pv))
 	pv.Status.Phase = corev1.VolumeBound
-	must.Succeed(c.World, c.Status().Update(c.Context(), &pv))
+	must.Succeed(c.Harness, c.Status().Update(c.Context(), &pv))
 	c.pass()
 	d.Fill()
 	return d, pv

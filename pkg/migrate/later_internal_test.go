@@ -20,28 +20,28 @@ import (
 )
 
 // rescued has an administrator keep the data of a migrated claim, and the claim be deleted.
-func (r *rig) rescued() *corev1.PersistentVolume {
-	r.Helper()
-	pv, _ := r.objects()
+func (h *harness) rescued() *corev1.PersistentVolume {
+	h.Helper()
+	pv, _ := h.objects()
 	pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	pv.Status.Phase = corev1.VolumeReleased
-	must.Succeed(r.T, r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""))
-	must.Succeed(r.T, r.client.CoreV1().PersistentVolumeClaims("space").Delete(r.Context(), "data", metav1.DeleteOptions{}))
-	r.client.ClearActions()
+	must.Succeed(h.T, h.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""))
+	must.Succeed(h.T, h.client.CoreV1().PersistentVolumeClaims("space").Delete(h.Context(), "data", metav1.DeleteOptions{}))
+	h.client.ClearActions()
 	return pv
 }
 
 // The command is repeated for other claims of the node.
 func TestClaimThatWasDeletedAfterItsMigration_staysDeleted(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(apply))
-	pv := r.rescued()
-	must.Succeed(t, r.run(apply))
-	r.wantNoChange()
-	if _, err := r.client.CoreV1().PersistentVolumeClaims("space").Get(t.Context(), "data", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the claim is there (%v):\n%s", err, r.output.String())
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(apply))
+	pv := h.rescued()
+	must.Succeed(t, h.run(apply))
+	h.wantNoChange()
+	if _, err := h.client.CoreV1().PersistentVolumeClaims("space").Get(t.Context(), "data", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the claim is there (%v):\n%s", err, h.output.String())
 	}
-	now, err := r.client.CoreV1().PersistentVolumes().Get(t.Context(), pvName, metav1.GetOptions{})
+	now, err := h.client.CoreV1().PersistentVolumes().Get(t.Context(), pvName, metav1.GetOptions{})
 	if err != nil || now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || now.Spec.ClaimRef.UID != pv.Spec.ClaimRef.UID {
 		t.Errorf("%+v (%v)", now, err)
 	}
@@ -49,48 +49,48 @@ func TestClaimThatWasDeletedAfterItsMigration_staysDeleted(t *testing.T) {
 
 // It has a volume of its own, and stops no later run.
 func TestClaimThatWasMadeAnewAfterItsMigration_isLeftAlone(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(apply))
-	r.rescued()
-	_, claim := pair(r.config.From[0])
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(apply))
+	h.rescued()
+	_, claim := pair(h.config.From[0])
 	claim.Spec.VolumeName = "pvc-other"
-	must.Succeed(t, r.client.Tracker().Add(claim))
-	must.Succeed(t, r.run(apply))
-	r.wantNoChange()
+	must.Succeed(t, h.client.Tracker().Add(claim))
+	must.Succeed(t, h.run(apply))
+	h.wantNoChange()
 }
 
 // An undo keeps the policy that an administrator has chosen since.
 func TestUndo_keepsThePolicyRetain(t *testing.T) {
-	for title, rescue := range map[string]func(*rig){
-		"the claim is there": func(r *rig) {
-			pv, _ := r.objects()
+	for title, rescue := range map[string]func(*harness){
+		"the claim is there": func(h *harness) {
+			pv, _ := h.objects()
 			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-			must.Succeed(r.T, r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""))
+			must.Succeed(h.T, h.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), pv, ""))
 		},
-		"the claim is deleted": func(r *rig) { r.rescued() },
-		"the PersistentVolume is deleted": func(r *rig) {
-			r.rescued()
-			must.Succeed(r.T, r.client.CoreV1().PersistentVolumes().Delete(r.Context(), pvName, metav1.DeleteOptions{}))
+		"the claim is deleted": func(h *harness) { h.rescued() },
+		"the PersistentVolume is deleted": func(h *harness) {
+			h.rescued()
+			must.Succeed(h.T, h.client.CoreV1().PersistentVolumes().Delete(h.Context(), pvName, metav1.DeleteOptions{}))
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, "old")
-			must.Succeed(t, r.run(apply))
-			rescue(r)
+			h := newHarness(t, "old")
+			must.Succeed(t, h.run(apply))
+			rescue(h)
 			for range 2 { // as it is planned, then done
-				r.output.Reset()
-				must.Succeed(t, r.run(func(c *Config) { c.Undo = true }))
-				if strings.Contains(r.output.String(), "back to Delete") {
-					t.Errorf("it is planned to have its data deleted:\n%s", r.output.String())
+				h.output.Reset()
+				must.Succeed(t, h.run(func(c *Config) { c.Undo = true }))
+				if strings.Contains(h.output.String(), "back to Delete") {
+					t.Errorf("it is planned to have its data deleted:\n%s", h.output.String())
 				}
-				must.Succeed(t, r.run(func(c *Config) { undo(c); c.Steps = 1 }))
+				must.Succeed(t, h.run(func(c *Config) { undo(c); c.Steps = 1 }))
 			}
-			must.Succeed(t, r.run(undo))
-			pv, _ := r.objects()
+			must.Succeed(t, h.run(undo))
+			pv, _ := h.objects()
 			if pv.Spec.HostPath == nil || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-				t.Errorf("%+v\n%s", pv.Spec, r.output.String())
+				t.Errorf("%+v\n%s", pv.Spec, h.output.String())
 			}
-			r.wantData(pv.Spec.HostPath.Path)
+			h.wantData(pv.Spec.HostPath.Path)
 		})
 	}
 }
@@ -99,34 +99,34 @@ func TestUndo_keepsThePolicyRetain(t *testing.T) {
 func TestPoolThatTheDriverHasElsewhere_stopsMigration(t *testing.T) {
 	for _, directory := range []string{"old", "pool"} {
 		t.Run(directory, func(t *testing.T) {
-			r := newRig(t, directory)
+			h := newHarness(t, directory)
 			elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 			must.Succeed(t, os.MkdirAll(filepath.Join(elsewhere, pvName), 0o700)) // as in a copy of the pool
-			r.driver = driver{serve(t, "local", elsewhere)}
-			r.config.Timeout = time.Millisecond
-			r.client.ClearActions()
+			h.driver = driver{serve(t, "local", elsewhere)}
+			h.config.Timeout = time.Millisecond
+			h.client.ClearActions()
 			for _, change := range []func(*Config){func(*Config) {}, apply} {
-				if err := r.run(change); err == nil || !strings.Contains(err.Error(), "has its pool local in another directory than "+r.config.Pools[0].Path) {
-					t.Errorf("%v\n%s", err, r.output.String())
+				if err := h.run(change); err == nil || !strings.Contains(err.Error(), "has its pool local in another directory than "+h.config.Pools[0].Path) {
+					t.Errorf("%v\n%s", err, h.output.String())
 				}
 			}
-			r.wantNoChange()
-			r.wantData(r.path())
+			h.wantNoChange()
+			h.wantData(h.path())
 		})
 	}
 }
 
 // The pool is looked at, and nothing is made in it to find out that the driver has it.
 func TestNothingIsMadeInThePoolToFindIt(t *testing.T) {
-	r := newRig(t, "pool")
-	pool := r.config.Pools[0].Path
+	h := newHarness(t, "pool")
+	pool := h.config.Pools[0].Path
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, unix.Close(watch)) }()
 	_, err = unix.InotifyAddWatch(watch, pool, unix.IN_CREATE|unix.IN_MOVED_TO)
 	must.Succeed(t, err)
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 	if n, err := unix.Read(watch, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("%d bytes of what was made in the pool (%v)", n, err)
 	}
@@ -142,29 +142,29 @@ func TestUndo_keepsWhatOthersHaveChanged(t *testing.T) {
 		m.Annotations["volume.kubernetes.io/storage-provisioner"] = driverName // the controller's
 		m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "second", UID: "second-uid"})
 	}
-	for title, begin := range map[string]func(*rig){
-		"of a complete migration": func(r *rig) {
-			must.Succeed(r.T, r.run(apply))
-			r.changed(change)
+	for title, begin := range map[string]func(*harness){
+		"of a complete migration": func(h *harness) {
+			must.Succeed(h.T, h.run(apply))
+			h.changed(change)
 		},
-		"of one that was stopped": func(r *rig) {
-			must.Succeed(r.T, r.run(func(c *Config) { c.Apply, c.Steps = true, 8 })) // the new objects are there
-			r.changed(change)
+		"of one that was stopped": func(h *harness) {
+			must.Succeed(h.T, h.run(func(c *Config) { c.Apply, c.Steps = true, 8 })) // the new objects are there
+			h.changed(change)
 		},
-		"of one whose objects were still the old ones": func(r *rig) {
-			must.Succeed(r.T, r.run(func(c *Config) { c.Apply, c.Steps = true, 1 }))
-			r.changed(change)
-			must.Succeed(r.T, r.run(apply))
+		"of one whose objects were still the old ones": func(h *harness) {
+			must.Succeed(h.T, h.run(func(c *Config) { c.Apply, c.Steps = true, 1 }))
+			h.changed(change)
+			must.Succeed(h.T, h.run(apply))
 		},
 	} {
 		for _, steps := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s, %d steps at once", title, steps), func(t *testing.T) {
-				r := newRig(t, "old")
-				begin(r)
+				h := newHarness(t, "old")
+				begin(h)
 				for range 20 {
-					must.Succeed(t, r.run(func(c *Config) { undo(c); c.Steps = steps }))
+					must.Succeed(t, h.run(func(c *Config) { undo(c); c.Steps = steps }))
 				}
-				pv, claim := r.objects()
+				pv, claim := h.objects()
 				for _, m := range []metav1.ObjectMeta{pv.ObjectMeta, claim.ObjectMeta} {
 					if m.Labels["app"] != "changed" || m.Labels["tier"] != "added" || m.Annotations["example.com/later"] != "added" || m.Annotations["example.com/note"] != "" || len(m.OwnerReferences) != 2 {
 						t.Errorf("%s: what was changed is lost: %+v", m.Name, m)
@@ -176,7 +176,7 @@ func TestUndo_keepsWhatOthersHaveChanged(t *testing.T) {
 				if got := claim.Annotations[provisioner.StorageProvisioner]; got != origin.PerNodeName {
 					t.Errorf("the claim is of the provisioner %q", got)
 				}
-				r.wantData(pv.Spec.HostPath.Path)
+				h.wantData(pv.Spec.HostPath.Path)
 			})
 		}
 	}

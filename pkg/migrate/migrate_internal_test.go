@@ -43,10 +43,10 @@ const (
 	pvName     = "pvc-11111111-2222-3333-4444-555555555555"
 )
 
-// A rig is a node with real directories: the pool "local" of the driver, and beside it the directory of a provisioner.
+// A harness is a node with real directories: the pool "local" of the driver, and beside it the directory of a provisioner.
 // The API server is the client library's stand-in, which binds and deletes at once. What a real one does with
 // finalizers and preconditions is asked in test/cluster.
-type rig struct {
+type harness struct {
 	*testing.T
 	config Config
 	client *fake.Clientset
@@ -91,17 +91,17 @@ func parsePools(t *testing.T, name, path string) []poolconfig.Config {
 	return configs
 }
 
-// newRig has one volume of the provisioner, in the directory that is given, below root.
-func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *rig {
+// newHarness has one volume of the provisioner, in the directory that is given, below root.
+func newHarness(t *testing.T, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *harness {
 	t.Helper()
-	return newRigOn(t, t.TempDir(), directory, changes...)
+	return newHarnessOn(t, t.TempDir(), directory, changes...)
 }
 
-// newRigOn has the root be another one.
-func newRigOn(t *testing.T, root, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *rig {
+// newHarnessOn has the root be another one.
+func newHarnessOn(t *testing.T, root, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *harness {
 	t.Helper()
 	pools, from := filepath.Join(root, "pool"), filepath.Join(root, directory)
-	r := &rig{T: t, driver: driver{serve(t, "local", pools)}, config: Config{
+	h := &harness{T: t, driver: driver{serve(t, "local", pools)}, config: Config{
 		Node: "node-a", Pools: parsePools(t, "local", pools), From: []string{filepath.Join(root, "old")}, Class: "hostpath-csi",
 		Directory: filepath.Join(root, "saved"), HostRoot: "/", Chosen: Chosen{All: true}, Timeout: time.Minute,
 	}}
@@ -111,19 +111,19 @@ func newRigOn(t *testing.T, root, directory string, changes ...func(*corev1.Pers
 	}
 	must.Succeed(t, os.MkdirAll(origin.Path(pv), 0o777))
 	must.Succeed(t, os.WriteFile(filepath.Join(origin.Path(pv), "data"), []byte("kept"), 0o600))
-	r.client = fake.NewClientset(pv, claim,
+	h.client = fake.NewClientset(pv, claim,
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{corev1.LabelHostname: "host-a"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "hostpath-csi"}, Provisioner: driverName, Parameters: map[string]string{"storagePool": "local"}},
 	)
-	r.control()
-	return r
+	h.control()
+	return h
 }
 
 // control has claims bound to the PersistentVolumes that are made for them, as the controllers do.
-func (r *rig) control() {
+func (h *harness) control() {
 	made := 0
-	r.client.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.client.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if isDryRun(action) {
 			return true, action.(clienttesting.CreateAction).GetObject(), nil
 		}
@@ -132,16 +132,16 @@ func (r *rig) control() {
 		return false, nil, nil
 	})
 	volumes, claims := corev1.SchemeGroupVersion.WithResource("persistentvolumes"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
-	r.client.PrependReactor("get", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
-		v, errV := r.client.Tracker().Get(volumes, "", pvName)
-		c, errC := r.client.Tracker().Get(claims, "space", "data")
+	h.client.PrependReactor("get", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		v, errV := h.client.Tracker().Get(volumes, "", pvName)
+		c, errC := h.client.Tracker().Get(claims, "space", "data")
 		if errV != nil || errC != nil {
 			return false, nil, nil //nolint:nilerr // there is nothing to bind
 		}
 		pv, claim := v.(*corev1.PersistentVolume), c.(*corev1.PersistentVolumeClaim)
 		if ref := pv.Spec.ClaimRef; ref.UID == "" || ref.UID == claim.UID && claim.Status.Phase != corev1.ClaimBound {
 			ref.UID, pv.Status.Phase, claim.Status.Phase = claim.UID, corev1.VolumeBound, corev1.ClaimBound
-			err := errors.Join(r.client.Tracker().Update(volumes, pv, ""), r.client.Tracker().Update(claims, claim, "space"))
+			err := errors.Join(h.client.Tracker().Update(volumes, pv, ""), h.client.Tracker().Update(claims, claim, "space"))
 			return err != nil, nil, err
 		}
 		return false, nil, nil
@@ -155,11 +155,11 @@ func isDryRun(action clienttesting.Action) bool {
 }
 
 // wantNoChange expects that the cluster was only asked.
-func (r *rig) wantNoChange() {
-	r.Helper()
-	for _, action := range r.client.Actions() {
+func (h *harness) wantNoChange() {
+	h.Helper()
+	for _, action := range h.client.Actions() {
 		if verb := action.GetVerb(); verb != "get" && verb != "list" && !isDryRun(action) {
-			r.Errorf("%s of %s", verb, action.GetResource().Resource)
+			h.Errorf("%s of %s", verb, action.GetResource().Resource)
 		}
 	}
 }
@@ -200,80 +200,80 @@ func pair(path string) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
 }
 
 // run runs the command once.
-func (r *rig) run(change func(*Config)) error {
-	c := r.config
+func (h *harness) run(change func(*Config)) error {
+	c := h.config
 	change(&c)
-	return Run(r.Context(), c, r.client, r.driver, &r.output)
+	return Run(h.Context(), c, h.client, h.driver, &h.output)
 }
 
 func apply(c *Config) { c.Apply = true }
 func undo(c *Config)  { c.Apply, c.Undo = true, true }
 
-func (r *rig) objects() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
-	r.Helper()
-	pv, err := r.client.CoreV1().PersistentVolumes().Get(r.Context(), pvName, metav1.GetOptions{})
-	must.Succeed(r.T, err)
-	claim, err := r.client.CoreV1().PersistentVolumeClaims("space").Get(r.Context(), "data", metav1.GetOptions{})
-	must.Succeed(r.T, err)
+func (h *harness) objects() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
+	h.Helper()
+	pv, err := h.client.CoreV1().PersistentVolumes().Get(h.Context(), pvName, metav1.GetOptions{})
+	must.Succeed(h.T, err)
+	claim, err := h.client.CoreV1().PersistentVolumeClaims("space").Get(h.Context(), "data", metav1.GetOptions{})
+	must.Succeed(h.T, err)
 	return pv, claim
 }
 
 // wantCSI checks everything that a migration makes.
-func (r *rig) wantCSI() {
-	r.Helper()
-	pv, claim := r.objects()
+func (h *harness) wantCSI() {
+	h.Helper()
+	pv, claim := h.objects()
 	if claim.Status.Phase != corev1.ClaimBound || *claim.Spec.StorageClassName != "hostpath-csi" || pv.Spec.StorageClassName != "hostpath-csi" {
-		r.Errorf("claim %s, of classes %s and %s", claim.Status.Phase, *claim.Spec.StorageClassName, pv.Spec.StorageClassName)
+		h.Errorf("claim %s, of classes %s and %s", claim.Status.Phase, *claim.Spec.StorageClassName, pv.Spec.StorageClassName)
 	}
 	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driverName || pv.Spec.CSI.VolumeHandle != pvName || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-		r.Errorf("PersistentVolume %+v", pv.Spec)
+		h.Errorf("PersistentVolume %+v", pv.Spec)
 	}
 	if pv.Annotations[origin.ProvisionedBy] != driverName || claim.Annotations[provisioner.StorageProvisioner] != "" {
-		r.Errorf("annotations %v and %v", pv.Annotations, claim.Annotations)
+		h.Errorf("annotations %v and %v", pv.Annotations, claim.Annotations)
 	}
 	if got := pv.Spec.AccessModes; len(got) != 1 || got[0] != corev1.ReadWriteMany {
-		r.Errorf("access modes %v", got)
+		h.Errorf("access modes %v", got)
 	}
 	if pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != "topology.hostpath.csi/node" {
-		r.Errorf("affinity %v", pv.Spec.NodeAffinity)
+		h.Errorf("affinity %v", pv.Spec.NodeAffinity)
 	}
 	for _, meta := range []metav1.ObjectMeta{pv.ObjectMeta, claim.ObjectMeta} {
 		if meta.Labels["app"] != "db" || meta.Annotations["example.com/note"] != "stays" || len(meta.OwnerReferences) != 1 {
-			r.Errorf("%s lost labels, annotations or owners: %+v", meta.Name, meta)
+			h.Errorf("%s lost labels, annotations or owners: %+v", meta.Name, meta)
 		}
 	}
-	r.wantData(filepath.Join(r.config.Pools[0].Path, pvName))
+	h.wantData(filepath.Join(h.config.Pools[0].Path, pvName))
 	id, err := volume.ParseID(pvName)
-	must.Succeed(r.T, err)
-	v, err := r.driver.(driver).set.Volume(r.Context(), id)
+	must.Succeed(h.T, err)
+	v, err := h.driver.(driver).set.Volume(h.Context(), id)
 	if capacity := pv.Spec.Capacity.Storage().Value(); err != nil || v.Bytes != 1003520 || capacity != v.Bytes {
-		r.Errorf("the driver reports %+v (%v), the PersistentVolume has %d", v, err, capacity)
+		h.Errorf("the driver reports %+v (%v), the PersistentVolume has %d", v, err, capacity)
 	}
 }
 
 // changed is another client's update of both objects.
-func (r *rig) changed(change func(*metav1.ObjectMeta)) {
-	r.Helper()
-	pv, claim := r.objects()
+func (h *harness) changed(change func(*metav1.ObjectMeta)) {
+	h.Helper()
+	pv, claim := h.objects()
 	change(&pv.ObjectMeta)
 	change(&claim.ObjectMeta)
-	_, err := r.client.CoreV1().PersistentVolumes().Update(r.Context(), pv, metav1.UpdateOptions{})
-	must.Succeed(r.T, err)
-	_, err = r.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(r.Context(), claim, metav1.UpdateOptions{})
-	must.Succeed(r.T, err)
+	_, err := h.client.CoreV1().PersistentVolumes().Update(h.Context(), pv, metav1.UpdateOptions{})
+	must.Succeed(h.T, err)
+	_, err = h.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(h.Context(), claim, metav1.UpdateOptions{})
+	must.Succeed(h.T, err)
 }
 
-func (r *rig) wantData(directory string) {
-	r.Helper()
+func (h *harness) wantData(directory string) {
+	h.Helper()
 	if data, err := os.ReadFile(filepath.Join(directory, "data")); err != nil || string(data) != "kept" {
-		r.Errorf("data %q (%v)", data, err)
+		h.Errorf("data %q (%v)", data, err)
 	}
 }
 
 // wantPlain checks that everything is as it was.
-func (r *rig) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
-	r.Helper()
-	gotPV, gotClaim := r.objects()
+func (h *harness) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+	h.Helper()
+	gotPV, gotClaim := h.objects()
 	pv, claim = pv.DeepCopy(), claim.DeepCopy()
 	delete(claim.Annotations, bindCompleted) // the controller's, which is not here
 	claim.UID, pv.UID, pv.Spec.ClaimRef.UID, pv.Finalizers = gotClaim.UID, gotPV.UID, gotClaim.UID, nil
@@ -283,11 +283,11 @@ func (r *rig) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVol
 	gotPV.TypeMeta, gotClaim.TypeMeta = pv.TypeMeta, claim.TypeMeta
 	gotPV.ManagedFields, gotClaim.ManagedFields, pv.ManagedFields, claim.ManagedFields = nil, nil, nil, nil
 	if diff := cmp.Diff(pv, gotPV) + cmp.Diff(claim, gotClaim); diff != "" {
-		r.Error(diff)
+		h.Error(diff)
 	}
-	r.wantData(origin.Path(pv))
-	if left, err := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); err != nil || len(left) > 0 {
-		r.Errorf("left: %v (%v)", left, err)
+	h.wantData(origin.Path(pv))
+	if left, err := filepath.Glob(filepath.Join(h.config.Directory, "*.json")); err != nil || len(left) > 0 {
+		h.Errorf("left: %v (%v)", left, err)
 	}
 }
 
@@ -301,25 +301,25 @@ func records(directory string) []string {
 func TestStopAfterEachStep(t *testing.T) {
 	for _, directory := range []string{"old", "pool"} {
 		t.Run(directory, func(t *testing.T) {
-			r := newRig(t, directory)
-			pv, claim := r.objects()
+			h := newHarness(t, directory)
+			pv, claim := h.objects()
 			for steps := 1; ; steps++ {
-				r.output.Reset()
-				must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
-				complete := !strings.Contains(r.output.String(), "stopped after")
-				must.Succeed(t, r.run(undo))
-				r.wantPlain(pv, claim)
-				if left := records(r.config.Pools[0].Path); len(left) > 0 {
+				h.output.Reset()
+				must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
+				complete := !strings.Contains(h.output.String(), "stopped after")
+				must.Succeed(t, h.run(undo))
+				h.wantPlain(pv, claim)
+				if left := records(h.config.Pools[0].Path); len(left) > 0 {
 					t.Errorf("records %v", left)
 				}
-				must.Succeed(t, r.run(apply))
-				r.wantCSI()
-				must.Succeed(t, r.run(func(c *Config) { undo(c); c.Steps = steps }))
-				must.Succeed(t, r.run(apply))
-				r.wantCSI()
-				must.Succeed(t, r.run(undo))
+				must.Succeed(t, h.run(apply))
+				h.wantCSI()
+				must.Succeed(t, h.run(func(c *Config) { undo(c); c.Steps = steps }))
+				must.Succeed(t, h.run(apply))
+				h.wantCSI()
+				must.Succeed(t, h.run(undo))
 				if t.Failed() || steps > 20 {
-					t.Fatalf("with %d steps a run:\n%s", steps, r.output.String())
+					t.Fatalf("with %d steps a run:\n%s", steps, h.output.String())
 				}
 				if complete {
 					return
@@ -331,38 +331,38 @@ func TestStopAfterEachStep(t *testing.T) {
 
 // A step whose object has changed since it was read is done again, and counted once.
 func TestChangedObjectDoesNotCountAsStep(t *testing.T) {
-	r := newRig(t, "old")
+	h := newHarness(t, "old")
 	changed := 0
-	r.client.PrependReactor("delete", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+	h.client.PrependReactor("delete", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if changed++; changed > 1 {
 			return false, nil, nil
 		}
 		return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumes"), pvName, errors.New("it was released"))
 	})
-	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
-	if _, err := r.client.CoreV1().PersistentVolumes().Get(t.Context(), pvName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the PersistentVolume is not deleted (%v):\n%s", err, r.output.String())
+	must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
+	if _, err := h.client.CoreV1().PersistentVolumes().Get(t.Context(), pvName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the PersistentVolume is not deleted (%v):\n%s", err, h.output.String())
 	}
 }
 
 func TestDryRunChangesNothing(t *testing.T) {
-	r := newRig(t, "old")
-	pv, claim := r.objects()
-	must.Succeed(t, r.run(func(*Config) {}))
+	h := newHarness(t, "old")
+	pv, claim := h.objects()
+	must.Succeed(t, h.run(func(*Config) {}))
 	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + origin.Path(pv) + " to ",
 		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claim on node node-a, 0 stopped", "nothing was changed"} {
-		if !strings.Contains(r.output.String(), words) {
-			t.Errorf("%q is missing in:\n%s", words, r.output.String())
+		if !strings.Contains(h.output.String(), words) {
+			t.Errorf("%q is missing in:\n%s", words, h.output.String())
 		}
 	}
-	r.wantNoChange()
-	r.wantPlain(pv, claim)
+	h.wantNoChange()
+	h.wantPlain(pv, claim)
 }
 
-// A refusal is a volume that is not as it should be, or a rig, and words of what is said of it.
+// A refusal is a volume that is not as it should be, or a harness, and words of what is said of it.
 type refusal struct {
 	objects func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
-	rig     func(*rig) error
+	harness func(*harness) error
 	want    string
 }
 
@@ -387,20 +387,20 @@ func TestRefusedByTheCluster(t *testing.T) {
 	refused(t, map[string]refusal{
 		"a pod uses the claim":                       {nil, adding(podWith(corev1.PodRunning)), "in use by pod user"},
 		"a pod waits for it":                         {nil, adding(podWith(corev1.PodPending)), "in use by pod user"},
-		"another volume has the directory":           {nil, (*rig).twice, "PersistentVolume other has the directory"},
+		"another volume has the directory":           {nil, (*harness).twice, "PersistentVolume other has the directory"},
 		"another volume, written in another way":     {nil, withVolume("//."), "PersistentVolume other has the directory"},
 		"a volume of a directory in it":              {nil, withVolume("/sub/"), "PersistentVolume other has the directory"},
 		"a pod has the directory":                    {nil, withHostPath(""), "pod other/plain has the directory"},
 		"a pod has a directory in it":                {nil, withHostPath("/sub/../sub"), "pod other/plain has the directory"},
 		"a pod has a link to it":                     {nil, withLink(pvName, "/sub"), "pod other/plain has the directory"},
 		"a pod has a link to the directory above":    {nil, withLink("", "/"+pvName), "pod other/plain has the directory"},
-		"a volume at a link to the pool":             {nil, (*rig).linkedTarget, "PersistentVolume other has the directory"},
-		"a pod has a path that leads nowhere":        {nil, (*rig).loop, "too many levels of symbolic links"},
-		"a pod has it as the subPath of a claim":     {nil, (*rig).subPathOfClaim, "pod other/plain has the directory"},
-		"two programs in one pool":                   {nil, (*rig).served, "two programs serve this pool"},
-		"two programs in one pool, by a link":        {nil, (*rig).servedByLink, "two programs serve this pool"},
+		"a volume at a link to the pool":             {nil, (*harness).linkedTarget, "PersistentVolume other has the directory"},
+		"a pod has a path that leads nowhere":        {nil, (*harness).loop, "too many levels of symbolic links"},
+		"a pod has it as the subPath of a claim":     {nil, (*harness).subPathOfClaim, "pod other/plain has the directory"},
+		"two programs in one pool":                   {nil, (*harness).served, "two programs serve this pool"},
+		"two programs in one pool, by a link":        {nil, (*harness).servedByLink, "two programs serve this pool"},
 		"a claim that is not here":                   {nil, choosing("else"), "claim space/else: no volume"},
-		"a class that is not there":                  {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
+		"a class that is not there":                  {nil, func(h *harness) error { h.config.Class = "none"; return nil }, `"none" not found`},
 		"a quota that the new claim would exceed":    {nil, refusing("persistentvolumeclaims"), "would refuse the new claim, beside the old one: "},
 		"a webhook that would refuse the new volume": {nil, refusing("persistentvolumes"), "would refuse the new PersistentVolume: "},
 	})
@@ -408,15 +408,15 @@ func TestRefusedByTheCluster(t *testing.T) {
 
 func TestRefusedByTheNode(t *testing.T) {
 	refused(t, map[string]refusal{
-		"another directory":                     {nil, func(r *rig) error { r.config.From = nil; return nil }, "nor in one that --from-dir names"},
-		"the directory is gone":                 {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
-		"the name is taken":                     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
-		"another pool has the name":             {nil, func(r *rig) error { r.driver = twoPools{r.driver}; return nil }, "the driver has a volume " + pvName + " already"},
-		"the directory is immutable":            {nil, (*rig).immutable, "is immutable or append-only"},
-		"a lost volume has the name":            {nil, (*rig).lost, "the driver has a volume " + pvName + " already"},
-		"the node's files are not seen":         {nil, func(r *rig) error { r.config.HostRoot = r.TempDir(); return nil }, "is not the root directory of the node"},
-		"the driver is away":                    {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
-		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
+		"another directory":                     {nil, func(h *harness) error { h.config.From = nil; return nil }, "nor in one that --from-dir names"},
+		"the directory is gone":                 {nil, func(h *harness) error { return os.RemoveAll(h.path()) }, "is not a directory"},
+		"the name is taken":                     {nil, func(h *harness) error { return os.Mkdir(filepath.Join(h.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
+		"another pool has the name":             {nil, func(h *harness) error { h.driver = twoPools{h.driver}; return nil }, "the driver has a volume " + pvName + " already"},
+		"the directory is immutable":            {nil, (*harness).immutable, "is immutable or append-only"},
+		"a lost volume has the name":            {nil, (*harness).lost, "the driver has a volume " + pvName + " already"},
+		"the node's files are not seen":         {nil, func(h *harness) error { h.config.HostRoot = h.TempDir(); return nil }, "is not the root directory of the node"},
+		"the driver is away":                    {nil, func(h *harness) error { h.driver = away{}; return nil }, "ask the driver"},
+		"a pool that the driver does not serve": {nil, func(h *harness) error { h.driver = hangs{h.driver}; return nil }, "pool hangs"},
 	})
 }
 
@@ -428,18 +428,18 @@ func refused(t *testing.T, refusals map[string]refusal) {
 			if tt.objects == nil {
 				tt.objects = func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {}
 			}
-			r := newRig(t, "old", tt.objects)
-			if tt.rig != nil {
-				must.Succeed(t, tt.rig(r))
+			h := newHarness(t, "old", tt.objects)
+			if tt.harness != nil {
+				must.Succeed(t, tt.harness(h))
 			}
-			err := r.run(apply)
-			if said := fmt.Sprint(r.output.String(), err); err == nil || !strings.Contains(said, tt.want) {
-				t.Errorf("%v, without %q:\n%s", err, tt.want, r.output.String())
+			err := h.run(apply)
+			if said := fmt.Sprint(h.output.String(), err); err == nil || !strings.Contains(said, tt.want) {
+				t.Errorf("%v, without %q:\n%s", err, tt.want, h.output.String())
 			}
-			if left, _ := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); len(left) > 0 {
+			if left, _ := filepath.Glob(filepath.Join(h.config.Directory, "*.json")); len(left) > 0 {
 				t.Errorf("it was begun: %v", left)
 			}
-			r.wantNoChange()
+			h.wantNoChange()
 		})
 	}
 }
@@ -451,68 +451,68 @@ func podWith(phase corev1.PodPhase) *corev1.Pod {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}}}
 }
 
-func adding(object runtime.Object) func(*rig) error {
-	return func(r *rig) error { return r.client.Tracker().Add(object) }
+func adding(object runtime.Object) func(*harness) error {
+	return func(h *harness) error { return h.client.Tracker().Add(object) }
 }
 
 // twice has another PersistentVolume of the same directory.
-func (r *rig) twice() error {
-	pv, _ := r.objects()
+func (h *harness) twice() error {
+	pv, _ := h.objects()
 	pv.Name = "other"
-	return r.client.Tracker().Add(pv)
+	return h.client.Tracker().Add(pv)
 }
 
 // withVolume has a PersistentVolume that was made by hand, for any node.
-func withVolume(suffix string) func(*rig) error {
-	return func(r *rig) error {
-		return r.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
-			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: r.path() + suffix}}}})
+func withVolume(suffix string) func(*harness) error {
+	return func(h *harness) error {
+		return h.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: h.path() + suffix}}}})
 	}
 }
 
 // withHostPath has a pod without a claim.
-func withHostPath(suffix string) func(*rig) error {
-	return func(r *rig) error { return r.client.Tracker().Add(podAt(r.path()+suffix, "node-a")) }
+func withHostPath(suffix string) func(*harness) error {
+	return func(h *harness) error { return h.client.Tracker().Add(podAt(h.path()+suffix, "node-a")) }
 }
 
 // withLink has a pod with a path below a link to the directory of the provisioner, or to one in it.
-func withLink(to, below string) func(*rig) error {
-	return func(r *rig) error {
-		link := filepath.Join(r.TempDir(), "link")
-		return errors.Join(os.Symlink(filepath.Join(r.config.From[0], to), link), r.client.Tracker().Add(podAt(link+below, "node-a")))
+func withLink(to, below string) func(*harness) error {
+	return func(h *harness) error {
+		link := filepath.Join(h.TempDir(), "link")
+		return errors.Join(os.Symlink(filepath.Join(h.config.From[0], to), link), h.client.Tracker().Add(podAt(link+below, "node-a")))
 	}
 }
 
 // subPathOfClaim has a PersistentVolume of the directory above, and a pod that has the directory by its claim.
-func (r *rig) subPathOfClaim() error {
+func (h *harness) subPathOfClaim() error {
 	pod := podAt("", "node-a")
 	pod.Spec.Volumes[0] = corev1.Volume{Name: "above", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "all"}}}
 	pod.Spec.Containers = []corev1.Container{{VolumeMounts: []corev1.VolumeMount{{Name: "above", SubPath: pvName}}}}
-	return errors.Join(r.client.Tracker().Add(pod), r.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
+	return errors.Join(h.client.Tracker().Add(pod), h.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
 		ClaimRef:               &corev1.ObjectReference{Namespace: pod.Namespace, Name: "all"},
-		PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(r.path())}}}}))
+		PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(h.path())}}}}))
 }
 
 // linkedTarget has a PersistentVolume of where the directory goes.
-func (r *rig) linkedTarget() error {
-	link := filepath.Join(r.TempDir(), "link")
-	return errors.Join(os.Symlink(r.config.Pools[0].Path, link), r.client.Tracker().Add(&corev1.PersistentVolume{
+func (h *harness) linkedTarget() error {
+	link := filepath.Join(h.TempDir(), "link")
+	return errors.Join(os.Symlink(h.config.Pools[0].Path, link), h.client.Tracker().Add(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
 			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: filepath.Join(link, pvName)}}}}))
 }
 
 // loop has a pod with a path of which it cannot be said where it leads.
-func (r *rig) loop() error {
-	link := filepath.Join(r.TempDir(), "link")
-	return errors.Join(os.Symlink(link, link), r.client.Tracker().Add(podAt(link, "node-a")))
+func (h *harness) loop() error {
+	link := filepath.Join(h.TempDir(), "link")
+	return errors.Join(os.Symlink(link, link), h.client.Tracker().Add(podAt(link, "node-a")))
 }
 
 // servedByLink has a provisioner in the pool that knows it by another path.
-func (r *rig) servedByLink() error {
-	link := filepath.Join(r.TempDir(), "link")
+func (h *harness) servedByLink() error {
+	link := filepath.Join(h.TempDir(), "link")
 	pod := podAt(link, "node-a")
 	pod.Spec.Containers = []corev1.Container{{Args: []string{"--pv-dir=" + link}}}
-	return errors.Join(os.Symlink(r.config.Pools[0].Path, link), r.client.Tracker().Add(pod))
+	return errors.Join(os.Symlink(h.config.Pools[0].Path, link), h.client.Tracker().Add(pod))
 }
 
 func podAt(path, node string) *corev1.Pod {
@@ -522,75 +522,75 @@ func podAt(path, node string) *corev1.Pod {
 
 // The pods of other nodes have other directories, and those of the provisioner have all of them.
 func TestMigrationBesidePodsWithOtherDirectories(t *testing.T) {
-	r := newRig(t, "old")
-	elsewhere, above := podAt(r.path(), "node-b"), podAt(filepath.Dir(r.path()), "node-a")
+	h := newHarness(t, "old")
+	elsewhere, above := podAt(h.path(), "node-b"), podAt(filepath.Dir(h.path()), "node-a")
 	above.Name = "above"
-	must.Succeed(t, r.client.Tracker().Add(elsewhere))
-	must.Succeed(t, r.client.Tracker().Add(above))
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	must.Succeed(t, h.client.Tracker().Add(elsewhere))
+	must.Succeed(t, h.client.Tracker().Add(above))
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 }
 
 // It came after the claim was found to be free.
 func TestPodThatComesLater_stopsTheMove(t *testing.T) {
-	r := newRig(t, "old")
-	path := r.path()
-	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
-	must.Succeed(t, r.client.Tracker().Add(podAt(path, "node-a")))
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	h := newHarness(t, "old")
+	path := h.path()
+	must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
+	must.Succeed(t, h.client.Tracker().Add(podAt(path, "node-a")))
+	if err := h.run(apply); err == nil || !strings.Contains(h.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
-	r.wantData(path)
-	must.Succeed(t, r.client.CoreV1().Pods("other").Delete(t.Context(), "plain", metav1.DeleteOptions{}))
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	h.wantData(path)
+	must.Succeed(t, h.client.CoreV1().Pods("other").Delete(t.Context(), "plain", metav1.DeleteOptions{}))
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 }
 
 func TestUndoOfADirectoryThatAPodHas_changesNothing(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(apply))
-	must.Succeed(t, r.client.Tracker().Add(podAt(filepath.Join(r.config.Pools[0].Path, pvName, "sub"), "node-a")))
-	if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(apply))
+	must.Succeed(t, h.client.Tracker().Add(podAt(filepath.Join(h.config.Pools[0].Path, pvName, "sub"), "node-a")))
+	if err := h.run(undo); err == nil || !strings.Contains(h.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
-	r.wantCSI()
+	h.wantCSI()
 }
 
 // All nodes have the directory.
 func TestUndoInASharedPool_seesThePodsOfOtherNodes(t *testing.T) {
-	r := newRig(t, "old")
-	r.config.Pools[0].Shared = true
-	must.Succeed(t, r.run(apply))
-	must.Succeed(t, r.client.Tracker().Add(podAt(filepath.Join(r.config.Pools[0].Path, pvName), "node-b")))
-	if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	h := newHarness(t, "old")
+	h.config.Pools[0].Shared = true
+	must.Succeed(t, h.run(apply))
+	must.Succeed(t, h.client.Tracker().Add(podAt(filepath.Join(h.config.Pools[0].Path, pvName), "node-b")))
+	if err := h.run(undo); err == nil || !strings.Contains(h.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
-	r.wantCSI()
+	h.wantCSI()
 }
 
 // served has a provisioner in the pool.
-func (r *rig) served() error {
-	return r.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "provisioner"}, Spec: corev1.PodSpec{
-		NodeName: "node-a", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}}})
+func (h *harness) served() error {
+	return h.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "provisioner"}, Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: h.config.Pools[0].Path}}}}}})
 }
 
 // choosing names one claim.
-func choosing(name string) func(*rig) error {
-	return func(r *rig) error {
-		r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: name}}}
+func choosing(name string) func(*harness) error {
+	return func(h *harness) error {
+		h.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: name}}}
 		return nil
 	}
 }
 
-func (r *rig) path() string {
-	pv, _ := r.objects()
+func (h *harness) path() string {
+	pv, _ := h.objects()
 	return origin.Path(pv)
 }
 
 // refusing has the API server refuse new objects of a kind.
-func refusing(resource string) func(*rig) error {
-	return func(r *rig) error {
-		r.client.PrependReactor("create", resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
+func refusing(resource string) func(*harness) error {
+	return func(h *harness) error {
+		h.client.PrependReactor("create", resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
 			return isDryRun(action), nil, apierrors.NewForbidden(corev1.Resource(resource), "", errors.New("exceeded"))
 		})
 		return nil
@@ -605,9 +605,9 @@ func (hangs) Directory(context.Context, map[string]string) (dir.ID, error) {
 }
 
 // immutable has a privileged pod have protected the directory from being renamed.
-func (r *rig) immutable() error {
-	path := r.path()
-	r.Cleanup(func() { must.Succeed(r.T, exec.Command("chattr", "-i", path).Run()) })
+func (h *harness) immutable() error {
+	path := h.path()
+	h.Cleanup(func() { must.Succeed(h.T, exec.Command("chattr", "-i", path).Run()) })
 	return exec.Command("chattr", "+i", path).Run()
 }
 
@@ -625,13 +625,13 @@ func (d twoPools) Volume(ctx context.Context, id volume.ID) (client.Volume, erro
 }
 
 // lost has the pool have had a volume of the name, which is gone but for its record.
-func (r *rig) lost() error {
+func (h *harness) lost() error {
 	id, err := volume.ParseID(pvName)
 	if err != nil {
 		return err
 	}
-	_, err = r.driver.(driver).set.Create(r.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1 << 20}})
-	return errors.Join(err, os.Remove(filepath.Join(r.config.Pools[0].Path, pvName)))
+	_, err = h.driver.(driver).set.Create(h.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1 << 20}})
+	return errors.Join(err, os.Remove(filepath.Join(h.config.Pools[0].Path, pvName)))
 }
 
 // What is in the pool already, with its record, needs nothing more there. Without a record it is refused before its objects are deleted.
@@ -639,24 +639,24 @@ func TestMigrationOnAFullDisk(t *testing.T) {
 	for recorded, want := range map[bool]string{true: "", false: "has no room for the record of " + pvName} {
 		t.Run(fmt.Sprintf("recorded %t", recorded), func(t *testing.T) {
 			disk := testenv.LoopFS(t, "ext4", 64<<20)
-			r := newRigOn(t, disk, "pool")
-			r.config.Directory = filepath.Join(t.TempDir(), "saved")
+			h := newHarnessOn(t, disk, "pool")
+			h.config.Directory = filepath.Join(t.TempDir(), "saved")
 			if recorded {
-				in := store.VolumePath{Directory: r.config.Pools[0].Path, Name: pvName}
+				in := store.VolumePath{Directory: h.config.Pools[0].Path, Name: pvName}
 				must.Succeed(t, store.Handover{From: in, To: in}.Record(1003520))
 			}
 			foreign := filepath.Join(disk, "foreign")
 			must.Succeed(t, os.Mkdir(foreign, 0o700))
 			fulldisk.Fill(t, foreign, fulldisk.Shortage{Bytes: true})
-			r.client.ClearActions()
-			if err := r.run(apply); (err == nil) != recorded || !strings.Contains(r.output.String(), want) {
-				t.Errorf("%v\n%s", err, r.output.String())
+			h.client.ClearActions()
+			if err := h.run(apply); (err == nil) != recorded || !strings.Contains(h.output.String(), want) {
+				t.Errorf("%v\n%s", err, h.output.String())
 			}
 			if recorded {
-				r.wantCSI()
+				h.wantCSI()
 				return
 			}
-			r.wantNoChange()
+			h.wantNoChange()
 		})
 	}
 }
@@ -708,29 +708,29 @@ func TestServes(t *testing.T) {
 
 // An administrator who knows that it is no provisioner can say so.
 func TestPodThatMayBeAProvisioner(t *testing.T) {
-	r := newRig(t, "old")
-	pod := podAt(r.config.Pools[0].Path, "node-a")
+	h := newHarness(t, "old")
+	pod := podAt(h.config.Pools[0].Path, "node-a")
 	pod.Spec.Containers = []corev1.Container{{EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}}}
-	must.Succeed(t, r.client.Tracker().Add(pod))
-	r.client.ClearActions()
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "by variables of the ConfigMap settings") || !strings.Contains(r.output.String(), "--no-provisioner=other/plain") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	must.Succeed(t, h.client.Tracker().Add(pod))
+	h.client.ClearActions()
+	if err := h.run(apply); err == nil || !strings.Contains(h.output.String(), "by variables of the ConfigMap settings") || !strings.Contains(h.output.String(), "--no-provisioner=other/plain") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
-	r.wantNoChange()
-	r.config.NoProvisioners = []types.NamespacedName{{Namespace: "other", Name: "plain"}}
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	h.wantNoChange()
+	h.config.NoProvisioners = []types.NamespacedName{{Namespace: "other", Name: "plain"}}
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 }
 
 // Another client changes the PersistentVolume all the time.
 func TestStepThatIsNeverDone_timesOut(t *testing.T) {
-	r := newRig(t, "old")
-	r.config.Timeout = time.Millisecond
-	r.client.PrependReactor("patch", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+	h := newHarness(t, "old")
+	h.config.Timeout = time.Millisecond
+	h.client.PrependReactor("patch", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumes"), pvName, errors.New("changed"))
 	})
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "to Retain: not within 1ms") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	if err := h.run(apply); err == nil || !strings.Contains(h.output.String(), "to Retain: not within 1ms") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
 }
 
@@ -742,38 +742,38 @@ func (away) Name(context.Context) (string, error) { return "", errors.New("no su
 // provisioner.go in rancher/local-path-provisioner v0.0.36).
 func TestLocalPath(t *testing.T) {
 	long := pvName + "_space_" + strings.Repeat("n", 200)
-	r := newRig(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+	h := newHarness(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		path := filepath.Join(filepath.Dir(origin.Path(pv)), long)
 		pv.Annotations[origin.ProvisionedBy] = "rancher.io/local-path"
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
 	})
-	pv, claim := r.objects()
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
-	must.Succeed(t, r.run(undo))
-	r.wantPlain(pv, claim)
+	pv, claim := h.objects()
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
+	must.Succeed(t, h.run(undo))
+	h.wantPlain(pv, claim)
 }
 
 // The record of the provisioner's own pool goes along, and comes back, with the size that it has by then.
 func TestRecordIsMovedWithVolume(t *testing.T) {
-	r := newRig(t, "old")
-	old := filepath.Dir(r.path())
+	h := newHarness(t, "old")
+	old := filepath.Dir(h.path())
 	serve(t, "provisioner", old)
-	h := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
-	must.Succeed(t, h.Record(1003520))
+	over := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
+	must.Succeed(t, over.Record(1003520))
 	written, err := os.ReadFile(records(old)[0])
 	must.Succeed(t, err)
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 	if left := records(old); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	moved, err := os.ReadFile(records(r.config.Pools[0].Path)[0])
+	moved, err := os.ReadFile(records(h.config.Pools[0].Path)[0])
 	if err != nil || !bytes.Equal(moved, written) {
 		t.Errorf("%s (%v), was %s", moved, err, written)
 	}
-	must.Succeed(t, r.run(undo))
-	if back, err := os.ReadFile(records(old)[0]); err != nil || !bytes.Equal(back, written) || len(records(r.config.Pools[0].Path)) > 0 {
+	must.Succeed(t, h.run(undo))
+	if back, err := os.ReadFile(records(old)[0]); err != nil || !bytes.Equal(back, written) || len(records(h.config.Pools[0].Path)) > 0 {
 		t.Errorf("%s (%v), was %s", back, err, written)
 	}
 }
@@ -781,26 +781,26 @@ func TestRecordIsMovedWithVolume(t *testing.T) {
 // The provisioner, which may run on, removes empty directories whose records are provisional. It was killed before it
 // had confirmed this one.
 func TestTheRecordIsConfirmedBeforeObjectsAreDeleted(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, os.RemoveAll(r.path()))
-	old := filepath.Dir(r.path())
+	h := newHarness(t, "old")
+	must.Succeed(t, os.RemoveAll(h.path()))
+	old := filepath.Dir(h.path())
 	set := serve(t, "provisioner", old)
 	id, err := volume.ParseID(pvName)
 	must.Succeed(t, err)
 	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1000001}, Provisional: true})
 	must.Succeed(t, err)
-	h := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
+	over := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
 	for steps, want := range []bool{true, false} {
 		if steps > 0 {
-			must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
+			must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
 		}
-		if found, err := h.Find(); err != nil || found.From.Provisional != want {
+		if found, err := over.Find(); err != nil || found.From.Provisional != want {
 			t.Errorf("after %d steps: %+v (%v)", steps, found, err)
 		}
 	}
-	must.Succeed(t, r.run(apply))
-	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Pools[0].Path, pvName, "data"), []byte("kept"), 0o600))
-	r.wantCSI()
+	must.Succeed(t, h.run(apply))
+	must.Succeed(t, os.WriteFile(filepath.Join(h.config.Pools[0].Path, pvName, "data"), []byte("kept"), 0o600))
+	h.wantCSI()
 }
 
 func TestChosen(t *testing.T) {
@@ -833,21 +833,21 @@ func TestChosen(t *testing.T) {
 
 // As of a provisioner with PV_DIR_SHARED: any node has the directory, before and after.
 func TestSharedPool_volumeHasNoNodeAffinity(t *testing.T) {
-	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+	h := newHarness(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		pv.Annotations[origin.ProvisionedBy], pv.Annotations[origin.Identity] = origin.SingleNodeName, "node-a"
 		delete(pv.Annotations, origin.ProvisionOnNode)
 		pv.Spec.NodeAffinity = nil
 	})
-	r.config.Pools[0].Shared = true
-	r.driver = ofNoNode{r.driver}
-	pv, claim := r.objects()
-	must.Succeed(t, r.run(apply))
-	if now, _ := r.objects(); now.Spec.CSI == nil || now.Spec.NodeAffinity != nil {
+	h.config.Pools[0].Shared = true
+	h.driver = ofNoNode{h.driver}
+	pv, claim := h.objects()
+	must.Succeed(t, h.run(apply))
+	if now, _ := h.objects(); now.Spec.CSI == nil || now.Spec.NodeAffinity != nil {
 		t.Errorf("PersistentVolume %+v", now.Spec)
 	}
-	r.wantData(filepath.Join(r.config.Pools[0].Path, pvName))
-	must.Succeed(t, r.run(undo))
-	r.wantPlain(pv, claim)
+	h.wantData(filepath.Join(h.config.Pools[0].Path, pvName))
+	must.Succeed(t, h.run(undo))
+	h.wantPlain(pv, claim)
 }
 
 // ofNoNode is a driver whose pool is shared.
@@ -861,52 +861,52 @@ func (d ofNoNode) Volume(ctx context.Context, id volume.ID) (client.Volume, erro
 
 func TestProvisionerOnAnotherNode_stopsOnlySharedPools(t *testing.T) {
 	for shared, want := range map[bool]string{true: "two programs serve this pool", false: ""} {
-		r := newRig(t, "old")
-		r.config.Pools[0].Shared = shared
-		must.Succeed(t, r.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "provisioner"}, Spec: corev1.PodSpec{
-			NodeName: "node-b", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}}}))
-		if err := r.run(apply); (err != nil) != shared || !strings.Contains(r.output.String(), want) {
-			t.Errorf("shared %t: %v\n%s", shared, err, r.output.String())
+		h := newHarness(t, "old")
+		h.config.Pools[0].Shared = shared
+		must.Succeed(t, h.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "provisioner"}, Spec: corev1.PodSpec{
+			NodeName: "node-b", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: h.config.Pools[0].Path}}}}}}))
+		if err := h.run(apply); (err != nil) != shared || !strings.Contains(h.output.String(), want) {
+			t.Errorf("shared %t: %v\n%s", shared, err, h.output.String())
 		}
 	}
 }
 
 func TestAnotherNodesVolumesAreNamed(t *testing.T) {
-	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+	h := newHarness(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		pv.Spec.NodeAffinity = affinity([]map[string]string{{corev1.LabelHostname: "host-b"}})
 	})
-	must.Succeed(t, r.run(apply))
-	if !strings.Contains(r.output.String(), "1 claim on node host-b: run the command there") {
-		t.Error(r.output.String())
+	must.Succeed(t, h.run(apply))
+	if !strings.Contains(h.output.String(), "1 claim on node host-b: run the command there") {
+		t.Error(h.output.String())
 	}
 }
 
 // A claim that another client makes meanwhile is not taken for one's own.
 func TestClaimOfAnotherClientStopsMigration(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
-	_, claim := pair(r.config.From[0])
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
+	_, claim := pair(h.config.From[0])
 	claim.Spec.VolumeName = ""
-	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	_, err := h.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "another client created it") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	if err := h.run(apply); err == nil || !strings.Contains(h.output.String(), "another client created it") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
-	must.Succeed(t, r.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
-	must.Succeed(t, r.run(apply))
-	r.wantCSI()
+	must.Succeed(t, h.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
+	must.Succeed(t, h.run(apply))
+	h.wantCSI()
 }
 
 // Its volume, which has data, would go with it.
 func TestClaimOfAnotherClientThatHasAVolume_isNotSaidToBeDeleted(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
-	_, claim := pair(r.config.From[0])
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
+	_, claim := pair(h.config.From[0])
 	claim.Spec.VolumeName = "pvc-other"
-	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	_, err := h.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "the PersistentVolume pvc-other, which may have data: delete it only if that can go") {
-		t.Errorf("%v\n%s", err, r.output.String())
+	if err := h.run(apply); err == nil || !strings.Contains(h.output.String(), "the PersistentVolume pvc-other, which may have data: delete it only if that can go") {
+		t.Errorf("%v\n%s", err, h.output.String())
 	}
 }
 
@@ -914,39 +914,39 @@ func TestClaimOfAnotherClientThatHasAVolume_isNotSaidToBeDeleted(t *testing.T) {
 func TestUndoOfAVolumeThatIsOnAnotherNode_deletesNothing(t *testing.T) {
 	for _, directory := range []string{"pool", "old"} {
 		t.Run(directory, func(t *testing.T) {
-			r := newRig(t, directory)
-			must.Succeed(t, r.run(apply))
-			here, moved := filepath.Join(r.config.Pools[0].Path, pvName), filepath.Join(t.TempDir(), pvName)
+			h := newHarness(t, directory)
+			must.Succeed(t, h.run(apply))
+			here, moved := filepath.Join(h.config.Pools[0].Path, pvName), filepath.Join(t.TempDir(), pvName)
 			must.Succeed(t, os.Rename(here, moved))
-			if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "move it back first") {
-				t.Errorf("%v\n%s", err, r.output.String())
+			if err := h.run(undo); err == nil || !strings.Contains(h.output.String(), "move it back first") {
+				t.Errorf("%v\n%s", err, h.output.String())
 			}
 			must.Succeed(t, os.Rename(moved, here))
-			r.wantCSI()
+			h.wantCSI()
 		})
 	}
 }
 
 func TestAVolumeThatWasDeletedAfterItsMigration(t *testing.T) {
-	r := newRig(t, "old")
-	must.Succeed(t, r.run(apply))
-	must.Succeed(t, r.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
-	must.Succeed(t, r.client.CoreV1().PersistentVolumes().Delete(t.Context(), pvName, metav1.DeleteOptions{}))
+	h := newHarness(t, "old")
+	must.Succeed(t, h.run(apply))
+	must.Succeed(t, h.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
+	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(t.Context(), pvName, metav1.DeleteOptions{}))
 	// And there is another claim of its name.
-	_, claim := pair(r.config.From[0])
+	_, claim := pair(h.config.From[0])
 	claim.Spec.VolumeName = "pvc-other"
-	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	_, err := h.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	must.Succeed(t, r.run(apply))
-	if !strings.Contains(r.output.String(), "migrated, and deleted since") {
-		t.Error(r.output.String())
+	must.Succeed(t, h.run(apply))
+	if !strings.Contains(h.output.String(), "migrated, and deleted since") {
+		t.Error(h.output.String())
 	}
 	// The driver has removed the directory: there is nothing to go back to, and what comes after is not stopped by it.
-	must.Succeed(t, os.RemoveAll(filepath.Join(r.config.Pools[0].Path, pvName)))
+	must.Succeed(t, os.RemoveAll(filepath.Join(h.config.Pools[0].Path, pvName)))
 	for _, change := range []func(*Config){undo, apply} {
-		r.output.Reset()
-		if err := r.run(change); err != nil || !strings.Contains(r.output.String(), "migrated, and deleted since") {
-			t.Errorf("%v\n%s", err, r.output.String())
+		h.output.Reset()
+		if err := h.run(change); err != nil || !strings.Contains(h.output.String(), "migrated, and deleted since") {
+			t.Errorf("%v\n%s", err, h.output.String())
 		}
 	}
 }

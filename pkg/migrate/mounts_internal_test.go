@@ -17,25 +17,25 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 func TestRefusedByMounts(t *testing.T) {
 	testenv.NeedRoot(t)
 	refused(t, map[string]refusal{
-		"a pod has a mount of a directory in it":   {nil, (*rig).mountedElsewhere, "pod other/plain has the directory"},
-		"a filesystem is mounted on the directory": {nil, (*rig).mountedOver, "is a mount point"},
+		"a pod has a mount of a directory in it":   {nil, (*harness).mountedElsewhere, "pod other/plain has the directory"},
+		"a filesystem is mounted on the directory": {nil, (*harness).mountedOver, "is a mount point"},
 	})
 }
 
-func (r *rig) mountedElsewhere() error {
-	sub, at := filepath.Join(r.path(), "sub"), r.TempDir()
-	must.Succeed(r.T, os.Mkdir(sub, 0o755))
-	r.mount(sub, at, "", unix.MS_BIND)
-	return r.client.Tracker().Add(podAt(at, "node-a"))
+func (h *harness) mountedElsewhere() error {
+	sub, at := filepath.Join(h.path(), "sub"), h.TempDir()
+	must.Succeed(h.T, os.Mkdir(sub, 0o755))
+	h.mount(sub, at, "", unix.MS_BIND)
+	return h.client.Tracker().Add(podAt(at, "node-a"))
 }
 
-func (r *rig) mountedOver() error {
-	r.mount("none", r.path(), "tmpfs", 0)
+func (h *harness) mountedOver() error {
+	h.mount("none", h.path(), "tmpfs", 0)
 	return nil
 }
 
-func (r *rig) mount(source, target, kind string, flags uintptr) {
-	r.Helper()
-	must.Succeed(r.T, unix.Mount(source, target, kind, flags, ""))
-	r.Cleanup(func() { must.Succeed(r.T, unix.Unmount(target, 0)) })
+func (h *harness) mount(source, target, kind string, flags uintptr) {
+	h.Helper()
+	must.Succeed(h.T, unix.Mount(source, target, kind, flags, ""))
+	h.Cleanup(func() { must.Succeed(h.T, unix.Unmount(target, 0)) })
 }

@@ -15,43 +15,43 @@ import (
 
 // What a session has left in memory may not be on the disk of the target, but for one that has come to its end in the same process.
 func TestCopyIsDoubted(t *testing.T) {
-	r := newRig(t)
+	h := newHarness(t)
 	var doubted []bool
 	began := make(chan struct{}, 4)
-	r.in.Receive = func(ctx context.Context, conn net.Conn, into *dir.Dir, is mover.Receiving, finished func() error) error {
-		r.mu.Lock()
+	h.in.Receive = func(ctx context.Context, conn net.Conn, into *dir.Dir, is mover.Receiving, finished func() error) error {
+		h.mu.Lock()
 		doubted = append(doubted, is.Doubted)
-		r.mu.Unlock()
+		h.mu.Unlock()
 		began <- struct{}{}
 		return receive(ctx, conn, into, is, finished)
 	}
 	want := func(what string, all ...bool) {
 		t.Helper()
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		h.mu.Lock()
+		defer h.mu.Unlock()
 		if !slices.Equal(doubted, all) {
 			t.Errorf("%s: the sessions doubt what is there: %v, want %v", what, doubted, all)
 		}
 		doubted = nil
 	}
-	ended := r.listen()
-	r.plane.during = func(mover.Pass) error {
+	ended := h.listen()
+	h.plane.during = func(mover.Pass) error {
 		<-began
 		return errors.New("cut")
 	}
-	if _, err := r.out.Copy(t.Context()); err == nil {
+	if _, err := h.out.Copy(t.Context()); err == nil {
 		t.Fatal("a pass that fails has copied all")
 	}
-	r.plane.during = nil
-	_, err := r.out.Copy(t.Context())
+	h.plane.during = nil
+	_, err := h.out.Copy(t.Context())
 	must.Succeed(t, err, ended())
 	want("one that was cut, passes and a last pass", true, true, false)
 
-	state := must.Value(r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}))(t)
-	_, err = r.to.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
+	state := must.Value(h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}))(t)
+	_, err = h.to.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
 	must.Succeed(t, err)
-	r.in = &mover.In{Driver: r.in.Driver, Open: r.in.Open, Receive: r.in.Receive, Volume: r.in.Volume, Move: r.in.Move, Peer: r.in.Peer, Report: r.in.Report}
-	r.listen()
-	must.Succeed(t, must.Err(r.out.Copy(t.Context())))
+	h.in = &mover.In{Driver: h.in.Driver, Open: h.in.Open, Receive: h.in.Receive, Volume: h.in.Volume, Move: h.in.Move, Peer: h.in.Peer, Report: h.in.Report}
+	h.listen()
+	must.Succeed(t, must.Err(h.out.Copy(t.Context())))
 	want("a last pass to another process", true)
 }

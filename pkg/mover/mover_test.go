@@ -146,8 +146,8 @@ func receive(_ context.Context, conn net.Conn, into *dir.Dir, _ mover.Receiving,
 	}
 }
 
-// A rig is two nodes, of which the first has the volume pvc-1, with the movers of the two.
-type rig struct {
+// A harness is two nodes, of which the first has the volume pvc-1, with the movers of the two.
+type harness struct {
 	t        *testing.T
 	from, to *side
 	out      *mover.Out
@@ -161,129 +161,129 @@ type rig struct {
 	at func(e mover.Event)
 }
 
-func newRig(t *testing.T) *rig {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
-	return newRigIn(t, t.TempDir())
+	return newHarnessIn(t, t.TempDir())
 }
 
-// newRigIn is a rig whose volume is on a filesystem of its own.
-func newRigIn(t *testing.T, root string) *rig {
+// newHarnessIn is a harness whose volume is on a filesystem of its own.
+func newHarnessIn(t *testing.T, root string) *harness {
 	t.Helper()
-	r := &rig{t: t, from: newSideIn(t, "node-1", root), to: newSide(t, "node-2")}
-	r.plane.passes = &r.passes
-	_, err := r.from.Create(t.Context(), pool.Request{ID: pooltest.ID(t, "pvc-1"), Range: volume.Range{Required: mib}})
+	h := &harness{t: t, from: newSideIn(t, "node-1", root), to: newSide(t, "node-2")}
+	h.plane.passes = &h.passes
+	_, err := h.from.Create(t.Context(), pool.Request{ID: pooltest.ID(t, "pvc-1"), Range: volume.Range{Required: mib}})
 	must.Succeed(t, err)
-	r.write("first")
-	r.out = &mover.Out{
-		Driver: r.from, Open: r.from.pools.Open, Volume: "pvc-1", Move: "move-1", Peer: "node-2", Report: r.report, Every: time.Millisecond,
+	h.write("first")
+	h.out = &mover.Out{
+		Driver: h.from, Open: h.from.pools.Open, Volume: "pvc-1", Move: "move-1", Peer: "node-2", Report: h.report, Every: time.Millisecond,
 		Sender: func(conn net.Conn) mover.Sender {
-			p := r.plane
+			p := h.plane
 			p.Conn = conn
 			return p
 		},
 	}
-	r.in = &mover.In{
-		Driver: r.to, Open: r.to.pools.Open, Receive: receive, Volume: "pvc-1", Move: "move-1", Peer: "node-1", Report: func(mover.Event) {},
+	h.in = &mover.In{
+		Driver: h.to, Open: h.to.pools.Open, Receive: receive, Volume: "pvc-1", Move: "move-1", Peer: "node-1", Report: func(mover.Event) {},
 	}
-	return r
+	return h
 }
 
-func (r *rig) report(e mover.Event) {
-	r.mu.Lock()
-	r.events = append(r.events, e.Event)
-	at := r.at
-	r.mu.Unlock()
+func (h *harness) report(e mover.Event) {
+	h.mu.Lock()
+	h.events = append(h.events, e.Event)
+	at := h.at
+	h.mu.Unlock()
 	if at != nil {
 		at(e)
 	}
 }
 
-func (r *rig) write(data string) {
-	r.t.Helper()
-	must.Succeed(r.t, os.WriteFile(r.from.Path("pool", "pvc-1", "data"), []byte(data), 0o600))
+func (h *harness) write(data string) {
+	h.t.Helper()
+	must.Succeed(h.t, os.WriteFile(h.from.Path("pool", "pvc-1", "data"), []byte(data), 0o600))
 }
 
-func (r *rig) publish(s *side, target string) error {
-	return s.Publications().Publish(r.t.Context(), pool.Publication{ID: pooltest.ID(r.t, "pvc-1"), Target: s.Target(target)})
+func (h *harness) publish(s *side, target string) error {
+	return s.Publications().Publish(h.t.Context(), pool.Publication{ID: pooltest.ID(h.t, "pvc-1"), Target: s.Target(target)})
 }
 
-func (r *rig) unpublish(s *side, target string) {
-	r.t.Helper()
-	must.Succeed(r.t, s.Publications().Unpublish(r.t.Context(), pooltest.ID(r.t, "pvc-1"), s.Target(target)))
+func (h *harness) unpublish(s *side, target string) {
+	h.t.Helper()
+	must.Succeed(h.t, s.Publications().Unpublish(h.t.Context(), pooltest.ID(h.t, "pvc-1"), s.Target(target)))
 }
 
 // listen begins to serve the target, and has the source dial it. What it returns waits for the end.
-func (r *rig) listen() (ended func() error) {
-	r.t.Helper()
+func (h *harness) listen() (ended func() error) {
+	h.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(r.t, err)
+	must.Succeed(h.t, err)
 	address := listener.Addr().String()
-	r.out.Dial = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", address) }
-	ctx, cancel := context.WithCancel(r.t.Context())
+	h.out.Dial = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", address) }
+	ctx, cancel := context.WithCancel(h.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- r.in.Serve(ctx, listener) }()
-	r.t.Cleanup(cancel)
+	go func() { done <- h.in.Serve(ctx, listener) }()
+	h.t.Cleanup(cancel)
 	return sync.OnceValue(func() error { return <-done })
 }
 
 // wantData expects the copy to be confirmed by a fence and to be published with that content.
-func (r *rig) wantMoved(fence, data string) {
-	r.t.Helper()
-	if err := r.publish(r.to, "a"); !errors.Is(err, volume.ErrPrecondition) {
-		r.t.Errorf("a copy that is not confirmed is published: %v", err)
+func (h *harness) wantMoved(fence, data string) {
+	h.t.Helper()
+	if err := h.publish(h.to, "a"); !errors.Is(err, volume.ErrPrecondition) {
+		h.t.Errorf("a copy that is not confirmed is published: %v", err)
 	}
 	for range 2 {
-		must.Succeed(r.t, r.in.Confirm(r.t.Context(), fence))
+		must.Succeed(h.t, h.in.Confirm(h.t.Context(), fence))
 	}
-	must.Succeed(r.t, r.publish(r.to, "a"))
-	r.unpublish(r.to, "a")
-	if got, err := os.ReadFile(r.to.Path("pool", "pvc-1", "data")); err != nil || string(got) != data {
-		r.t.Errorf("the copy has %q (%v), want %q", got, err, data)
+	must.Succeed(h.t, h.publish(h.to, "a"))
+	h.unpublish(h.to, "a")
+	if got, err := os.ReadFile(h.to.Path("pool", "pvc-1", "data")); err != nil || string(got) != data {
+		h.t.Errorf("the copy has %q (%v), want %q", got, err, data)
 	}
-	if err := r.publish(r.from, "a"); !errors.Is(err, volume.ErrPrecondition) {
-		r.t.Errorf("the source is published as well: %v", err)
+	if err := h.publish(h.from, "a"); !errors.Is(err, volume.ErrPrecondition) {
+		h.t.Errorf("the source is published as well: %v", err)
 	}
-	if err := r.in.Abort(r.t.Context(), false); err == nil {
-		r.t.Error("the confirmed volume is aborted")
+	if err := h.in.Abort(h.t.Context(), false); err == nil {
+		h.t.Error("the confirmed volume is aborted")
 	}
-	r.in.Fence = fence
-	r.listen()
+	h.in.Fence = fence
+	h.listen()
 	for range 2 {
-		must.Succeed(r.t, r.out.Remove(r.t.Context()))
+		must.Succeed(h.t, h.out.Remove(h.t.Context()))
 	}
-	if _, err := r.from.Moves().State(r.t.Context(), pooltest.ID(r.t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
-		r.t.Errorf("the source is still there: %v", err)
+	if _, err := h.from.Moves().State(h.t.Context(), pooltest.ID(h.t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+		h.t.Errorf("the source is still there: %v", err)
 	}
 }
 
 // A pod writes until it gives the volume up, when it is told that the volume is fenced.
 func TestCopyWhileUsed(t *testing.T) {
-	r := newRig(t)
-	must.Succeed(t, r.publish(r.from, "a"))
-	ended := r.listen()
-	r.at = func(e mover.Event) {
+	h := newHarness(t)
+	must.Succeed(t, h.publish(h.from, "a"))
+	ended := h.listen()
+	h.at = func(e mover.Event) {
 		switch e.Event {
 		case mover.Passed:
 			if e.Last {
 				return
 			}
-			r.write("second")
+			h.write("second")
 		case mover.Waiting:
-			r.write("third")
-			r.unpublish(r.from, "a")
+			h.write("third")
+			h.unpublish(h.from, "a")
 		}
 	}
-	fence, err := r.out.Copy(t.Context())
+	fence, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 	must.Succeed(t, ended())
 	want := []string{mover.Passed, mover.Fenced, mover.Waiting, mover.Unused, mover.Passed, mover.Received}
-	if !slices.Equal(r.events, want) {
-		t.Errorf("the events are %q, want %q", r.events, want)
+	if !slices.Equal(h.events, want) {
+		t.Errorf("the events are %q, want %q", h.events, want)
 	}
-	if len(r.passes) != 2 || r.passes[0].Last || !r.passes[0].Since.IsZero() || !r.passes[1].Last || r.passes[1].Since.IsZero() {
-		t.Errorf("the passes are %+v", r.passes)
+	if len(h.passes) != 2 || h.passes[0].Last || !h.passes[0].Since.IsZero() || !h.passes[1].Last || h.passes[1].Since.IsZero() {
+		t.Errorf("the passes are %+v", h.passes)
 	}
-	r.wantMoved(fence, "third")
+	h.wantMoved(fence, "third")
 }
 
 // A volume without a record may hold more than its claim, in more files than its driver counts: already the first pass needs room for all of
@@ -294,50 +294,50 @@ func TestCopyHasRoomForVolumeWithoutRecord(t *testing.T) {
 			if files > 0 {
 				testenv.NeedTime(t)
 			}
-			r := newRig(t)
-			must.Succeed(t, os.Remove(r.from.Own("volumes", "pvc-1.json")), os.WriteFile(r.from.Path("pool", "pvc-1", "more"), make([]byte, mib), 0o600))
+			h := newHarness(t)
+			must.Succeed(t, os.Remove(h.from.Own("volumes", "pvc-1.json")), os.WriteFile(h.from.Path("pool", "pvc-1", "more"), make([]byte, mib), 0o600))
 			for i := range files {
-				must.Succeed(t, os.WriteFile(r.from.Path("pool", "pvc-1", strconv.Itoa(i)), nil, 0o600))
+				must.Succeed(t, os.WriteFile(h.from.Path("pool", "pvc-1", strconv.Itoa(i)), nil, 0o600))
 			}
-			r.out.Bytes = 4096
-			r.listen()
+			h.out.Bytes = 4096
+			h.listen()
 			promised := int64(0)
-			r.at = func(e mover.Event) {
+			h.at = func(e mover.Event) {
 				if e.Event == mover.Passed && promised == 0 {
-					state, err := r.to.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+					state, err := h.to.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 					must.Succeed(t, err)
 					promised = state.Bytes
 				}
 			}
-			fence, err := r.out.Copy(t.Context())
+			fence, err := h.out.Copy(t.Context())
 			must.Succeed(t, err)
-			if promised < mib || r.out.Promised() != promised {
-				t.Errorf("the copy is promised %d bytes, and the source says %d", promised, r.out.Promised())
+			if promised < mib || h.out.Promised() != promised {
+				t.Errorf("the copy is promised %d bytes, and the source says %d", promised, h.out.Promised())
 			}
-			r.wantMoved(fence, "first")
+			h.wantMoved(fence, "first")
 		})
 	}
 }
 
 // Between two connections no sender knows that the clock was set: what changed after it was set back has an old ctime.
 func TestClockIsSetBetweenConnections(t *testing.T) {
-	r := newRig(t)
-	must.Succeed(t, r.publish(r.from, "a"))
-	r.listen()
+	h := newHarness(t)
+	must.Succeed(t, h.publish(h.from, "a"))
+	h.listen()
 	set := false
-	r.out.WasSet = func() (bool, error) {
+	h.out.WasSet = func() (bool, error) {
 		defer func() { set = false }()
 		return set, nil
 	}
-	r.at = func(e mover.Event) {
+	h.at = func(e mover.Event) {
 		if e.Event == mover.Waiting {
 			set = true
-			r.unpublish(r.from, "a")
+			h.unpublish(h.from, "a")
 		}
 	}
-	_, err := r.out.Copy(t.Context())
+	_, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
-	if last := r.passes[len(r.passes)-1]; !last.Last || !last.Since.IsZero() {
+	if last := h.passes[len(h.passes)-1]; !last.Last || !last.Since.IsZero() {
 		t.Errorf("the last pass is %+v: it relies on a time before the clock was set", last)
 	}
 }
@@ -355,18 +355,18 @@ func TestPasses(t *testing.T) {
 		"differences that shrink forever": {func(pass int) int64 { return much * 1000 >> pass }, 10},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			must.Succeed(t, r.publish(r.from, "a"))
-			r.listen()
-			r.plane.bytes = c.bytes
-			r.at = func(e mover.Event) {
+			h := newHarness(t)
+			must.Succeed(t, h.publish(h.from, "a"))
+			h.listen()
+			h.plane.bytes = c.bytes
+			h.at = func(e mover.Event) {
 				if e.Event == mover.Waiting {
-					r.unpublish(r.from, "a")
+					h.unpublish(h.from, "a")
 				}
 			}
-			_, err := r.out.Copy(t.Context())
+			_, err := h.out.Copy(t.Context())
 			must.Succeed(t, err)
-			if got := len(r.passes) - 1; got != c.want {
+			if got := len(h.passes) - 1; got != c.want {
 				t.Errorf("%d passes are made while pods go on, want %d", got, c.want)
 			}
 		})
@@ -379,99 +379,99 @@ var errKilled = errors.New("killed")
 func TestSourceRunsAgain(t *testing.T) {
 	for _, event := range []string{mover.Passed, mover.Fenced, mover.Waiting, mover.Unused, mover.Received} {
 		t.Run(event, func(t *testing.T) {
-			r := newRig(t)
-			must.Succeed(t, r.publish(r.from, "a"))
-			r.listen()
+			h := newHarness(t)
+			must.Succeed(t, h.publish(h.from, "a"))
+			h.listen()
 			ctx, cancel := context.WithCancelCause(t.Context())
-			r.at = func(e mover.Event) {
+			h.at = func(e mover.Event) {
 				if e.Event == mover.Waiting {
-					r.unpublish(r.from, "a")
+					h.unpublish(h.from, "a")
 				}
 				if e.Event == event {
 					cancel(errKilled)
 				}
 			}
-			if fence, err := r.out.Copy(ctx); err == nil {
+			if fence, err := h.out.Copy(ctx); err == nil {
 				t.Errorf("it ends with the fence %s, want an error", fence)
 			}
-			again := *r.out
-			r.at = func(e mover.Event) {
+			again := *h.out
+			h.at = func(e mover.Event) {
 				if e.Event == mover.Waiting {
-					r.unpublish(r.from, "a")
+					h.unpublish(h.from, "a")
 				}
 			}
 			fence, err := again.Copy(t.Context())
 			must.Succeed(t, err)
-			r.wantMoved(fence, "first")
+			h.wantMoved(fence, "first")
 		})
 	}
 }
 
 // A source that was handed over needs no target any more, unless that has begun to copy anew.
 func TestSourceRunsAgainAfterHandOver(t *testing.T) {
-	r := newRig(t)
-	ended := r.listen()
-	fence, err := r.out.Copy(t.Context())
+	h := newHarness(t)
+	ended := h.listen()
+	fence, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 	must.Succeed(t, ended())
-	ended = r.listen()
-	again, err := r.out.Copy(t.Context())
+	ended = h.listen()
+	again, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 	must.Succeed(t, ended())
 	if again != fence {
 		t.Errorf("it is handed over as of %s, and was as of %s", again, fence)
 	}
 	// Another process began a pass, so that the copy is not whole.
-	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
-	_, err = r.to.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
+	_, err = h.to.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
 	must.Succeed(t, err)
-	if err := r.in.Confirm(t.Context(), fence); err == nil {
+	if err := h.in.Confirm(t.Context(), fence); err == nil {
 		t.Error("a copy is confirmed that is not whole")
 	}
-	r.listen()
-	_, err = r.out.Copy(t.Context())
+	h.listen()
+	_, err = h.out.Copy(t.Context())
 	must.Succeed(t, err)
 	// Nothing listens any more.
-	r.out.Dial = func(context.Context) (net.Conn, error) { return nil, errors.New("away") }
-	again, err = r.out.Copy(t.Context())
+	h.out.Dial = func(context.Context) (net.Conn, error) { return nil, errors.New("away") }
+	again, err = h.out.Copy(t.Context())
 	must.Succeed(t, err)
-	r.wantMoved(again, "first")
+	h.wantMoved(again, "first")
 }
 
 // loseCopy removes the copy by hand.
-func (r *rig) loseCopy() {
-	r.t.Helper()
-	must.Succeed(r.t, os.RemoveAll(r.to.Path("pool", "pvc-1")), os.Remove(r.to.Own("volumes", "pvc-1.json")))
+func (h *harness) loseCopy() {
+	h.t.Helper()
+	must.Succeed(h.t, os.RemoveAll(h.to.Path("pool", "pvc-1")), os.Remove(h.to.Own("volumes", "pvc-1.json")))
 }
 
 // A copy that was made anew after it was filled is empty, and must not count as whole.
 func TestCopyMadeAnewBeforeReceived(t *testing.T) {
-	r := newRig(t)
-	r.listen()
-	dial, sessions := r.out.Dial, 0
-	r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+	h := newHarness(t)
+	h.listen()
+	dial, sessions := h.out.Dial, 0
+	h.out.Dial = func(ctx context.Context) (net.Conn, error) {
 		if sessions++; sessions == 4 { // after the passes and the last pass
-			r.loseCopy()
-			state, err := r.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
+			h.loseCopy()
+			state, err := h.from.Call(ctx, moves.State, moves.Request{Volume: "pvc-1"})
 			must.Succeed(t, err)
-			_, err = r.to.Call(ctx, moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
+			_, err = h.to.Call(ctx, moves.PrepareTarget, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape})
 			must.Succeed(t, err)
 		}
 		return dial(ctx)
 	}
-	if fence, err := r.out.Copy(t.Context()); err == nil {
+	if fence, err := h.out.Copy(t.Context()); err == nil {
 		t.Errorf("an empty copy is handed over as of %s", fence)
 	}
-	must.Succeed(t, r.out.Undo(t.Context(), false))
+	must.Succeed(t, h.out.Undo(t.Context(), false))
 }
 
 // A connection on which nothing is said, as that of a source which asks whether the target is there, ends no session.
 func TestSilentConnectionEndsNoSession(t *testing.T) {
-	r := newRig(t)
-	r.listen()
-	r.plane.during = func(mover.Pass) error {
-		conn, err := r.out.Dial(t.Context())
+	h := newHarness(t)
+	h.listen()
+	h.plane.during = func(mover.Pass) error {
+		conn, err := h.out.Dial(t.Context())
 		if err != nil {
 			return err
 		}
@@ -479,53 +479,53 @@ func TestSilentConnectionEndsNoSession(t *testing.T) {
 		_, readErr := io.Copy(io.Discard, conn) // until the target ends it
 		return errors.Join(err, readErr, conn.Close())
 	}
-	_, err := r.out.Copy(t.Context())
+	_, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 }
 
 // What was undone while the mover waits must not be handed over.
 func TestUndoneWhileWaiting(t *testing.T) {
-	r := newRig(t)
-	must.Succeed(t, r.publish(r.from, "a"))
-	r.listen()
-	r.at = func(e mover.Event) {
+	h := newHarness(t)
+	must.Succeed(t, h.publish(h.from, "a"))
+	h.listen()
+	h.at = func(e mover.Event) {
 		if e.Event == mover.Waiting {
-			must.Succeed(t, r.out.Undo(t.Context(), false))
+			must.Succeed(t, h.out.Undo(t.Context(), false))
 		}
 	}
-	if fence, err := r.out.Copy(t.Context()); err == nil {
+	if fence, err := h.out.Copy(t.Context()); err == nil {
 		t.Errorf("it is handed over as of %s", fence)
 	}
-	r.unpublish(r.from, "a")
-	must.Succeed(t, r.in.Abort(t.Context(), false))
-	must.Succeed(t, r.publish(r.from, "b"))
-	r.unpublish(r.from, "b")
+	h.unpublish(h.from, "a")
+	must.Succeed(t, h.in.Abort(t.Context(), false))
+	must.Succeed(t, h.publish(h.from, "b"))
+	h.unpublish(h.from, "b")
 }
 
 // What is undone during a pass before the fence, as when the mover's pod was deleted by force and its process goes on, is not fenced after that.
 func TestUndoneBeforeFence(t *testing.T) {
-	r := newRig(t)
-	must.Succeed(t, r.publish(r.from, "a"))
-	r.listen()
-	r.plane.during = func(mover.Pass) error { return r.out.Undo(t.Context(), true) }
-	r.at = func(e mover.Event) {
+	h := newHarness(t)
+	must.Succeed(t, h.publish(h.from, "a"))
+	h.listen()
+	h.plane.during = func(mover.Pass) error { return h.out.Undo(t.Context(), true) }
+	h.at = func(e mover.Event) {
 		if e.Event == mover.Fenced {
 			t.Error("it is fenced")
-			must.Succeed(t, r.out.Undo(t.Context(), true))
+			must.Succeed(t, h.out.Undo(t.Context(), true))
 		}
 	}
 	for range 2 {
-		if _, err := r.out.Copy(t.Context()); err == nil {
+		if _, err := h.out.Copy(t.Context()); err == nil {
 			t.Error("a move that was undone is made")
 		}
-		must.Succeed(t, r.in.Abort(t.Context(), false))
+		must.Succeed(t, h.in.Abort(t.Context(), false))
 	}
-	r.unpublish(r.from, "a")
-	must.Succeed(t, r.publish(r.from, "b"))
-	r.unpublish(r.from, "b")
-	r.at, r.plane.during = nil, nil
-	r.out.Move, r.in.Move = "move-2", "move-2"
-	_, err := r.out.Copy(t.Context())
+	h.unpublish(h.from, "a")
+	must.Succeed(t, h.publish(h.from, "b"))
+	h.unpublish(h.from, "b")
+	h.at, h.plane.during = nil, nil
+	h.out.Move, h.in.Move = "move-2", "move-2"
+	_, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 }
 
@@ -537,84 +537,84 @@ func TestUndoneWhileCopied(t *testing.T) {
 	}{"amid a pass": {aborts: true}, "after a pass": {after: mover.Passed, aborts: true}, "before the abort": {}} {
 		t.Run(name, func(t *testing.T) {
 			root := testenv.LoopFS(t, "xfs", 512*mib)
-			r := newRigIn(t, root)
-			must.Succeed(t, r.publish(r.from, "a"))
-			r.listen()
-			r.plane.bytes = func(int) int64 { return 1 << 30 } // so that another pass would follow
+			h := newHarnessIn(t, root)
+			must.Succeed(t, h.publish(h.from, "a"))
+			h.listen()
+			h.plane.bytes = func(int) int64 { return 1 << 30 } // so that another pass would follow
 			undo := sync.OnceFunc(func() {
-				in := *r.in // another mover
-				must.Succeed(t, r.out.Undo(t.Context(), true))
+				in := *h.in // another mover
+				must.Succeed(t, h.out.Undo(t.Context(), true))
 				if tt.aborts {
 					must.Succeed(t, in.Abort(t.Context(), false))
 				}
 			})
-			r.plane.during = func(mover.Pass) error {
+			h.plane.during = func(mover.Pass) error {
 				if tt.after == "" {
 					undo()
 				}
 				return nil
 			}
-			r.at = func(e mover.Event) {
+			h.at = func(e mover.Event) {
 				if e.Event == tt.after {
 					undo()
 				}
 			}
 			for range 2 {
-				if _, err := r.out.Copy(t.Context()); err == nil {
+				if _, err := h.out.Copy(t.Context()); err == nil {
 					t.Error("a move that was undone is made")
 				}
 			}
-			must.Succeed(t, r.in.Abort(t.Context(), false))
+			must.Succeed(t, h.in.Abort(t.Context(), false))
 			left, err := filepath.Glob(filepath.Join(root, "pool", "*", "snapshots", "*"))
 			if err != nil || len(left) > 0 {
 				t.Errorf("the source keeps %q (%v)", left, err)
 			}
-			if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+			if state, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 				t.Errorf("the target has %+v (%v)", state, err)
 			}
-			r.unpublish(r.from, "a")
+			h.unpublish(h.from, "a")
 		})
 	}
 }
 
 // A move that has begun nothing on a node undoes nothing there, and what has the name of the volume stays.
 func TestNothingToUndo(t *testing.T) {
-	r := newRig(t)
-	other := *r.in
-	other.Driver = r.from
-	must.Succeed(t, r.in.Abort(t.Context(), false), other.Abort(t.Context(), false), r.out.Undo(t.Context(), true))
-	must.Succeed(t, r.publish(r.from, "a"))
-	r.unpublish(r.from, "a")
-	_, err := r.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "another", Peer: "node-2"})
+	h := newHarness(t)
+	other := *h.in
+	other.Driver = h.from
+	must.Succeed(t, h.in.Abort(t.Context(), false), other.Abort(t.Context(), false), h.out.Undo(t.Context(), true))
+	must.Succeed(t, h.publish(h.from, "a"))
+	h.unpublish(h.from, "a")
+	_, err := h.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "another", Peer: "node-2"})
 	must.Succeed(t, err)
-	must.Succeed(t, r.out.Undo(t.Context(), true))
-	if state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Move != "another" {
+	must.Succeed(t, h.out.Undo(t.Context(), true))
+	if state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Move != "another" {
 		t.Errorf("another move has %+v (%v)", state, err)
 	}
-	r.out.Driver = r.to // which has no such volume
-	must.Succeed(t, r.out.GiveUp(t.Context()))
+	h.out.Driver = h.to // which has no such volume
+	must.Succeed(t, h.out.GiveUp(t.Context()))
 }
 
 // As long as the volume is wanted, a node that has it no more undoes nothing: the copy that would be aborted after that may be the only one.
 func TestUndoWithoutVolume(t *testing.T) {
-	for name, lost := range map[string]func(r *rig){
-		"another disk":          func(r *rig) { r.out.Driver = r.to },
-		"its directory is gone": func(r *rig) { must.Succeed(t, os.RemoveAll(r.from.Path("pool", "pvc-1"))) },
+	for name, lost := range map[string]func(h *harness){
+		"another disk":          func(h *harness) { h.out.Driver = h.to },
+		"its directory is gone": func(h *harness) { must.Succeed(t, os.RemoveAll(h.from.Path("pool", "pvc-1"))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.listen()
-			_, err := r.out.Copy(t.Context())
+			h := newHarness(t)
+			h.listen()
+			_, err := h.out.Copy(t.Context())
 			must.Succeed(t, err)
-			must.Succeed(t, r.in.Abort(t.Context(), false))
-			lost(r)
-			if err := r.out.Undo(t.Context(), true); err == nil || !strings.Contains(err.Error(), "node-2") {
+			must.Succeed(t, h.in.Abort(t.Context(), false))
+			lost(h)
+			if err := h.out.Undo(t.Context(), true); err == nil || !strings.Contains(err.Error(), "node-2") {
 				t.Errorf("the error is %v, want one that names the other node", err)
 			}
 			for range 2 {
-				must.Succeed(t, r.out.GiveUp(t.Context()))
+				must.Succeed(t, h.out.GiveUp(t.Context()))
 			}
-			if _, err := r.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err == nil != (name == "another disk") {
+			if _, err := h.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err == nil != (name == "another disk") {
 				t.Errorf("the source is %v", err)
 			}
 		})
@@ -637,48 +637,48 @@ func (s stale) Repeat(ctx context.Context, call string, r moves.Request) (moves.
 
 // A mover may be killed while the driver makes the copy, which is there after that.
 func TestAbortWhileCopyIsMade(t *testing.T) {
-	r := newRig(t)
-	unlock, err := r.to.Lock(pooltest.ID(t, "pvc-1")) // as the driver has while it makes a copy
+	h := newHarness(t)
+	unlock, err := h.to.Lock(pooltest.ID(t, "pvc-1")) // as the driver has while it makes a copy
 	must.Succeed(t, err)
-	r.in.Driver = stale{r.to, sync.OnceFunc(func() {
-		state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	h.in.Driver = stale{h.to, sync.OnceFunc(func() {
+		state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 		must.Succeed(t, err)
 		uid, err := volume.ParseMoveID("move-1")
 		must.Succeed(t, err)
 		peer, err := volume.ParseNodeID("node-1")
 		must.Succeed(t, err)
-		_, err = r.to.Moves().PrepareTarget(t.Context(), pool.TargetRequest{
+		_, err = h.to.Moves().PrepareTarget(t.Context(), pool.TargetRequest{
 			Move: pool.Move{Volume: pooltest.ID(t, "pvc-1"), ID: uid, Peer: peer}, Shape: volume.Shape{Mode: volume.ModeMount, Bytes: state.Bytes},
 		})
 		must.Succeed(t, err)
 		unlock()
 	})}
-	must.Succeed(t, r.in.Abort(t.Context(), false))
-	if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+	must.Succeed(t, h.in.Abort(t.Context(), false))
+	if state, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("an aborted copy is left: %+v (%v)", state, err)
 	}
 }
 
 // The source removes what it has only if the target has the volume at that moment, and only the target of the move says so.
 func TestRemovalIsVouchedFor(t *testing.T) {
-	for name, lost := range map[string]func(r *rig){
-		"the target has another disk": func(r *rig) { r.in.Driver = r.from },
-		"its directory is gone":       func(r *rig) { must.Succeed(t, os.RemoveAll(r.to.Path("pool", "pvc-1"))) },
-		"it copies":                   func(r *rig) { r.in.Fence = "" },
-		"it is of another move":       func(r *rig) { r.in.Move = "move-2" },
+	for name, lost := range map[string]func(h *harness){
+		"the target has another disk": func(h *harness) { h.in.Driver = h.from },
+		"its directory is gone":       func(h *harness) { must.Succeed(t, os.RemoveAll(h.to.Path("pool", "pvc-1"))) },
+		"it copies":                   func(h *harness) { h.in.Fence = "" },
+		"it is of another move":       func(h *harness) { h.in.Move = "move-2" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			ended := r.listen()
-			fence, err := r.out.Copy(t.Context())
-			must.Succeed(t, err, ended(), r.in.Confirm(t.Context(), fence))
-			r.in.Fence = fence
-			lost(r)
-			r.listen()
-			if err := r.out.Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "node-2") {
+			h := newHarness(t)
+			ended := h.listen()
+			fence, err := h.out.Copy(t.Context())
+			must.Succeed(t, err, ended(), h.in.Confirm(t.Context(), fence))
+			h.in.Fence = fence
+			lost(h)
+			h.listen()
+			if err := h.out.Remove(t.Context()); err == nil || !strings.Contains(err.Error(), "node-2") {
 				t.Errorf("the error is %v, want one that names the other node", err)
 			}
-			if _, err := r.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
+			if _, err := h.from.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
 				t.Errorf("the source is removed: %v", err)
 			}
 		})
@@ -687,13 +687,13 @@ func TestRemovalIsVouchedFor(t *testing.T) {
 
 // A copy that may be whole is removed only if the source has the volume at that moment, and only the source of the move says so.
 func TestAbortIsVouchedFor(t *testing.T) {
-	for name, lost := range map[string]func(r *rig){
-		"the source has another disk": func(r *rig) { r.out.Driver = newSide(r.t, "node-1") },
-		"its directory is gone":       func(r *rig) { must.Succeed(t, os.RemoveAll(r.from.Path("pool", "pvc-1"))) },
-		"it is of another move":       func(r *rig) { r.out.Move = "move-2" },
-		"it has a copy of another": func(r *rig) {
-			r.out.Driver = newSide(r.t, "node-1")
-			_, err := r.out.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
+	for name, lost := range map[string]func(h *harness){
+		"the source has another disk": func(h *harness) { h.out.Driver = newSide(h.t, "node-1") },
+		"its directory is gone":       func(h *harness) { must.Succeed(t, os.RemoveAll(h.from.Path("pool", "pvc-1"))) },
+		"it is of another move":       func(h *harness) { h.out.Move = "move-2" },
+		"it has a copy of another": func(h *harness) {
+			h.out.Driver = newSide(h.t, "node-1")
+			_, err := h.out.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
 				Volume: "pvc-1", Move: "move-2", Peer: "node-3", Shape: moves.Shape{Mode: "mount", Bytes: mib},
 			})
 			must.Succeed(t, err)
@@ -701,20 +701,20 @@ func TestAbortIsVouchedFor(t *testing.T) {
 	} {
 		for _, confirmed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, confirmed %v", name, confirmed), func(t *testing.T) {
-				r := newRig(t)
-				ended := r.listen()
-				fence, err := r.out.Copy(t.Context())
+				h := newHarness(t)
+				ended := h.listen()
+				fence, err := h.out.Copy(t.Context())
 				must.Succeed(t, err, ended())
 				if confirmed {
-					must.Succeed(t, r.in.Confirm(t.Context(), fence))
+					must.Succeed(t, h.in.Confirm(t.Context(), fence))
 				}
-				r.in.Aborts = true
-				r.listen()
-				lost(r)
-				if err := r.out.UndoAndTell(t.Context(), true); err == nil {
+				h.in.Aborts = true
+				h.listen()
+				lost(h)
+				if err := h.out.UndoAndTell(t.Context(), true); err == nil {
 					t.Error("a copy is removed without its source")
 				}
-				if _, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
+				if _, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); err != nil {
 					t.Errorf("the copy is removed: %v", err)
 				}
 			})
@@ -725,88 +725,88 @@ func TestAbortIsVouchedFor(t *testing.T) {
 // What the source vouches for is used there, and the copy is gone, also for a mover that is run again after it has removed it.
 func TestAbortOnceTold(t *testing.T) {
 	for _, confirmed := range []bool{false, true} {
-		r := newRig(t)
-		ended := r.listen()
-		fence, err := r.out.Copy(t.Context())
+		h := newHarness(t)
+		ended := h.listen()
+		fence, err := h.out.Copy(t.Context())
 		must.Succeed(t, err, ended())
 		if confirmed {
-			must.Succeed(t, r.in.Confirm(t.Context(), fence))
+			must.Succeed(t, h.in.Confirm(t.Context(), fence))
 		}
-		r.in.Aborts = true
+		h.in.Aborts = true
 		for _, told := range []bool{true, false} {
-			ended = r.listen()
+			ended = h.listen()
 			if told {
-				must.Succeed(t, r.out.UndoAndTell(t.Context(), true))
+				must.Succeed(t, h.out.UndoAndTell(t.Context(), true))
 			}
 			must.Succeed(t, ended())
-			if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+			if state, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 				t.Errorf("the copy is left: %+v (%v)", state, err)
 			}
 		}
-		must.Succeed(t, r.publish(r.from, "a"))
-		r.unpublish(r.from, "a")
+		must.Succeed(t, h.publish(h.from, "a"))
+		h.unpublish(h.from, "a")
 	}
 }
 
 // A copy that is not whole goes without its source.
 func TestAbortOfPart(t *testing.T) {
-	r := newRig(t)
-	_, err := r.in.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
+	h := newHarness(t)
+	_, err := h.in.Driver.Repeat(t.Context(), moves.PrepareTarget, moves.Request{
 		Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: moves.Shape{Mode: "mount", Bytes: mib},
 	})
 	must.Succeed(t, err)
-	r.in.Aborts = true
-	must.Succeed(t, r.listen()())
-	if state, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+	h.in.Aborts = true
+	must.Succeed(t, h.listen()())
+	if state, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("the copy is left: %+v (%v)", state, err)
 	}
 }
 
 // A mover that vouches fills no copy, and does not say that one is whole.
 func TestVouchingOnly(t *testing.T) {
-	r := newRig(t)
-	r.in.Fence = "fence"
-	r.listen()
-	if _, err := r.out.Copy(t.Context()); err == nil {
+	h := newHarness(t)
+	h.in.Fence = "fence"
+	h.listen()
+	if _, err := h.out.Copy(t.Context()); err == nil {
 		t.Error("a volume is copied to what only vouches")
 	}
-	if _, err := r.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
+	if _, err := h.to.Moves().State(t.Context(), pooltest.ID(t, "pvc-1")); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("the target has %v", err)
 	}
 }
 
 func TestTargetRefuses(t *testing.T) {
-	for name, change := range map[string]func(r *rig){
-		"another move":   func(r *rig) { r.in.Move = "move-2" },
-		"another volume": func(r *rig) { r.in.Volume = "pvc-2" },
-		"an unknown pool": func(r *rig) {
-			r.in.Pool = "nowhere"
+	for name, change := range map[string]func(h *harness){
+		"another move":   func(h *harness) { h.in.Move = "move-2" },
+		"another volume": func(h *harness) { h.in.Volume = "pvc-2" },
+		"an unknown pool": func(h *harness) {
+			h.in.Pool = "nowhere"
 		},
-		"a name that is taken": func(r *rig) {
-			_, err := r.to.Create(r.t.Context(), pool.Request{ID: pooltest.ID(r.t, "pvc-1"), Range: volume.Range{Required: mib}})
-			must.Succeed(r.t, err)
+		"a name that is taken": func(h *harness) {
+			_, err := h.to.Create(h.t.Context(), pool.Request{ID: pooltest.ID(h.t, "pvc-1"), Range: volume.Range{Required: mib}})
+			must.Succeed(h.t, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			change(r)
-			r.listen()
-			_, err := r.out.Copy(t.Context())
+			h := newHarness(t)
+			change(h)
+			h.listen()
+			_, err := h.out.Copy(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "the target refuses") {
 				t.Errorf("the error is %v", err)
 			}
-			must.Succeed(t, r.publish(r.from, "a"))
-			r.unpublish(r.from, "a")
+			must.Succeed(t, h.publish(h.from, "a"))
+			h.unpublish(h.from, "a")
 		})
 	}
 }
 
 // A peer that says nothing sensible ends its own connection, and nothing else.
 func TestTargetSurvivesNonsense(t *testing.T) {
-	r := newRig(t)
-	r.listen()
+	h := newHarness(t)
+	h.listen()
 	for _, says := range [][]byte{nil, {0}, {0xff, 0xff, 0xff, 0xff}, {0, 0, 0, 2, '{', '{'}, {0, 0, 0, 2, '{', '}'}, []byte("\x00\x00\x00\x37" + `{"version":1,"kind":"x","volume":"pvc-1","move":"move-1"}`)[:59]} {
-		conn, err := r.out.Dial(t.Context())
+		conn, err := h.out.Dial(t.Context())
 		must.Succeed(t, err)
 		_, err = conn.Write(says)
 		must.Succeed(t, err)
@@ -817,9 +817,9 @@ func TestTargetSurvivesNonsense(t *testing.T) {
 		}
 		must.Succeed(t, conn.Close())
 	}
-	fence, err := r.out.Copy(t.Context())
+	fence, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
-	r.wantMoved(fence, "first")
+	h.wantMoved(fence, "first")
 }
 
 // A cut is a connection that breaks after some reads and writes.
@@ -854,26 +854,26 @@ func (c cut) Write(b []byte) (int, error) {
 // Whenever the network is cut, running the source again moves the volume, and until then the source publishes it or neither does.
 func TestCutConnections(t *testing.T) {
 	for after := 0; ; after++ {
-		r := newRig(t)
-		r.listen()
-		dial, left := r.out.Dial, after
-		r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+		h := newHarness(t)
+		h.listen()
+		dial, left := h.out.Dial, after
+		h.out.Dial = func(ctx context.Context) (net.Conn, error) {
 			conn, err := dial(ctx)
 			return cut{conn, &left}, err
 		}
-		first := *r.out
+		first := *h.out
 		_, err := first.Copy(t.Context())
 		if err == nil && left >= 0 {
 			t.Logf("there are %d reads and writes", after-left)
 			return
 		}
-		if err := r.publish(r.to, "b"); err == nil {
+		if err := h.publish(h.to, "b"); err == nil {
 			t.Errorf("after %d the copy is published", after)
 		}
-		r.out.Dial = dial
-		fence, err := r.out.Copy(t.Context())
+		h.out.Dial = dial
+		fence, err := h.out.Copy(t.Context())
 		must.Succeed(t, err)
-		r.wantMoved(fence, "first")
+		h.wantMoved(fence, "first")
 		if after > 100 {
 			t.Fatal("it does not end")
 		}
@@ -882,104 +882,104 @@ func TestCutConnections(t *testing.T) {
 
 // A connection that was cut without a word does not hold up the source that connects again.
 func TestSourceConnectsAnew(t *testing.T) {
-	r := newRig(t)
-	r.listen()
-	silent := r.silent()
+	h := newHarness(t)
+	h.listen()
+	silent := h.silent()
 	defer silent.Close()
-	fence, err := r.out.Copy(t.Context())
+	fence, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
-	r.wantMoved(fence, "first")
+	h.wantMoved(fence, "first")
 }
 
 // A move-in that another one has replaced may still have a session: as long as it has, nothing else fills the copy or confirms it.
 func TestTwoTargets(t *testing.T) {
-	r := newRig(t)
-	r.listen()
-	stale := r.silent()
+	h := newHarness(t)
+	h.listen()
+	stale := h.silent()
 	defer stale.Close()
-	another := *r.in
-	r.in = &another
-	r.listen()
-	if _, err := r.out.Copy(t.Context()); err == nil {
+	another := *h.in
+	h.in = &another
+	h.listen()
+	if _, err := h.out.Copy(t.Context()); err == nil {
 		t.Fatal("a copy is filled by two processes at once")
 	}
 	must.Succeed(t, stale.Close())
-	fence, err := r.out.Copy(t.Context())
+	fence, err := h.out.Copy(t.Context())
 	for err != nil { // until the other has noticed
 		must.Succeed(t, t.Context().Err())
-		fence, err = r.out.Copy(t.Context())
+		fence, err = h.out.Copy(t.Context())
 	}
-	r.wantMoved(fence, "first")
+	h.wantMoved(fence, "first")
 }
 
 // A move-out that another one has replaced may still run, and fill the copy with what the volume had before it was fenced.
 func TestTwoSources(t *testing.T) {
 	for name, at := range map[string]int{"before the copy is whole": 4, "before the target ends": 5} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.listen()
-			dial, sessions := r.out.Dial, 0
-			r.out.Dial = func(ctx context.Context) (net.Conn, error) {
+			h := newHarness(t)
+			h.listen()
+			dial, sessions := h.out.Dial, 0
+			h.out.Dial = func(ctx context.Context) (net.Conn, error) {
 				if sessions++; sessions == at {
-					r.out.Dial = dial
-					r.fill("stale")
+					h.out.Dial = dial
+					h.fill("stale")
 				}
 				return dial(ctx)
 			}
-			fence, err := r.out.Copy(t.Context())
+			fence, err := h.out.Copy(t.Context())
 			if err != nil { // as a mover that is started again
 				t.Log(err)
-				fence, err = r.out.Copy(t.Context())
+				fence, err = h.out.Copy(t.Context())
 			}
 			must.Succeed(t, err)
-			r.wantMoved(fence, "first")
+			h.wantMoved(fence, "first")
 		})
 	}
 }
 
 // fill is a whole session of another source.
-func (r *rig) fill(data string) {
-	r.t.Helper()
-	session := r.session("")
+func (h *harness) fill(data string) {
+	h.t.Helper()
+	session := h.session("")
 	defer session.Close()
 	_, err := session.Write(append(append([]byte{byte(len(data))}, data...), 0))
-	must.Succeed(r.t, err)
+	must.Succeed(h.t, err)
 	_, err = io.ReadFull(session, make([]byte, 1))
-	must.Succeed(r.t, err)
+	must.Succeed(h.t, err)
 }
 
 // What a session has filled says nothing of a copy that was made anew meanwhile: its next pass would take what is missing for there.
 func TestBaseOfCopyThatIsMadeAnew(t *testing.T) {
-	r := newRig(t)
-	r.listen()
-	session := r.session("first")
+	h := newHarness(t)
+	h.listen()
+	session := h.session("first")
 	defer session.Close()
 	request := moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1"}
-	r.loseCopy()
-	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	h.loseCopy()
+	state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
 	request.Shape = state.Shape
-	_, err = r.to.Call(t.Context(), moves.PrepareTarget, request)
+	_, err = h.to.Call(t.Context(), moves.PrepareTarget, request)
 	must.Succeed(t, err)
 	_, err = session.Write([]byte{0}) // all was sent
 	must.Succeed(t, err)
 	if _, err := io.Copy(io.Discard, session); err != nil { // until the target has ended
 		t.Log(err)
 	}
-	if state, err = r.to.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Base != "" {
+	if state, err = h.to.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"}); err != nil || state.Base != "" {
 		t.Errorf("an empty copy is said to equal %q (%v)", state.Base, err)
 	}
 }
 
 // silent is a session of a source that says no more.
-func (r *rig) silent() net.Conn { return r.session("") }
+func (h *harness) silent() net.Conn { return h.session("") }
 
 // session is one at whose end the copy equals a reference, if that is not empty.
-func (r *rig) session(base string) net.Conn {
-	t := r.t
-	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+func (h *harness) session(base string) net.Conn {
+	t := h.t
+	state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
-	silent, err := r.out.Dial(t.Context())
+	silent, err := h.out.Dial(t.Context())
 	must.Succeed(t, err)
 	hello, err := json.Marshal(map[string]any{
 		"version": 1, "kind": "pass", "volume": "pvc-1", "move": "move-1", "mode": "mount", "bytes": strconv.FormatInt(state.Bytes, 10), "base": base,
@@ -997,35 +997,35 @@ func (r *rig) session(base string) net.Conn {
 
 // Others that can reach the port do not hold up the source.
 func TestStrangersAreSilent(t *testing.T) {
-	r := newRig(t)
+	h := newHarness(t)
 	a := newAuthority(t)
 	listener, err := mover.Listen(t.Context(), "127.0.0.1:0", identity(t, a, mover.TargetName, x509.ExtKeyUsageServerAuth), time.Minute)
 	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- r.in.Serve(ctx, listener) }()
+	go func() { done <- h.in.Serve(ctx, listener) }()
 	for range 8 {
 		stranger, err := net.Dial("tcp", listener.Addr().String())
 		must.Succeed(t, err)
 		defer stranger.Close()
 	}
-	r.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth), time.Minute)
+	h.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth), time.Minute)
 	must.Succeed(t, err)
 	began := time.Now()
-	fence, err := r.out.Copy(t.Context())
+	fence, err := h.out.Copy(t.Context())
 	must.Succeed(t, err)
 	must.Succeed(t, <-done)
 	if took := time.Since(began); took > 25*time.Second { // one stranger has 30
 		t.Errorf("it takes %v", took)
 	}
-	r.wantMoved(fence, "first")
+	h.wantMoved(fence, "first")
 }
 
 // The mover sees the pools by its own mounts: they may be others than those of the driver.
 func TestOpenAnotherVolume(t *testing.T) {
-	r := newRig(t)
-	state, err := r.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
+	h := newHarness(t)
+	state, err := h.from.Call(t.Context(), moves.State, moves.Request{Volume: "pvc-1"})
 	must.Succeed(t, err)
 	for name, change := range map[string]func(id *string, v *moves.Volume){
 		"another record": func(_ *string, v *moves.Volume) { v.UID = "other" },
@@ -1035,11 +1035,11 @@ func TestOpenAnotherVolume(t *testing.T) {
 	} {
 		id, v := "pvc-1", state
 		change(&id, &v)
-		if d, err := r.from.pools.Open(t.Context(), id, v); err == nil {
+		if d, err := h.from.pools.Open(t.Context(), id, v); err == nil {
 			t.Errorf("%s: %s is opened", name, d)
 		}
 	}
-	d, err := r.from.pools.Open(t.Context(), "pvc-1", state)
+	d, err := h.from.pools.Open(t.Context(), "pvc-1", state)
 	must.Succeed(t, err)
 	must.Succeed(t, d.Close())
 }
@@ -1180,23 +1180,23 @@ func TestIdentityMadeAnew(t *testing.T) {
 func TestBaseOfAnotherComparison(t *testing.T) {
 	for verify, want := range map[string]bool{"all": true, "changed": false, "": false} {
 		t.Run(verify, func(t *testing.T) {
-			r := newRig(t)
-			r.out.Verify = "all"
-			state, err := r.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-2"})
+			h := newHarness(t)
+			h.out.Verify = "all"
+			state, err := h.from.Call(t.Context(), moves.Fence, moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-2"})
 			must.Succeed(t, err)
 			request := moves.Request{Volume: "pvc-1", Move: "move-1", Peer: "node-1", Shape: state.Shape}
-			_, err = r.to.Call(t.Context(), moves.PrepareTarget, request)
+			_, err = h.to.Call(t.Context(), moves.PrepareTarget, request)
 			must.Succeed(t, err)
 			request.Base, request.Verify = "one", verify
-			_, err = r.to.Call(t.Context(), moves.Based, request)
+			_, err = h.to.Call(t.Context(), moves.Based, request)
 			must.Succeed(t, err)
-			r.listen()
-			fence, err := r.out.Copy(t.Context())
+			h.listen()
+			fence, err := h.out.Copy(t.Context())
 			must.Succeed(t, err)
-			if asked := slices.Contains(r.events, mover.Unbased); asked != want { // there is no such reference
-				t.Errorf("the events are %q", r.events)
+			if asked := slices.Contains(h.events, mover.Unbased); asked != want { // there is no such reference
+				t.Errorf("the events are %q", h.events)
 			}
-			r.wantMoved(fence, "first")
+			h.wantMoved(fence, "first")
 		})
 	}
 }

@@ -40,22 +40,22 @@ func operatorRights(namespace string) []client.Object {
 // Each of two operators would give its own driver the rights that the other one needs.
 func TestSecondOperatorDoesNothing(t *testing.T) {
 	first := operatorPod("storage", 1, corev1.PodRunning)
-	s := newStage(t, append(slices.Concat(operatorRights("storage"), operatorRights("other")), stored("hpp", 1, false), first, operatorPod("other", 2, corev1.PodRunning))...)
-	s.reconcile("hpp")
+	h := newHarness(t, append(slices.Concat(operatorRights("storage"), operatorRights("other")), stored("hpp", 1, false), first, operatorPod("other", 2, corev1.PodRunning))...)
+	h.reconcile("hpp")
 	subjects := func() string {
 		t.Helper()
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: render.DriverRole}}
-		if !s.has(binding) || len(binding.Subjects) != 1 {
+		if !h.has(binding) || len(binding.Subjects) != 1 {
 			t.Fatalf("the driver has no rights: %+v", binding)
 		}
 		return binding.Subjects[0].Namespace
 	}
-	before, _ := s.status()
-	config := s.reconciler.Config
+	before, _ := h.status()
+	config := h.reconciler.Config
 	config.Namespace = "other"
 	second := &Reconciler{
-		Client: s.reconciler.Client, APIReader: s.reconciler.APIReader, Recorder: s.reconciler.Recorder, Config: config,
-		TLS: s.reconciler.TLS, Optional: s.reconciler.Optional, manifests: s.reconciler.manifests, kinds: s.reconciler.kinds,
+		Client: h.reconciler.Client, APIReader: h.reconciler.APIReader, Recorder: h.reconciler.Recorder, Config: config,
+		TLS: h.reconciler.TLS, Optional: h.reconciler.Optional, manifests: h.reconciler.manifests, kinds: h.reconciler.kinds,
 	}
 	stopped, stop := context.WithCancelCause(t.Context())
 	second.Stop = stop
@@ -63,11 +63,11 @@ func TestSecondOperatorDoesNothing(t *testing.T) {
 	if found, is := errors.AsType[*ElsewhereError](err); !is || found.Namespace != "storage" || !errors.Is(context.Cause(stopped), err) {
 		t.Errorf("the second one: %v, and it stops for %v", err, context.Cause(stopped))
 	}
-	if after, _ := s.status(); subjects() != "storage" || !cmp.Equal(before, after) {
+	if after, _ := h.status(); subjects() != "storage" || !cmp.Equal(before, after) {
 		t.Errorf("the rights are those of %s, the status has changed by %s", subjects(), cmp.Diff(before, after))
 	}
 	// One that was removed has no pod.
-	must.Succeed(t, s.Delete(t.Context(), first))
+	must.Succeed(t, h.Delete(t.Context(), first))
 	_, err = second.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})
 	must.Succeed(t, err)
 	if subjects() != "other" {
@@ -104,7 +104,7 @@ func TestCheckAlone(t *testing.T) {
 			view := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "view"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get"}}}}
 			mayView := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "view"}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: "view"},
 				Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "operator", Namespace: "tenant"}}}
-			err := CheckAlone(t.Context(), newStage(t, append(slices.Concat(c.objects, operatorRights("other")), view, mayView)...), "storage")
+			err := CheckAlone(t.Context(), newHarness(t, append(slices.Concat(c.objects, operatorRights("other")), view, mayView)...), "storage")
 			if _, found := errors.AsType[*ElsewhereError](err); found == c.alone || c.alone && err != nil {
 				t.Errorf("%v, want it alone: %t", err, c.alone)
 			}

@@ -33,14 +33,14 @@ func TestStorageClassThatIsThereStays(t *testing.T) {
 				ObjectMeta:  metav1.ObjectMeta{Name: hppv1.DefaultOverlayClass, Labels: tt.labels},
 				Provisioner: tt.provisioner, Parameters: map[string]string{render.PoolParameter: tt.pool, "own": "yes"}, ReclaimPolicy: &deleted, VolumeBindingMode: &immediate,
 			}
-			s := newStage(t, object, class)
+			h := newHarness(t, object, class)
 			before := class.DeepCopy()
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if !s.has(class) || class.Parameters["own"] != "yes" || class.Parameters[render.PoolParameter] != before.Parameters[render.PoolParameter] {
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if !h.has(class) || class.Parameters["own"] != "yes" || class.Parameters[render.PoolParameter] != before.Parameters[render.PoolParameter] {
 				t.Errorf("the class has become %+v", class)
 			}
-			wanted, err := s.reconciler.deploy(t.Context(), object)
+			wanted, err := h.reconciler.deploy(t.Context(), object)
 			if said := strings.Join(wanted.notices, ""); err != nil || strings.Contains(said, "The pool local has no StorageClass: hpp-overlay is there") != tt.says {
 				t.Errorf("it says %q, %v", said, err)
 			}

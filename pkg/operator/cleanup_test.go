@@ -27,9 +27,9 @@ func TestCleanUpWaitsForUpstreamMounterToStop(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "mounter", Labels: mounter.Spec.Selector.MatchLabels}, Spec: corev1.PodSpec{NodeName: "node-a"}}
 	elsewhere := pod.DeepCopy()
 	elsewhere.Name, elsewhere.Spec.NodeName = "elsewhere", "node-b"
-	s := newStage(t, stored("hpp", 1, true), nodeThat("node-a", corev1.ConditionTrue), mounter, pod, elsewhere)
+	h := newHarness(t, stored("hpp", 1, true), nodeThat("node-a", corev1.ConditionTrue), mounter, pod, elsewhere)
 	// The cache of the manager has only pods with the label k8s-app.
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			if _, ok := list.(*corev1.PodList); ok {
 				return nil
@@ -37,13 +37,13 @@ func TestCleanUpWaitsForUpstreamMounterToStop(t *testing.T) {
 			return api.List(ctx, list, options...)
 		},
 	})
-	s.reconcile("hpp")
-	if s.has(cleanUpOf(mounter)) {
+	h.reconcile("hpp")
+	if h.has(cleanUpOf(mounter)) {
 		t.Fatal("the pool is unmounted beside its mounter")
 	}
-	must.Succeed(t, s.Delete(t.Context(), pod))
-	s.reconcile("hpp")
-	if !s.has(cleanUpOf(mounter)) {
+	must.Succeed(t, h.Delete(t.Context(), pod))
+	h.reconcile("hpp")
+	if !h.has(cleanUpOf(mounter)) {
 		t.Error("the pool is not unmounted")
 	}
 }
@@ -58,17 +58,17 @@ func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 	}
 	pod := cleaning(job, "node-a")
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: try(2, "a line of the log\npool is in use: /x\n")}, {State: try(1, "something else\n")}}
-	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, pod)
-	s.reconcile("hpp")
-	s.rolledOut(0)
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, pod)
+	h.reconcile("hpp")
+	h.rolledOut(0)
+	h.reconcile("hpp")
 	object := stored("hpp", 1, false)
-	s.has(object)
+	h.has(object)
 	progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
 	if want := "pool old at /mnt/old on node-a: it is being unmounted: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
 		t.Errorf("the condition is %+v, want %q", progressing, want)
 	}
-	if !s.has(job) {
+	if !h.has(job) {
 		t.Error("the clean-up is gone, and with it the claim")
 	}
 }
@@ -91,10 +91,10 @@ func TestCleanUpThatDoesNotStart(t *testing.T) {
 	for name, deleted := range map[string]bool{"the pool is removed": false, "the object is deleted": true} {
 		t.Run(name, func(t *testing.T) {
 			object, job := stored("hpp", 1, deleted), cleanUpOf(mounter)
-			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter.DeepCopy())
-			s.reconciler.Config.Images = map[string]string{mounterImage: "wrong"}
-			s.reconcile("hpp")
-			s.has(job)
+			h := newHarness(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter.DeepCopy())
+			h.reconciler.Config.Images = map[string]string{mounterImage: "wrong"}
+			h.reconcile("hpp")
+			h.has(job)
 			pod := &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{"job-name": job.Name}},
 				Spec:       corev1.PodSpec{NodeName: "node-a"},
@@ -102,22 +102,22 @@ func TestCleanUpThatDoesNotStart(t *testing.T) {
 					Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
 				}}}},
 			}
-			must.Succeed(t, s.Create(t.Context(), pod))
-			s.reconcile("hpp")
-			s.has(object)
+			must.Succeed(t, h.Create(t.Context(), pod))
+			h.reconcile("hpp")
+			h.has(object)
 			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
 			want := "pool old at /mnt/old on node-a: it is being unmounted: pod " + pod.Name + ": container mounter: ImagePullBackOff: no such image"
 			if progressing == nil || !strings.Contains(progressing.Message, want) {
 				t.Errorf("the condition is %+v, want %q", progressing, want)
 			}
-			if before := job.ResourceVersion; !s.has(job) || job.ResourceVersion != before {
+			if before := job.ResourceVersion; !h.has(job) || job.ResourceVersion != before {
 				t.Fatal("the clean-up is made anew without a reason")
 			}
 
-			s.reconciler.Config.Images[mounterImage] = "right"
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if !s.has(job) || job.Spec.Template.Spec.Containers[0].Image != "right" {
+			h.reconciler.Config.Images[mounterImage] = "right"
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if !h.has(job) || job.Spec.Template.Spec.Containers[0].Image != "right" {
 				t.Errorf("the clean-up has the image %q", job.Spec.Template.Spec.Containers[0].Image)
 			}
 		})
@@ -129,12 +129,12 @@ func TestCleanUpAtWorkIsNotReplaced(t *testing.T) {
 	mounter := mounterOf("old", "node-a")
 	mounter.Spec.Replicas = new(int32)
 	job := cleanUpOf(mounter)
-	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, &corev1.Pod{
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{"job-name": job.Name}},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	})
-	s.reconcile("hpp")
-	if !s.has(job) {
+	h.reconcile("hpp")
+	if !h.has(job) {
 		t.Error("it is removed")
 	}
 }
@@ -148,32 +148,32 @@ func TestPoolWithAnotherPathIsUnmountedFirst(t *testing.T) {
 			mounter.Spec.Replicas = &replicas
 			object := onClaims()
 			object.Spec.StoragePools[0].Path = "/mnt/other"
-			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter)
-			s.reconcile("hpp")
-			s.rolledOut(1)
-			s.reconcile("hpp")
+			h := newHarness(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter)
+			h.reconcile("hpp")
+			h.rolledOut(1)
+			h.reconcile("hpp")
 			job := cleanUpOf(mounter)
-			if !s.has(mounter) || *mounter.Spec.Replicas != 0 || render.LeftoverOf(mounter).Path != "/mnt/local" {
+			if !h.has(mounter) || *mounter.Spec.Replicas != 0 || render.LeftoverOf(mounter).Path != "/mnt/local" {
 				t.Fatalf("the mounter has %d replicas for %s", *mounter.Spec.Replicas, render.LeftoverOf(mounter).Path)
 			}
-			if !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+			if !h.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
 				t.Fatalf("the old path is not unmounted: %+v", job.Spec.Template.Spec.Volumes)
 			}
-			s.reconcile("hpp")
-			if before := job.ResourceVersion; !s.has(job) || job.ResourceVersion != before {
+			h.reconcile("hpp")
+			if before := job.ResourceVersion; !h.has(job) || job.ResourceVersion != before {
 				t.Fatal("the clean-up is dropped")
 			}
-			s.has(object)
+			h.has(object)
 			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
 			if want := "pool local at /mnt/local on node-a: it is being unmounted"; !strings.Contains(progressing.Message, want) {
 				t.Errorf("the condition is %+v, want %q", progressing, want)
 			}
 
 			job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
-			must.Succeed(t, s.Status().Update(t.Context(), job))
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if !s.has(mounter) || *mounter.Spec.Replicas != 1 || render.LeftoverOf(mounter).Path != "/mnt/other" || s.has(job) {
+			must.Succeed(t, h.Status().Update(t.Context(), job))
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if !h.has(mounter) || *mounter.Spec.Replicas != 1 || render.LeftoverOf(mounter).Path != "/mnt/other" || h.has(job) {
 				t.Errorf("the pool is not mounted at its new path, or its clean-up is left over: %s", render.LeftoverOf(mounter).Path)
 			}
 		})
@@ -199,26 +199,26 @@ func TestPoolOnAnotherClaimIsUnmountedFirst(t *testing.T) {
 			claim := claimFor(mounter, tt.mode)
 			claim.Name, claim.Spec.VolumeMode = tt.claim, &tt.block
 			mounter.Spec.Template.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = tt.claim
-			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim, mounterPod(mounter, "here", true),
+			h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim, mounterPod(mounter, "here", true),
 				volumeOn("data", "here", inPool("local")), user)
 			for range 2 {
-				s.attempt("hpp")
+				h.attempt("hpp")
 			}
-			if has := render.LeftoverOf(mounter); s.replicas(mounter) != 1 || has.Claim != tt.claim || len(mounter.Spec.Template.Spec.Containers[0].VolumeDevices) != 1 {
+			if has := render.LeftoverOf(mounter); h.replicas(mounter) != 1 || has.Claim != tt.claim || len(mounter.Spec.Template.Spec.Containers[0].VolumeDevices) != 1 {
 				t.Fatalf("the mounter under a pod has become %+v", mounter.Spec)
 			}
-			must.Succeed(t, s.Delete(t.Context(), user))
-			must.Succeed(t, s.Delete(t.Context(), mounterPod(mounter, "here", true)))
-			s.attempt("hpp")
-			if s.replicas(mounter) > 0 { // it does not end before the clean-up has the claim
-				s.startsCleaning(cleanUpOf(mounter), "here")
+			must.Succeed(t, h.Delete(t.Context(), user))
+			must.Succeed(t, h.Delete(t.Context(), mounterPod(mounter, "here", true)))
+			h.attempt("hpp")
+			if h.replicas(mounter) > 0 { // it does not end before the clean-up has the claim
+				h.startsCleaning(cleanUpOf(mounter), "here")
 			}
-			s.attempt("hpp")
-			s.completed(cleanUpOf(mounter))
-			s.attempt("hpp")
-			s.attempt("hpp")
-			if back := s.has(mounter) && render.LeftoverOf(mounter).Claim == mounter.Name; back != tt.back {
-				t.Errorf("the pool is mounted from its claim: %v, want %v; the object waits for %q", back, tt.back, s.waitsFor())
+			h.attempt("hpp")
+			h.completed(cleanUpOf(mounter))
+			h.attempt("hpp")
+			h.attempt("hpp")
+			if back := h.has(mounter) && render.LeftoverOf(mounter).Claim == mounter.Name; back != tt.back {
+				t.Errorf("the pool is mounted from its claim: %v, want %v; the object waits for %q", back, tt.back, h.waitsFor())
 			}
 		})
 	}
@@ -230,9 +230,9 @@ func TestPoolThatIsBackIsMountedAgain(t *testing.T) {
 	mounter.Spec.Replicas = new(int32)
 	object := onClaims()
 	object.Spec.StoragePools[0].Path = "/mnt/local/"
-	s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter, cleanUpOf(mounter))
-	s.reconcile("hpp")
-	if !s.has(mounter) || *mounter.Spec.Replicas != 1 || s.has(cleanUpOf(mounter)) {
+	h := newHarness(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter, cleanUpOf(mounter))
+	h.reconcile("hpp")
+	if !h.has(mounter) || *mounter.Spec.Replicas != 1 || h.has(cleanUpOf(mounter)) {
 		t.Error("the mounter has ended, or its clean-up goes on")
 	}
 }
@@ -243,18 +243,18 @@ func TestNodeThatDoesNotAnswerDoesNotKeepOthers(t *testing.T) {
 	ending := driverPod("stuck")
 	now := metav1.Now()
 	ending.DeletionTimestamp, ending.Finalizers = &now, []string{"example.com/not-done"}
-	s := newStage(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), nodeThat("stuck", corev1.ConditionUnknown),
+	h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), nodeThat("stuck", corev1.ConditionUnknown),
 		driverPod("here"), ending, left, stuck)
-	s.reconcile("hpp")
-	set := s.rolledOut(1)
+	h.reconcile("hpp")
+	set := h.rolledOut(1)
 	set.Generation = 1
-	must.Succeed(t, s.Update(t.Context(), set))
-	s.rolledOut(1)
-	s.reconcile("hpp")
-	if s.has(left); *left.Spec.Replicas != 0 {
+	must.Succeed(t, h.Update(t.Context(), set))
+	h.rolledOut(1)
+	h.reconcile("hpp")
+	if h.has(left); *left.Spec.Replicas != 0 {
 		t.Error("the mounter on the node that left goes on")
 	}
-	if s.has(stuck); *stuck.Spec.Replicas != 1 {
+	if h.has(stuck); *stuck.Spec.Replicas != 1 {
 		t.Error("the mounter on the node whose driver has not ended has")
 	}
 }
@@ -265,13 +265,13 @@ func TestCleanUpThatWasRemovedDoesNotCount(t *testing.T) {
 	mounter := mounterOf("old", "here")
 	mounter.Spec.Replicas = new(int32)
 	job := cleanUpOf(mounter)
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job)
-	s.completed(job)
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job)
+	h.completed(job)
 	before := empty(batchv1.SchemeGroupVersion.WithKind("Job"))
-	must.Succeed(t, s.Get(t.Context(), client.ObjectKeyFromObject(job), before))
-	must.Succeed(t, s.Delete(t.Context(), job))
-	api := s.reconciler.Client
-	s.reconciler.Client = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
+	must.Succeed(t, h.Get(t.Context(), client.ObjectKeyFromObject(job), before))
+	must.Succeed(t, h.Delete(t.Context(), job))
+	api := h.reconciler.Client
+	h.reconciler.Client = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
 			if cached, is := object.(*unstructured.Unstructured); is && cached.GetKind() == "Job" && key == client.ObjectKeyFromObject(job) {
 				before.DeepCopyInto(cached)
@@ -280,18 +280,18 @@ func TestCleanUpThatWasRemovedDoesNotCount(t *testing.T) {
 			return api.Get(ctx, key, object, options...)
 		},
 	})
-	s.reconcile("hpp")
-	if !s.has(mounter) {
+	h.reconcile("hpp")
+	if !h.has(mounter) {
 		t.Fatal("the mounter is forgotten, and with it that its pool is mounted")
 	}
-	s.reconciler.Client = api
-	s.reconcile("hpp")
-	if !s.has(job) {
+	h.reconciler.Client = api
+	h.reconcile("hpp")
+	if !h.has(job) {
 		t.Error("the pool is not unmounted")
 	}
-	s.completed(job)
-	s.reconcile("hpp")
-	if s.has(job) || s.has(mounter) {
+	h.completed(job)
+	h.reconcile("hpp")
+	if h.has(job) || h.has(mounter) {
 		t.Error("the mounter or its clean-up is left over")
 	}
 }

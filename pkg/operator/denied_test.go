@@ -31,16 +31,16 @@ func TestObjectThatMayNotBeRemovedHoldsNothingUp(t *testing.T) {
 		}
 	}
 	other, left := &rbacv1.Role{ObjectMeta: meta("of-a-user")}, &rbacv1.Role{ObjectMeta: meta("hostpath-provisioner-health-check")}
-	s := newStage(t, stored("hpp", 1, false), other, left)
+	h := newHarness(t, stored("hpp", 1, false), other, left)
 	rights := rightsByName(t)
 	may := func(object client.Object) error {
-		kind, err := s.GroupVersionKindFor(object)
+		kind, err := h.GroupVersionKindFor(object)
 		if names, limited := rights[strings.ToLower(kind.Kind)+"s"]; err == nil && limited && !names.Has(object.GetName()) {
 			return apierrors.NewForbidden(rbacv1.Resource(kind.Kind), object.GetName(), nil)
 		}
 		return err
 	}
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Patch: func(ctx context.Context, api client.WithWatch, o client.Object, p client.Patch, options ...client.PatchOption) error {
 			if err := may(o); err != nil {
 				return err
@@ -54,14 +54,14 @@ func TestObjectThatMayNotBeRemovedHoldsNothingUp(t *testing.T) {
 			return api.Delete(ctx, o, options...)
 		},
 	})
-	s.reconcile("hpp")
-	if s.has(left) || !s.has(other) {
+	h.reconcile("hpp")
+	if h.has(left) || !h.has(other) {
 		t.Error("what the upstream operator left behind is there, or what a user has made is not")
 	}
-	must.Succeed(t, s.Delete(t.Context(), stored("hpp", 1, false)))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(stored("hpp", 1, false)) || !s.has(other) {
+	must.Succeed(t, h.Delete(t.Context(), stored("hpp", 1, false)))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(stored("hpp", 1, false)) || !h.has(other) {
 		t.Error("the object is still there, or what a user has made is not")
 	}
 }

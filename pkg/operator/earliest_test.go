@@ -31,15 +31,15 @@ func TestDaemonSetOfEarlyVersionIsReported(t *testing.T) {
 				Namespace: test.namespace, Name: test.set, Labels: map[string]string{"k8s-app": "hpp"},
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "hostpathprovisioner.kubevirt.io/v1beta1", Kind: test.kind, Name: "hpp", UID: test.uid}},
 			}, Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"k8s-app": "hpp"}}}}
-			s := newStage(t, stored("hpp", 1, false), set, driverPod("node-a"), nodeThat("node-a", corev1.ConditionTrue))
-			s.reconcile("hpp")
-			s.rolledOut(1)
-			s.reconcile("hpp")
-			_, available := s.status()
+			h := newHarness(t, stored("hpp", 1, false), set, driverPod("node-a"), nodeThat("node-a", corev1.ConditionTrue))
+			h.reconcile("hpp")
+			h.rolledOut(1)
+			h.reconcile("hpp")
+			_, available := h.status()
 			if said := strings.Contains(available.Message, "kubectl -n storage delete daemonset hpp"); said != test.reported {
 				t.Errorf("Available says %q", available.Message)
 			}
-			if !s.has(set) {
+			if !h.has(set) {
 				t.Error("the DaemonSet is gone")
 			}
 		})

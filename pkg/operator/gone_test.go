@@ -109,33 +109,33 @@ func TestDeletedNodeIsReported(t *testing.T) {
 	object := stored("hpp", 1, false)
 	node := nodeThat("flaps", corev1.ConditionTrue)
 	volumes := []client.Object{volumeOn("bound", "flaps"), volumeOn("released", "flaps", released), volumeOn("legacy", "", ofProvisioner("flaps"))}
-	s := newStage(t, append(volumes, volumeOn("foreign", "flaps", foreign), volumeOn("not-ready", "down"), object, node, nodeThat("down", corev1.ConditionUnknown))...)
+	h := newHarness(t, append(volumes, volumeOn("foreign", "flaps", foreign), volumeOn("not-ready", "down"), object, node, nodeThat("down", corev1.ConditionUnknown))...)
 	reported := func() []hppv1.DeletedNode {
-		s.reconcile("hpp")
-		s.has(object)
+		h.reconcile("hpp")
+		h.has(object)
 		return object.Status.DeletedNodes
 	}
 	if before := reported(); len(before) > 0 {
 		t.Errorf("while the node is there: %+v", before)
 	}
-	must.Succeed(t, s.Delete(t.Context(), node))
+	must.Succeed(t, h.Delete(t.Context(), node))
 	if diff := cmp.Diff([]hppv1.DeletedNode{{Node: "flaps", PersistentVolumes: 3, Claims: 2}}, reported()); diff != "" {
 		t.Error(diff)
 	}
-	must.Succeed(t, s.Create(t.Context(), nodeThat("flaps", corev1.ConditionTrue)))
+	must.Succeed(t, h.Create(t.Context(), nodeThat("flaps", corev1.ConditionTrue)))
 	if back := reported(); len(back) > 0 {
 		t.Errorf("when the node is back: %+v", back)
 	}
 	for _, volume := range volumes {
-		s.has(volume)
+		h.has(volume)
 	}
 }
 
 // Users make as many snapshots of other drivers as they like: none is kept in memory.
 func TestSnapshotsOfOtherDriversAreNotKept(t *testing.T) {
 	own, foreign := snapshotOn("own", "gone", render.DriverName), snapshotOn("foreign", "gone", "example.com")
-	s := newStage(t, &own, &foreign)
-	found, err := s.reconciler.cluster().snapshots(t.Context())
+	h := newHarness(t, &own, &foreign)
+	found, err := h.reconciler.cluster().snapshots(t.Context())
 	must.Succeed(t, err)
 	if len(found) != 1 || found[0].GetName() != "own" {
 		t.Errorf("it has %v", found)
@@ -150,10 +150,10 @@ func TestDeletionWarnsOfVolumes(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "here"},
 	}
 	object := stored("hpp", 1, true)
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), pod, volumeOn("one", "here"), volumeOn("two", "here"),
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), pod, volumeOn("one", "here"), volumeOn("two", "here"),
 		volumeOn("legacy", "", ofProvisioner("here")), volumeOn("foreign", "here", foreign))
-	s.reconcile("hpp")
-	s.has(object)
+	h.reconcile("hpp")
+	h.has(object)
 	condition := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
 	for _, want := range []string{"pod driver on here", "2 PersistentVolumes of the driver and all data stay", "1 PersistentVolume of the pre-CSI provisioner"} {
 		if condition == nil || !strings.Contains(condition.Message, want) {

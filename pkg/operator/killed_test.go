@@ -51,22 +51,22 @@ func (l *limit) limited(api client.Client) client.Client {
 }
 
 // replace has another operator work on the same cluster.
-func (s *stage) replace(api client.Client) {
-	before := s.reconciler
-	s.reconciler = &Reconciler{
-		Client: api, APIReader: s.Client, Recorder: before.Recorder, Optional: before.Optional, TLS: before.TLS, Config: before.Config,
+func (h *harness) replace(api client.Client) {
+	before := h.reconciler
+	h.reconciler = &Reconciler{
+		Client: api, APIReader: h.Client, Recorder: before.Recorder, Optional: before.Optional, TLS: before.TLS, Config: before.Config,
 		manifests: before.manifests, kinds: kindDiscovery{ask: before.kinds.ask},
 	}
 }
 
 // owned is all that the operator has made, without what differs from time to time.
-func (s *stage) owned() map[string]any {
-	s.t.Helper()
+func (h *harness) owned() map[string]any {
+	h.t.Helper()
 	found := map[string]any{}
 	for _, kind := range ownedKinds {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind)
-		must.Succeed(s.t, s.List(s.t.Context(), list))
+		must.Succeed(h.t, h.List(h.t.Context(), list))
 		for _, object := range list.Items {
 			object.SetResourceVersion("")
 			object.SetManagedFields(nil)
@@ -79,20 +79,20 @@ func (s *stage) owned() map[string]any {
 
 // However many writes an operator made before it was killed, the next one makes of it what one alone would have.
 func TestKilledAtAnyWrite(t *testing.T) {
-	undisturbed := newStage(t, stored("hpp", 1, false))
+	undisturbed := newHarness(t, stored("hpp", 1, false))
 	undisturbed.reconcile("hpp")
 	want := undisturbed.owned()
 	for name, deleted := range map[string]bool{"while it deploys": false, "while it removes": true} {
 		t.Run(name, func(t *testing.T) {
 			for writes := 0; ; writes++ {
-				s := newStage(t, stored("hpp", 1, false))
+				h := newHarness(t, stored("hpp", 1, false))
 				if deleted {
-					s.reconcile("hpp")
-					must.Succeed(s.t, s.Delete(t.Context(), stored("hpp", 1, false)))
+					h.reconcile("hpp")
+					must.Succeed(h.t, h.Delete(t.Context(), stored("hpp", 1, false)))
 				}
 				l := &limit{left: writes}
-				s.replace(l.limited(s.Client))
-				_, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})
+				h.replace(l.limited(h.Client))
+				_, err := h.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}})
 				if err == nil {
 					if l.made < 5 {
 						t.Errorf("it makes %d writes alone: nothing was tested", l.made)
@@ -102,16 +102,16 @@ func TestKilledAtAnyWrite(t *testing.T) {
 				if !errors.Is(err, errKilled) {
 					t.Fatal(err)
 				}
-				s.replace(s.Client)
-				s.reconcile("hpp")
+				h.replace(h.Client)
+				h.reconcile("hpp")
 				expected := want
 				if deleted {
 					expected = map[string]any{}
 				}
-				if diff := cmp.Diff(expected, s.owned()); diff != "" {
+				if diff := cmp.Diff(expected, h.owned()); diff != "" {
 					t.Fatalf("killed after %d writes: %s", writes, diff)
 				}
-				if there := s.has(&hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp"}}); there == deleted {
+				if there := h.has(&hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp"}}); there == deleted {
 					t.Fatalf("killed after %d writes: the object is there: %v", writes, there)
 				}
 			}

@@ -29,14 +29,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// A stage is a cluster without nodes that do anything: pods, nodes and Jobs are what a test makes of them.
-type stage struct {
+// A harness is a cluster without nodes that do anything: pods, nodes and Jobs are what a test makes of them.
+type harness struct {
 	t *testing.T
 	client.Client
 	reconciler *Reconciler
 }
 
-func newStage(t *testing.T, objects ...client.Object) *stage {
+func newHarness(t *testing.T, objects ...client.Object) *harness {
 	t.Helper()
 	// No other kinds: with each write the fake client lists all that there are.
 	scheme := runtime.NewScheme()
@@ -50,33 +50,33 @@ func newStage(t *testing.T, objects ...client.Object) *stage {
 	must.Succeed(t, err)
 	api := fake.NewClientBuilder().WithScheme(scheme).WithReturnManagedFields().WithStatusSubresource(&hppv1.HostPathProvisioner{}).WithObjects(objects...).Build()
 	t.Cleanup(func() { ready.Set(noObject) })
-	return &stage{t: t, Client: api, reconciler: &Reconciler{
+	return &harness{t: t, Client: api, reconciler: &Reconciler{
 		Client: api, APIReader: api, Recorder: events.NewFakeRecorder(1000), Optional: &OptionalKinds{}, TLS: NewTLSPolicy("", ""),
 		Config:    render.Config{Namespace: "storage", Version: "v1", Verbosity: -1},
 		manifests: manifests, kinds: kindDiscovery{ask: func(context.Context) error { return nil }},
 	}}
 }
 
-func (s *stage) reconcile(name string) {
-	s.t.Helper()
-	if _, err := s.reconciler.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
-		s.t.Fatal(err)
+func (h *harness) reconcile(name string) {
+	h.t.Helper()
+	if _, err := h.reconciler.Reconcile(h.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
+		h.t.Fatal(err)
 	}
 }
 
 // attempt is reconcile where an error may be what is looked for.
-func (s *stage) attempt(name string) {
-	s.t.Helper()
-	_, err := s.reconciler.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}})
-	s.t.Log("reconciled with", err)
+func (h *harness) attempt(name string) {
+	h.t.Helper()
+	_, err := h.reconciler.Reconcile(h.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}})
+	h.t.Log("reconciled with", err)
 }
 
 // has says whether an object is there, and reads it.
-func (s *stage) has(object client.Object) bool {
-	s.t.Helper()
-	err := s.Get(s.t.Context(), client.ObjectKeyFromObject(object), object)
+func (h *harness) has(object client.Object) bool {
+	h.t.Helper()
+	err := h.Get(h.t.Context(), client.ObjectKeyFromObject(object), object)
 	if err != nil && !apierrors.IsNotFound(err) {
-		s.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return err == nil
 }
@@ -129,20 +129,20 @@ func TestDeletionWaitsForNodeThatIsBrieflyNotReady(t *testing.T) {
 	node := nodeThat("here", corev1.ConditionUnknown)
 	now := time.Now().Truncate(time.Second)
 	node.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
-	s := newStage(t, stored("hpp", 1, true), node, mounter)
-	s.reconciler.Now = func() time.Time { return now.Add(lostAfter - time.Second) }
+	h := newHarness(t, stored("hpp", 1, true), node, mounter)
+	h.reconciler.Now = func() time.Time { return now.Add(lostAfter - time.Second) }
 	ready.Set(1)
-	s.reconcile("hpp")
-	if said := s.waitsFor(); !s.has(mounter) || !strings.Contains(said, "the node is not ready") {
-		t.Fatalf("the mounter is there: %v, the object waits for %q", s.has(mounter), said)
+	h.reconcile("hpp")
+	if said := h.waitsFor(); !h.has(mounter) || !strings.Contains(said, "the node is not ready") {
+		t.Fatalf("the mounter is there: %v, the object waits for %q", h.has(mounter), said)
 	}
 	if is := metric(t); is != 0 {
 		t.Errorf("the metric of an object that is not available any more is %v", is)
 	}
-	s.reconciler.Now = func() time.Time { return now.Add(lostAfter) }
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(mounter) || s.has(stored("hpp", 1, true)) {
+	h.reconciler.Now = func() time.Time { return now.Add(lostAfter) }
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(mounter) || h.has(stored("hpp", 1, true)) {
 		t.Error("the deletion waits for a node that may never be back")
 	}
 }
@@ -158,10 +158,10 @@ func metric(t *testing.T) float64 {
 // Neither a node that is gone nor one that is not ready keeps an object from being deleted.
 func TestDeletionDoesNotWaitForNodes(t *testing.T) {
 	gone, down := mounterOf("local", "gone"), mounterOf("local", "down")
-	s := newStage(t, stored("hpp", 1, true), nodeThat("down", corev1.ConditionUnknown), gone, down)
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(stored("hpp", 1, true)) || s.has(gone) || s.has(down) {
+	h := newHarness(t, stored("hpp", 1, true), nodeThat("down", corev1.ConditionUnknown), gone, down)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(stored("hpp", 1, true)) || h.has(gone) || h.has(down) {
 		t.Error("the object or one of its mounters is still there")
 	}
 }
@@ -179,15 +179,15 @@ func TestObjectWithInvalidPools(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			mounter, object := mounterOf("local", "node-a"), stored("hpp", 1, false)
 			object.Spec = test.spec
-			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter)
-			s.reconcile("hpp")
-			s.has(object)
+			h := newHarness(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter)
+			h.reconcile("hpp")
+			h.has(object)
 			for kind, want := range map[string]metav1.ConditionStatus{hppv1.ConditionAvailable: metav1.ConditionFalse, hppv1.ConditionDegraded: metav1.ConditionTrue} {
 				if c := meta.FindStatusCondition(object.Status.Conditions, kind); c == nil || c.Status != want || !strings.Contains(c.Message, test.want) {
 					t.Errorf("the condition %s is %+v, want %s and %q", kind, c, want, test.want)
 				}
 			}
-			if s.has(mounter); *mounter.Spec.Replicas != 1 {
+			if h.has(mounter); *mounter.Spec.Replicas != 1 {
 				t.Error("a mounter is stopped")
 			}
 		})
@@ -196,13 +196,13 @@ func TestObjectWithInvalidPools(t *testing.T) {
 
 // A second object does not keep the first from being deleted, and then counts.
 func TestSecondObjectDoesNotBlockDeletionOfTheFirst(t *testing.T) {
-	s := newStage(t, stored("first", 1, true), stored("second", 2, false))
-	s.reconcile("first")
-	if s.has(stored("first", 1, true)) {
+	h := newHarness(t, stored("first", 1, true), stored("second", 2, false))
+	h.reconcile("first")
+	if h.has(stored("first", 1, true)) {
 		t.Fatal("the first object is still there")
 	}
-	s.reconcile("second")
-	if !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+	h.reconcile("second")
+	if !h.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
 		t.Error("the second object is not deployed")
 	}
 }
@@ -221,34 +221,34 @@ func TestCleanUpWaitsForMounterToStop(t *testing.T) {
 			objects, mounters, pods = append(objects, mounter, pod), append(mounters, mounter), append(pods, pod)
 		}
 	}
-	s := newStage(t, append(objects, stored("hpp", 1, true))...)
-	s.reconcile("hpp")
-	s.reconcile("hpp")
+	h := newHarness(t, append(objects, stored("hpp", 1, true))...)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
 	for _, mounter := range mounters {
-		if !s.has(mounter) || *mounter.Spec.Replicas != 0 || s.has(cleanUpOf(mounter)) {
+		if !h.has(mounter) || *mounter.Spec.Replicas != 0 || h.has(cleanUpOf(mounter)) {
 			t.Fatalf("%s is not ended before it is unmounted", mounter.Name)
 		}
 	}
 	for _, pod := range pods {
-		must.Succeed(s.t, s.Delete(t.Context(), pod))
+		must.Succeed(h.t, h.Delete(t.Context(), pod))
 	}
-	s.reconcile("hpp")
+	h.reconcile("hpp")
 	for _, mounter := range mounters {
 		job := cleanUpOf(mounter)
-		if !s.has(job) || !s.has(mounter) {
+		if !h.has(job) || !h.has(mounter) {
 			t.Fatalf("%s is not unmounted", mounter.Name)
 		}
 		job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
-		must.Succeed(s.t, s.Status().Update(t.Context(), job))
+		must.Succeed(h.t, h.Status().Update(t.Context(), job))
 	}
-	s.reconcile("hpp")
-	s.reconcile("hpp")
+	h.reconcile("hpp")
+	h.reconcile("hpp")
 	for _, mounter := range mounters {
-		if s.has(mounter) || s.has(cleanUpOf(mounter)) {
+		if h.has(mounter) || h.has(cleanUpOf(mounter)) {
 			t.Errorf("%s or its clean-up is left over", mounter.Name)
 		}
 	}
-	if s.has(stored("hpp", 1, true)) {
+	if h.has(stored("hpp", 1, true)) {
 		t.Error("the object is still there")
 	}
 }
@@ -257,33 +257,33 @@ func TestCleanUpWaitsForMounterToStop(t *testing.T) {
 // are replaced one after the other.
 func TestDeletedAccountIsReplacedAlone(t *testing.T) {
 	const annotation = "hostpathprovisioner.kubevirt.io/account"
-	s := newStage(t, stored("hpp", 1, false))
+	h := newHarness(t, stored("hpp", 1, false))
 	account := func(uid types.UID) *corev1.ServiceAccount {
 		return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-admin-csi", UID: uid}}
 	}
-	must.Succeed(s.t, s.Create(t.Context(), account("first")))
-	s.reconcile("hpp")
+	must.Succeed(h.t, h.Create(t.Context(), account("first")))
+	h.reconcile("hpp")
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "first" {
+	if !h.has(set) || set.Spec.Template.Annotations[annotation] != "first" {
 		t.Fatalf("the pods are not those of the account: %v", set.Spec.Template.Annotations)
 	}
 	before := set.ResourceVersion
-	s.reconcile("hpp")
-	if !s.has(set) || set.ResourceVersion != before {
+	h.reconcile("hpp")
+	if !h.has(set) || set.ResourceVersion != before {
 		t.Error("the DaemonSet was written although its account is the same")
 	}
 
 	set.Annotations["example.com/mark"] = "the same DaemonSet"
-	must.Succeed(s.t, s.Update(t.Context(), set))
-	must.Succeed(s.t, s.Delete(t.Context(), account("")))
-	s.reconcile("hpp")
-	if !s.has(account("")) || !s.has(set) || set.Annotations["example.com/mark"] == "" {
+	must.Succeed(h.t, h.Update(t.Context(), set))
+	must.Succeed(h.t, h.Delete(t.Context(), account("")))
+	h.reconcile("hpp")
+	if !h.has(account("")) || !h.has(set) || set.Annotations["example.com/mark"] == "" {
 		t.Fatal("the account is not back, or the DaemonSet is another one")
 	}
-	must.Succeed(s.t, s.Delete(t.Context(), account("")))
-	must.Succeed(s.t, s.Create(t.Context(), account("second")))
-	s.reconcile("hpp")
-	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "second" || set.Annotations["example.com/mark"] == "" {
+	must.Succeed(h.t, h.Delete(t.Context(), account("")))
+	must.Succeed(h.t, h.Create(t.Context(), account("second")))
+	h.reconcile("hpp")
+	if !h.has(set) || set.Spec.Template.Annotations[annotation] != "second" || set.Annotations["example.com/mark"] == "" {
 		t.Errorf("the pods have tokens of the account from before: %v", set.Spec.Template.Annotations)
 	}
 }

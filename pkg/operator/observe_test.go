@@ -29,29 +29,29 @@ import (
 )
 
 // rolledOut has the driver ready on so many nodes.
-func (s *stage) rolledOut(nodes int32) *appsv1.DaemonSet {
-	s.t.Helper()
+func (h *harness) rolledOut(nodes int32) *appsv1.DaemonSet {
+	h.t.Helper()
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	if !s.has(set) {
-		s.t.Fatal("there is no DaemonSet")
+	if !h.has(set) {
+		h.t.Fatal("there is no DaemonSet")
 	}
 	set.Status = appsv1.DaemonSetStatus{
 		ObservedGeneration: set.Generation, DesiredNumberScheduled: nodes, CurrentNumberScheduled: nodes, UpdatedNumberScheduled: nodes, NumberReady: nodes,
 	}
-	must.Succeed(s.t, s.Status().Update(s.t.Context(), set))
+	must.Succeed(h.t, h.Status().Update(h.t.Context(), set))
 	return set
 }
 
 // status is that of the object, and its condition Available.
-func (s *stage) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
-	s.t.Helper()
+func (h *harness) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
+	h.t.Helper()
 	object := stored("hpp", 1, false)
-	if !s.has(object) {
-		s.t.Fatal("there is no object")
+	if !h.has(object) {
+		h.t.Fatal("there is no object")
 	}
 	available := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
 	if available == nil {
-		s.t.Fatalf("the conditions are %+v", object.Status.Conditions)
+		h.t.Fatalf("the conditions are %+v", object.Status.Conditions)
 	}
 	return object.Status, *available
 }
@@ -59,16 +59,16 @@ func (s *stage) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
 // The caches do not show at once what was applied. Until they do, the DaemonSet that they have is the one from before, which is rolled
 // out: the new version is not, although a driver is available.
 func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false))
-	s.reconcile("hpp")
-	before := s.rolledOut(1)
-	s.reconcile("hpp")
-	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue {
+	h := newHarness(t, stored("hpp", 1, false))
+	h.reconcile("hpp")
+	before := h.rolledOut(1)
+	h.reconcile("hpp")
+	if status, available := h.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue {
 		t.Fatalf("the first version is not rolled out: %+v", status)
 	}
 
-	upToDate := s.reconciler.Client
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	upToDate := h.reconciler.Client
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
 			if live, ok := to.(*unstructured.Unstructured); ok && live.GetKind() == "DaemonSet" {
 				content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(before)
@@ -79,25 +79,25 @@ func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
 			return api.Get(ctx, key, to, options...)
 		},
 	})
-	s.reconciler.Config.Version, s.reconciler.Config.Verbosity = "v2", 3
-	s.reconcile("hpp")
-	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut) {
+	h.reconciler.Config.Version, h.reconciler.Config.Verbosity = "v2", 3
+	h.reconcile("hpp")
+	if status, available := h.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut) {
 		t.Errorf("the version %s is observed, and the conditions are %+v", status.ObservedVersion, status.Conditions)
 	}
-	s.reconciler.Client = upToDate
-	s.reconcile("hpp")
-	if status, available := s.status(); status.ObservedVersion != "v2" || available.Status != metav1.ConditionTrue {
+	h.reconciler.Client = upToDate
+	h.reconcile("hpp")
+	if status, available := h.status(); status.ObservedVersion != "v2" || available.Status != metav1.ConditionTrue {
 		t.Errorf("the version %s is observed, and Available is %s: %s", status.ObservedVersion, available.Status, available.Message)
 	}
 }
 
 // A driver that cannot be deployed as it is wanted is not available, and the metric says so, although an earlier one runs.
 func TestDaemonSetThatCannotBeApplied(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false))
-	s.reconcile("hpp")
-	s.rolledOut(1)
-	s.reconcile("hpp")
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, stored("hpp", 1, false))
+	h.reconcile("hpp")
+	h.rolledOut(1)
+	h.reconcile("hpp")
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, o runtime.ApplyConfiguration, options ...client.ApplyOption) error {
 			if u, ok := o.(interface{ GetKind() string }); ok && u.GetKind() == "DaemonSet" {
 				return errors.New("not so")
@@ -105,11 +105,11 @@ func TestDaemonSetThatCannotBeApplied(t *testing.T) {
 			return api.Apply(ctx, o, options...)
 		},
 	})
-	s.reconciler.Config.Version, s.reconciler.Config.Verbosity = "v2", 3
-	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
+	h.reconciler.Config.Version, h.reconciler.Config.Verbosity = "v2", 3
+	if _, err := h.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
 		t.Fatal("the DaemonSet was applied")
 	}
-	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionFalse {
+	if status, available := h.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionFalse {
 		t.Errorf("the version %s is observed, and Available is %s", status.ObservedVersion, available.Status)
 	}
 	if got := readyMetric(t); got != 0 {
@@ -135,23 +135,23 @@ func driverPod(node string) *corev1.Pod {
 
 // The claim of a node that has left stays, because it may have data. Whatever becomes of it, the pool is ready where it is wanted.
 func TestClaimOfNodeThatLeft(t *testing.T) {
-	s := newStage(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), &corev1.PersistentVolumeClaim{
+	h := newHarness(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-z", Labels: render.PoolLabels("local")},
 		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimLost},
 	})
-	s.reconcile("hpp")
+	h.reconcile("hpp")
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
 	mounter := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
-	if !s.has(claim) || !s.has(mounter) {
+	if !h.has(claim) || !h.has(mounter) {
 		t.Fatal("the pool has no claim or no mounter on its node")
 	}
 	claim.Status.Phase = corev1.ClaimBound
-	must.Succeed(t, s.Status().Update(t.Context(), claim))
+	must.Succeed(t, h.Status().Update(t.Context(), claim))
 	mounter.Status = appsv1.DeploymentStatus{ObservedGeneration: mounter.Generation, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1}
-	must.Succeed(t, s.Status().Update(t.Context(), mounter))
-	s.rolledOut(1)
-	s.reconcile("hpp")
-	status, available := s.status()
+	must.Succeed(t, h.Status().Update(t.Context(), mounter))
+	h.rolledOut(1)
+	h.reconcile("hpp")
+	status, available := h.status()
 	if available.Status != metav1.ConditionTrue {
 		t.Errorf("not available: %s", available.Message)
 	}
@@ -163,16 +163,16 @@ func TestClaimOfNodeThatLeft(t *testing.T) {
 // The API server takes no event whose note is longer, and what is longest says most: why an object cannot be applied.
 func TestEventsAreShortEnough(t *testing.T) {
 	const most = 1024
-	s := newStage(t, stored("hpp", 1, false))
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, stored("hpp", 1, false))
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
 			return errors.New("not so, " + strings.Repeat("because ä, ", 1000))
 		},
 	})
-	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
+	if _, err := h.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
 		t.Fatal("everything was applied")
 	}
-	events := s.reconciler.Recorder.(*events.FakeRecorder).Events
+	events := h.reconciler.Recorder.(*events.FakeRecorder).Events
 	if len(events) < 5 {
 		t.Fatalf("there are %d events", len(events))
 	}
@@ -188,16 +188,16 @@ func TestEventsAreShortEnough(t *testing.T) {
 func TestMetricOfRefusedDowngrade(t *testing.T) {
 	object := stored("hpp", 1, false)
 	object.Generation = 1
-	s := newStage(t, object)
-	s.reconciler.Config.Version = "v1.1.0"
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	s.rolledOut(1)
-	s.reconcile("hpp")
+	h := newHarness(t, object)
+	h.reconciler.Config.Version = "v1.1.0"
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	h.rolledOut(1)
+	h.reconcile("hpp")
 	ready.Set(noObject)
-	s.reconciler.Config.Version = "v1.0.0"
-	s.reconcile("hpp")
-	status, available := s.status()
+	h.reconciler.Config.Version = "v1.0.0"
+	h.reconcile("hpp")
+	status, available := h.status()
 	if degraded := meta.FindStatusCondition(status.Conditions, hppv1.ConditionDegraded); degraded == nil || degraded.Status != metav1.ConditionTrue {
 		t.Fatalf("the downgrade is not refused: %+v", status)
 	}
@@ -209,18 +209,18 @@ func TestMetricOfRefusedDowngrade(t *testing.T) {
 // An object that has lost the operator's labels is not in the cache. It gets them back with what cannot change as it was: of another
 // selector the API server would take nothing.
 func TestSelectorsOfObjectsWithoutLabels(t *testing.T) {
-	s := newStage(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"))
-	s.reconcile("hpp")
+	h := newHarness(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"))
+	h.reconcile("hpp")
 	upstream := map[string]string{"example.com/of": "upstream"}
-	set := s.rolledOut(1)
+	set := h.rolledOut(1)
 	mounter := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
-	s.has(mounter)
+	h.has(mounter)
 	set.Labels, set.Spec.Selector = nil, &metav1.LabelSelector{MatchLabels: upstream}
 	mounter.Labels, mounter.Spec.Selector = nil, &metav1.LabelSelector{MatchLabels: upstream}
-	must.Succeed(t, s.Update(t.Context(), set))
-	must.Succeed(t, s.Update(t.Context(), mounter))
+	must.Succeed(t, h.Update(t.Context(), set))
+	must.Succeed(t, h.Update(t.Context(), mounter))
 	// The cache has only what is labelled.
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
 			text, err := json.Marshal(wanted)
 			if err == nil && strings.Contains(string(text), `"kind":"D`) && !strings.Contains(string(text), `"matchLabels":{"example.com/of":"upstream"}`) {
@@ -236,9 +236,9 @@ func TestSelectorsOfObjectsWithoutLabels(t *testing.T) {
 			return err
 		},
 	})
-	s.reconcile("hpp")
-	s.has(set)
-	s.has(mounter)
+	h.reconcile("hpp")
+	h.has(set)
+	h.has(mounter)
 	for _, object := range []struct {
 		client.Object
 		selector *metav1.LabelSelector

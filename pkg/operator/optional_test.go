@@ -54,26 +54,26 @@ func TestOptionalKindsComeAndGo(t *testing.T) {
 // Without an answer to which kinds the cluster has nothing is done at first, and it is asked again at once. Later what is deployed does not
 // depend on it: only what is new waits.
 func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false))
+	h := newHarness(t, stored("hpp", 1, false))
 	down, asked := errors.New("the API server is down"), 0
-	s.reconciler.kinds.ask = func(context.Context) error { asked++; return down }
+	h.reconciler.kinds.ask = func(context.Context) error { asked++; return down }
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}
 	for range 2 {
-		if _, err := s.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || s.has(set) {
+		if _, err := h.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || h.has(set) {
 			t.Fatalf("it ends with %v", err)
 		}
 	}
 	if asked != 2 {
 		t.Errorf("it asked %d times", asked)
 	}
-	s.reconciler.kinds.ask = func(context.Context) error { return nil }
-	s.reconcile("hpp")
-	must.Succeed(t, s.Delete(t.Context(), set))
-	s.reconciler.kinds.last = time.Time{}
-	s.reconciler.kinds.ask = func(context.Context) error { return down }
-	if _, err := s.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || !s.has(set) {
-		t.Errorf("it ends with %v, and the driver is there: %v", err, s.has(set))
+	h.reconciler.kinds.ask = func(context.Context) error { return nil }
+	h.reconcile("hpp")
+	must.Succeed(t, h.Delete(t.Context(), set))
+	h.reconciler.kinds.last = time.Time{}
+	h.reconciler.kinds.ask = func(context.Context) error { return down }
+	if _, err := h.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || !h.has(set) {
+		t.Errorf("it ends with %v, and the driver is there: %v", err, h.has(set))
 	}
 }
 
@@ -83,14 +83,14 @@ func TestOnlyWhatItMadeIsRemoved(t *testing.T) {
 	copied := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-metrics", Labels: render.Owned}}
 	upstream := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-health-check", Labels: render.Owned,
 		Annotations: map[string]string{"hostpathprovisioner.kubevirt.io/lastAppliedConfiguration": "{}"}}}
-	s := newStage(t, stored("hpp", 1, false), copied, upstream)
-	s.reconcile("hpp")
-	if !s.has(copied) || s.has(upstream) {
-		t.Errorf("the user's is there: %v, that of the upstream operator: %v", s.has(copied), s.has(upstream))
+	h := newHarness(t, stored("hpp", 1, false), copied, upstream)
+	h.reconcile("hpp")
+	if !h.has(copied) || h.has(upstream) {
+		t.Errorf("the user's is there: %v, that of the upstream operator: %v", h.has(copied), h.has(upstream))
 	}
-	must.Succeed(t, s.Delete(t.Context(), stored("hpp", 1, false)))
-	s.reconcile("hpp")
-	if found := s.owned(); len(found) != 1 || !s.has(copied) {
+	must.Succeed(t, h.Delete(t.Context(), stored("hpp", 1, false)))
+	h.reconcile("hpp")
+	if found := h.owned(); len(found) != 1 || !h.has(copied) {
 		t.Errorf("there are %d objects afterwards", len(found))
 	}
 }
@@ -99,20 +99,20 @@ func TestOnlyWhatItMadeIsRemoved(t *testing.T) {
 // that left.
 func TestMisscheduledPodDoesNotKeepOthers(t *testing.T) {
 	left := mounterOf("local", "left")
-	s := newStage(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("tainted", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue),
+	h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("tainted", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue),
 		driverPod("here"), driverPod("tainted"), left)
-	s.reconcile("hpp")
-	set := s.rolledOut(1)
+	h.reconcile("hpp")
+	set := h.rolledOut(1)
 	set.Generation = 1
-	must.Succeed(t, s.Update(t.Context(), set))
-	set = s.rolledOut(1)
+	must.Succeed(t, h.Update(t.Context(), set))
+	set = h.rolledOut(1)
 	set.Status.NumberMisscheduled = 1
-	must.Succeed(t, s.Status().Update(t.Context(), set))
-	s.reconcile("hpp")
-	if s.replicas(left) != 0 {
+	must.Succeed(t, h.Status().Update(t.Context(), set))
+	h.reconcile("hpp")
+	if h.replicas(left) != 0 {
 		t.Error("the mounter on the node that left goes on")
 	}
-	if !s.has(mounterOf("local", "tainted")) {
+	if !h.has(mounterOf("local", "tainted")) {
 		t.Error("the pool has no mounter where the driver still runs")
 	}
 }

@@ -24,63 +24,63 @@ import (
 func TestPlaceIsKnownBeforeAnythingIsMountedThere(t *testing.T) {
 	object := onClaims()
 	object.Status.MountedPools = nil
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
 	mounter := mounterOf("local", "here")
 	replaced := false
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
 			err := api.Apply(ctx, wanted, options...)
-			if s.has(mounter) && !replaced {
+			if h.has(mounter) && !replaced {
 				replaced = true
-				s.has(object)
+				h.has(object)
 				object.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
-				must.Succeed(t, s.Update(ctx, object))
+				must.Succeed(t, h.Update(ctx, object))
 			}
 			return err
 		},
 	})
-	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(object)}); !apierrors.IsConflict(err) {
+	if _, err := h.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(object)}); !apierrors.IsConflict(err) {
 		t.Fatalf("the pool was replaced: %v; the status was written: %v", replaced, err)
 	}
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if job := cleanUpOf(mounter); !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
-		t.Errorf("it is not unmounted; the object waits for %q", s.waitsFor())
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if job := cleanUpOf(mounter); !h.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+		t.Errorf("it is not unmounted; the object waits for %q", h.waitsFor())
 	}
 }
 
 // The cache has a mounter only some time after it was made. What was to be mounted is looked for where it is surely found, before its place is forgotten
 // or the object goes.
 func TestMounterThatTheCacheDoesNotHaveYetIsCleanedUp(t *testing.T) {
-	for name, change := range map[string]func(*stage, *hppv1.HostPathProvisioner) error{
-		"the pool gets another path": func(s *stage, o *hppv1.HostPathProvisioner) error {
+	for name, change := range map[string]func(*harness, *hppv1.HostPathProvisioner) error{
+		"the pool gets another path": func(h *harness, o *hppv1.HostPathProvisioner) error {
 			o.Spec.StoragePools[0].Path = "/mnt/other"
-			return s.Update(t.Context(), o)
+			return h.Update(t.Context(), o)
 		},
-		"the pool is removed": func(s *stage, o *hppv1.HostPathProvisioner) error {
+		"the pool is removed": func(h *harness, o *hppv1.HostPathProvisioner) error {
 			o.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
-			return s.Update(t.Context(), o)
+			return h.Update(t.Context(), o)
 		},
-		"the object is deleted": func(s *stage, o *hppv1.HostPathProvisioner) error {
-			return errors.Join(s.Delete(t.Context(), o), s.Delete(t.Context(), driverPod("here")))
+		"the object is deleted": func(h *harness, o *hppv1.HostPathProvisioner) error {
+			return errors.Join(h.Delete(t.Context(), o), h.Delete(t.Context(), driverPod("here")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object, mounter := onClaims(), mounterOf("local", "here")
 			object.Status.MountedPools = nil
-			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
-			s.reconcile("hpp")
-			if !s.has(mounter) || !s.has(object) {
+			h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+			h.reconcile("hpp")
+			if !h.has(mounter) || !h.has(object) {
 				t.Fatal("there is no mounter")
 			}
-			must.Succeed(t, change(s, object))
-			s.reconciler.Client = withoutMounters(s.Client)
-			s.reconcile("hpp")
-			s.reconciler.Client = s.Client
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if job := cleanUpOf(mounter); !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
-				t.Errorf("it is not unmounted; the object waits for %q", s.waitsFor())
+			must.Succeed(t, change(h, object))
+			h.reconciler.Client = withoutMounters(h.Client)
+			h.reconcile("hpp")
+			h.reconciler.Client = h.Client
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if job := cleanUpOf(mounter); !h.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+				t.Errorf("it is not unmounted; the object waits for %q", h.waitsFor())
 			}
 		})
 	}
@@ -91,29 +91,29 @@ func TestMounterThatTheCacheDoesNotHaveYetIsCleanedUp(t *testing.T) {
 func TestObjectWhoseStatusIsInvalidIsServed(t *testing.T) {
 	object := onClaims()
 	object.Status.MountedPools = nil
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
 			return apierrors.NewInvalid(hppv1.GroupVersion.WithKind(hppv1.Kind).GroupKind(), object.Name, nil)
 		},
 	})
 	mounter, set := mounterOf("local", "here"), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	s.attempt("hpp")
-	if !s.has(set) || !s.has(mounter) {
-		t.Fatalf("the driver is deployed: %v, the pool mounted: %v", s.has(set), s.has(mounter))
+	h.attempt("hpp")
+	if !h.has(set) || !h.has(mounter) {
+		t.Fatalf("the driver is deployed: %v, the pool mounted: %v", h.has(set), h.has(mounter))
 	}
-	must.Succeed(t, s.Delete(t.Context(), object))
-	s.attempt("hpp") // its claim is not bound: the mounter ends first
-	s.attempt("hpp")
-	if !s.has(cleanUpOf(mounter)) {
+	must.Succeed(t, h.Delete(t.Context(), object))
+	h.attempt("hpp") // its claim is not bound: the mounter ends first
+	h.attempt("hpp")
+	if !h.has(cleanUpOf(mounter)) {
 		t.Fatal("it is deleted, and the pool is not unmounted")
 	}
-	s.completed(cleanUpOf(mounter))
-	must.Succeed(t, s.Delete(t.Context(), driverPod("here")))
+	h.completed(cleanUpOf(mounter))
+	must.Succeed(t, h.Delete(t.Context(), driverPod("here")))
 	for range 3 {
-		s.attempt("hpp")
+		h.attempt("hpp")
 	}
-	if s.has(mounter) || s.has(object) {
+	if h.has(mounter) || h.has(object) {
 		t.Error("the mounter or the object is left over")
 	}
 }
@@ -140,9 +140,9 @@ func withoutMounters(api client.Client) client.Client {
 func TestPlaceOfAPoolOfTheUpstreamOperatorIsRemembered(t *testing.T) {
 	object := onClaims()
 	object.Status = hppv1.HostPathProvisionerStatus{ObservedVersion: "v0.23.0", Conditions: []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: metav1.ConditionTrue}}}
-	s := newStage(t, object)
+	h := newHarness(t, object)
 	first := true
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		SubResourceUpdate: func(_ context.Context, _ client.Client, _ string, changed client.Object, _ ...client.SubResourceUpdateOption) error {
 			now := changed.(*hppv1.HostPathProvisioner).Status
 			if first && (len(now.MountedPools) != 1 || now.ObservedGeneration != 0 || now.Conditions[0].Reason == "" || now.Conditions[0].Status != metav1.ConditionTrue) {
@@ -152,7 +152,7 @@ func TestPlaceOfAPoolOfTheUpstreamOperatorIsRemembered(t *testing.T) {
 			return nil
 		},
 	})
-	s.reconcile("hpp")
+	h.reconcile("hpp")
 	if first {
 		t.Error("no status is written")
 	}

@@ -39,21 +39,21 @@ func withSnapshots() *hppv1.HostPathProvisioner {
 	return object
 }
 
-func withCDI(t *testing.T, objects ...client.Object) *stage {
+func withCDI(t *testing.T, objects ...client.Object) *harness {
 	t.Helper()
-	s := newStage(t, objects...)
-	s.reconciler.Optional.present = []schema.GroupVersionKind{storageProfileKind}
-	return s
+	h := newHarness(t, objects...)
+	h.reconciler.Optional.present = []schema.GroupVersionKind{storageProfileKind}
+	return h
 }
 
-func (s *stage) profile(class string) (strategy, format, mode string) {
-	s.t.Helper()
+func (h *harness) profile(class string) (strategy, format, mode string) {
+	h.t.Helper()
 	profile := profileOf(class, "", nil)
-	if !s.has(profile) {
-		s.t.Fatalf("the profile %s is gone", class)
+	if !h.has(profile) {
+		h.t.Fatalf("the profile %s is gone", class)
 	}
 	sets, _, err := unstructured.NestedSlice(profile.Object, "spec", "claimPropertySets")
-	must.Succeed(s.t, err)
+	must.Succeed(h.t, err)
 	if len(sets) > 0 {
 		mode, _, _ = unstructured.NestedString(sets[0].(map[string]any), "volumeMode")
 	}
@@ -81,10 +81,10 @@ func TestProfilesOfPoolsAreCompleted(t *testing.T) {
 			if name == "without the gate" {
 				object.Spec.FeatureGates = nil
 			}
-			s := withCDI(t, object, tt.class, tt.profile)
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if strategy, format, mode := s.profile("disks"); strategy != tt.strategy || format != tt.format || mode != tt.mode {
+			h := withCDI(t, object, tt.class, tt.profile)
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if strategy, format, mode := h.profile("disks"); strategy != tt.strategy || format != tt.format || mode != tt.mode {
 				t.Errorf("the profile has %q, %q and %q, want %q, %q and %q", strategy, format, mode, tt.strategy, tt.format, tt.mode)
 			}
 		})
@@ -93,17 +93,17 @@ func TestProfilesOfPoolsAreCompleted(t *testing.T) {
 
 // What a user changes of a profile that was completed stays. What CDI finds later is added.
 func TestCompletedProfileIsTheUsers(t *testing.T) {
-	s := withCDI(t, withSnapshots(), classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}))
-	s.reconcile("hpp")
+	h := withCDI(t, withSnapshots(), classFor("disks", render.DriverName, "local"), profileOf("disks", "", map[string]any{}))
+	h.reconcile("hpp")
 	found := profileOf("disks", "", nil)
-	must.Succeed(t, s.Patch(t.Context(), found, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"snapshotClass":"snapshots"}}`)), client.FieldOwner("cdi")))
-	s.reconcile("hpp")
-	if _, format, _ := s.profile("disks"); format != "snapshot" {
+	must.Succeed(t, h.Patch(t.Context(), found, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"snapshotClass":"snapshots"}}`)), client.FieldOwner("cdi")))
+	h.reconcile("hpp")
+	if _, format, _ := h.profile("disks"); format != "snapshot" {
 		t.Errorf("with a VolumeSnapshotClass golden images are kept as %q, want snapshot", format)
 	}
-	must.Succeed(t, s.Patch(t.Context(), found, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"cloneStrategy":"copy"}}`)), client.FieldOwner("user")))
-	s.reconcile("hpp")
-	if strategy, _, mode := s.profile("disks"); strategy != "copy" || mode != "Block" {
+	must.Succeed(t, h.Patch(t.Context(), found, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"cloneStrategy":"copy"}}`)), client.FieldOwner("user")))
+	h.reconcile("hpp")
+	if strategy, _, mode := h.profile("disks"); strategy != "copy" || mode != "Block" {
 		t.Errorf("the profile has %q and %q, want copy, as the user asked, and Block", strategy, mode)
 	}
 }
@@ -112,13 +112,13 @@ func TestCompletedProfileIsTheUsers(t *testing.T) {
 func TestProfilesOfOthersAreLeft(t *testing.T) {
 	object := onClaims()
 	object.Spec.StoragePools[0].PVCTemplate.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
-	s := withCDI(t, object, classFor("shared", render.DriverName, object.Spec.StoragePools[0].Name), classFor("new", render.DriverName, object.Spec.StoragePools[0].Name),
+	h := withCDI(t, object, classFor("shared", render.DriverName, object.Spec.StoragePools[0].Name), classFor("new", render.DriverName, object.Spec.StoragePools[0].Name),
 		profileOf("shared", "", map[string]any{}))
-	s.reconcile("hpp")
-	if strategy, _, mode := s.profile("shared"); strategy != "" || mode != "" {
+	h.reconcile("hpp")
+	if strategy, _, mode := h.profile("shared"); strategy != "" || mode != "" {
 		t.Errorf("the profile of a shared pool has %q and %q", strategy, mode)
 	}
-	if s.has(profileOf("new", "", nil)) {
+	if h.has(profileOf("new", "", nil)) {
 		t.Error("a profile was made, which CDI does")
 	}
 }

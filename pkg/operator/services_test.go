@@ -65,12 +65,12 @@ func TestStatusOfPoolsThatDoNotServe(t *testing.T) {
 		"of a class of another pool":         {[]client.Object{classOf("other"), published("node-a", "0", ""), published("node-b", "0", "")}, hppv1.StoragePoolReady, 2, metav1.ConditionTrue, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStage(t, append(test.of, stored("hpp", 1, false), driverPod("node-a"), driverPod("node-b"),
+			h := newHarness(t, append(test.of, stored("hpp", 1, false), driverPod("node-a"), driverPod("node-b"),
 				nodeThat("node-a", corev1.ConditionTrue), nodeThat("node-b", corev1.ConditionTrue))...)
-			s.reconcile("hpp")
-			s.rolledOut(2)
-			s.reconcile("hpp")
-			status, available := s.status()
+			h.reconcile("hpp")
+			h.rolledOut(2)
+			h.reconcile("hpp")
+			status, available := h.status()
 			pool := status.StoragePoolStatuses[0]
 			if pool.Phase != test.phase || pool.CurrentReady != test.ready || !strings.Contains(pool.Message, test.words) {
 				t.Errorf("the pool is %s on %d nodes: %q", pool.Phase, pool.CurrentReady, pool.Message)
@@ -112,12 +112,12 @@ func TestStatusOfPoolsThatServeOnConditions(t *testing.T) {
 			object := stored("hpp", 1, false)
 			test.pool.Name, test.pool.Path = "local", "/var/hpvolumes"
 			object.Spec.StoragePools = []hppv1.StoragePool{test.pool}
-			s := newStage(t, append(test.of, object, driverPod("node-a"), driverPod("node-b"),
+			h := newHarness(t, append(test.of, object, driverPod("node-a"), driverPod("node-b"),
 				nodeThat("node-a", corev1.ConditionTrue), nodeThat("node-b", corev1.ConditionTrue))...)
-			s.reconcile("hpp")
-			s.rolledOut(2)
-			s.reconcile("hpp")
-			status, _ := s.status()
+			h.reconcile("hpp")
+			h.rolledOut(2)
+			h.reconcile("hpp")
+			status, _ := h.status()
 			pool := status.StoragePoolStatuses[0]
 			if pool.Phase != test.phase || pool.CurrentReady != test.ready || (pool.Message == "") != (test.message == "") || !strings.Contains(pool.Message, test.message) {
 				t.Errorf("the pool is %s on %d nodes: %q", pool.Phase, pool.CurrentReady, pool.Message)

@@ -40,22 +40,22 @@ func upstreamDaemonSet() *appsv1.DaemonSet {
 // The version that the upstream operator has rolled out is higher than ours, and not of ours: whatever is written to the status, it never counts
 // as a downgrade, and ours counts from the first rollout on.
 func TestTakeoverIsNoDowngrade(t *testing.T) {
-	s := newStage(t, upstreamObject(t), upstreamDaemonSet())
-	s.reconciler.Config.Version = "v0.1.0"
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if got, _ := s.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason == status.ReasonDowngrade {
+	h := newHarness(t, upstreamObject(t), upstreamDaemonSet())
+	h.reconciler.Config.Version = "v0.1.0"
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if got, _ := h.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason == status.ReasonDowngrade {
 		t.Fatalf("the takeover is refused: %+v", got)
 	}
-	s.rolledOut(2)
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if got, available := s.status(); got.ObservedVersion != "v0.1.0" || available.Status != metav1.ConditionTrue {
+	h.rolledOut(2)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if got, available := h.status(); got.ObservedVersion != "v0.1.0" || available.Status != metav1.ConditionTrue {
 		t.Fatalf("%s is observed, and Available is %s: %s", got.ObservedVersion, available.Status, available.Message)
 	}
-	s.reconciler.Config.Version = "v0.0.9"
-	s.reconcile("hpp")
-	if got, _ := s.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason != status.ReasonDowngrade {
+	h.reconciler.Config.Version = "v0.0.9"
+	h.reconcile("hpp")
+	if got, _ := h.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason != status.ReasonDowngrade {
 		t.Errorf("a downgrade of our own is not refused: %+v", got)
 	}
 }
@@ -64,18 +64,18 @@ func TestTakeoverIsNoDowngrade(t *testing.T) {
 func TestRefusedTakeoverIsNoDowngradeLater(t *testing.T) {
 	object := upstreamObject(t)
 	unstructured.RemoveNestedField(object.Object, "spec", "storagePools")
-	s := newStage(t, object)
-	s.reconciler.Config.Version = "v0.1.0"
-	s.reconcile("hpp")
-	if got, _ := s.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason != status.ReasonPools {
+	h := newHarness(t, object)
+	h.reconciler.Config.Version = "v0.1.0"
+	h.reconcile("hpp")
+	if got, _ := h.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason != status.ReasonPools {
 		t.Fatalf("the status is %+v", got)
 	}
 	fixed := stored("hpp", 1, false)
-	s.has(fixed)
+	h.has(fixed)
 	fixed.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}
-	must.Succeed(t, s.Update(t.Context(), fixed))
-	s.reconcile("hpp")
-	if got, _ := s.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason == status.ReasonDowngrade {
+	must.Succeed(t, h.Update(t.Context(), fixed))
+	h.reconcile("hpp")
+	if got, _ := h.status(); meta.FindStatusCondition(got.Conditions, hppv1.ConditionDegraded).Reason == status.ReasonDowngrade {
 		t.Errorf("the takeover is refused: %+v", got)
 	}
 }

@@ -22,9 +22,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// uninstallation is one of the operator of a stage. What it waits for calls do.
-func (s *stage) uninstallation(do func()) *Uninstallation {
-	return &Uninstallation{Client: s.Client, Namespace: "storage", Poll: time.Millisecond, Say: func(format string, args ...any) {
+// uninstallation is one of the operator of a harness. What it waits for calls do.
+func (h *harness) uninstallation(do func()) *Uninstallation {
+	return &Uninstallation{Client: h.Client, Namespace: "storage", Poll: time.Millisecond, Say: func(format string, args ...any) {
 		if said := fmt.Sprintf(format, args...); strings.HasPrefix(said, "Waiting for ") {
 			do()
 		}
@@ -72,22 +72,22 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), c.user, claim,
+			h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), c.user, claim,
 				volumeOn("data", "here"), volumeOn("an-data", "here"), volumeOn("legacy", "", ofProvisioner("here")),
 				volumeOn("foreign", "here", func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }))
-			s.reconcile("hpp")
-			err := s.uninstallation(func() { s.reconcile("hpp") }).Run(t.Context())
+			h.reconcile("hpp")
+			err := h.uninstallation(func() { h.reconcile("hpp") }).Run(t.Context())
 			inUse, refused := errors.AsType[*InUseError](err)
 			if refused != (c.want != "") || !refused && err != nil {
 				t.Fatalf("it ends with %v", err)
 			}
-			if s.has(stored("hpp", 1, false)) != refused {
+			if h.has(stored("hpp", 1, false)) != refused {
 				t.Errorf("the object is there: %t", !refused)
 			}
 			if refused && (len(inUse.Users) != 1 || !strings.HasPrefix(inUse.Users[0], c.want)) {
 				t.Errorf("in use by %q, want %q", inUse.Users, c.want)
 			}
-			if _, of := c.user.(*movev1.VolumeMove); of && s.has(c.user) != refused {
+			if _, of := c.user.(*movev1.VolumeMove); of && h.has(c.user) != refused {
 				t.Errorf("the move is there: %t", !refused)
 			}
 		})
@@ -96,46 +96,46 @@ func TestUninstallationRefusesWhatIsInUse(t *testing.T) {
 
 // Where there is no HostPathProvisioner, the driver was installed in another way, and serves pods as before.
 func TestUninstallationBesideAnotherDriver(t *testing.T) {
-	s := newStage(t, podWith("user", "here", claimed("data")), volumeOn("data", "here"))
-	must.Succeed(t, s.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
+	h := newHarness(t, podWith("user", "here", claimed("data")), volumeOn("data", "here"))
+	must.Succeed(t, h.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
 }
 
 func TestUninstallationRemovesWhatTheOperatorDeployed(t *testing.T) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
-	s.reconcile("hpp")
-	if !s.has(set) {
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
+	h.reconcile("hpp")
+	if !h.has(set) {
 		t.Fatal("the driver is not deployed")
 	}
-	must.Succeed(t, s.uninstallation(func() { s.reconcile("hpp") }).Run(t.Context()))
-	if s.has(set) || s.has(stored("hpp", 1, false)) || !s.has(volumeOn("data", "here")) {
+	must.Succeed(t, h.uninstallation(func() { h.reconcile("hpp") }).Run(t.Context()))
+	if h.has(set) || h.has(stored("hpp", 1, false)) || !h.has(volumeOn("data", "here")) {
 		t.Error("the driver or its object is there, or the volume is not")
 	}
 	// Again there is nothing to do.
-	must.Succeed(t, s.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
+	must.Succeed(t, h.uninstallation(func() { t.Error("it waits") }).Run(t.Context()))
 }
 
 // In a pool that nothing has to unmount, too: without the driver such a pod could never end.
 func TestUninstallationWaitsForPodThatStartsMeanwhile(t *testing.T) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	user := podWith("user", "here", claimed("data"))
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"))
+	h.reconcile("hpp")
 	looks := 0
-	must.Succeed(t, s.uninstallation(func() {
+	must.Succeed(t, h.uninstallation(func() {
 		switch looks++; looks {
 		case 1:
-			must.Succeed(t, s.Create(t.Context(), user))
+			must.Succeed(t, h.Create(t.Context(), user))
 		case 2:
-			if _, available := s.status(); !s.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
-				t.Errorf("the driver is there: %t; the condition says %q", s.has(set), available.Message)
+			if _, available := h.status(); !h.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
+				t.Errorf("the driver is there: %t; the condition says %q", h.has(set), available.Message)
 			}
-			must.Succeed(t, s.Delete(t.Context(), user))
+			must.Succeed(t, h.Delete(t.Context(), user))
 		}
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 	}).Run(t.Context()))
-	if looks < 2 || s.has(set) {
-		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
+	if looks < 2 || h.has(set) {
+		t.Errorf("it has waited %d times, and the driver is there: %t", looks, h.has(set))
 	}
 }
 
@@ -143,41 +143,41 @@ func TestUninstallationWaitsForPodThatStartsMeanwhile(t *testing.T) {
 func TestUninstallationDeploysTheDriverForPodThatStartsWhileItEnds(t *testing.T) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	user, driver := podWith("user", "here", claimed("data")), driverPod("here")
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"), driver)
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), volumeOn("data", "here"), driver)
+	h.reconcile("hpp")
 	looks := 0
-	must.Succeed(t, s.uninstallation(func() {
+	must.Succeed(t, h.uninstallation(func() {
 		switch looks++; looks {
 		case 2:
-			if s.has(set) {
+			if h.has(set) {
 				t.Error("the driver was not removed")
 			}
-			must.Succeed(t, s.Create(t.Context(), user))
+			must.Succeed(t, h.Create(t.Context(), user))
 		case 3:
-			if _, available := s.status(); !s.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
-				t.Errorf("the driver is there: %t; the condition says %q", s.has(set), available.Message)
+			if _, available := h.status(); !h.has(set) || !strings.Contains(available.Message, "pod space/user on here") {
+				t.Errorf("the driver is there: %t; the condition says %q", h.has(set), available.Message)
 			}
-			must.Succeed(t, s.Delete(t.Context(), user))
-			must.Succeed(t, s.Delete(t.Context(), driver))
+			must.Succeed(t, h.Delete(t.Context(), user))
+			must.Succeed(t, h.Delete(t.Context(), driver))
 		}
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 	}).Run(t.Context()))
-	if looks < 3 || s.has(set) {
-		t.Errorf("it has waited %d times, and the driver is there: %t", looks, s.has(set))
+	if looks < 3 || h.has(set) {
+		t.Errorf("it has waited %d times, and the driver is there: %t", looks, h.has(set))
 	}
 }
 
 // What is not removed in time is named with what it waits for.
 func TestUninstallationInVain(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), driverPod("here"))
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h.reconcile("hpp")
 	ctx, stop := context.WithCancel(t.Context())
 	looks := 0
-	err := s.uninstallation(func() {
+	err := h.uninstallation(func() {
 		if looks++; looks > 1 { // the operator has written what it waits for
 			stop()
 		}
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 	}).Run(ctx)
 	left, ok := errors.AsType[*LeftError](err)
 	if !ok || len(left.Waiting) != 1 || !strings.Contains(left.Waiting[0], "HostPathProvisioner hpp (Waiting for pod driver-here on here") {
@@ -187,23 +187,23 @@ func TestUninstallationInVain(t *testing.T) {
 
 // Of two operators one can be removed by hand alone: what both have in common would go.
 func TestUninstallationOfTheSecondOperator(t *testing.T) {
-	s := newStage(t, append(operatorRights("other"), stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))...)
-	err := s.uninstallation(func() { t.Error("it waits") }).Run(t.Context())
-	if elsewhere, ok := errors.AsType[*ElsewhereError](err); !ok || elsewhere.Namespace != "other" || !s.has(stored("hpp", 1, false)) {
+	h := newHarness(t, append(operatorRights("other"), stored("hpp", 1, false), operatorPod("other", 1, corev1.PodRunning))...)
+	err := h.uninstallation(func() { t.Error("it waits") }).Run(t.Context())
+	if elsewhere, ok := errors.AsType[*ElsewhereError](err); !ok || elsewhere.Namespace != "other" || !h.has(stored("hpp", 1, false)) {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
 // The operator that has deployed the driver may be away, as while it is upgraded.
 func TestUninstallationWhereTheDriverIsInAnotherNamespace(t *testing.T) {
-	s := newStage(t, stored("hpp", 1, false))
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false))
+	h.reconcile("hpp")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	u := s.uninstallation(stop)
+	u := h.uninstallation(stop)
 	u.Namespace = "other"
 	err := u.Run(ctx)
-	if there, ok := errors.AsType[*DeployedError](err); !ok || there.Namespace != "storage" || !s.has(stored("hpp", 1, false)) {
+	if there, ok := errors.AsType[*DeployedError](err); !ok || there.Namespace != "storage" || !h.has(stored("hpp", 1, false)) {
 		t.Errorf("it ends with %v", err)
 	}
 }
@@ -211,27 +211,27 @@ func TestUninstallationWhereTheDriverIsInAnotherNamespace(t *testing.T) {
 // A move that begins after it was looked at is not deleted, and neither is the driver, which it needs.
 func TestUninstallationWhileMoveBegins(t *testing.T) {
 	move := underway("data", "there", "here", movev1.Pending)
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), move)
-	s.reconcile("hpp")
-	u := s.uninstallation(func() { t.Error("it waits") })
-	u.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), move)
+	h.reconcile("hpp")
+	u := h.uninstallation(func() { t.Error("it waits") })
+	u.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Delete: func(ctx context.Context, api client.WithWatch, object client.Object, options ...client.DeleteOption) error {
-			s.has(move)
+			h.has(move)
 			move.Status.Phase = movev1.Copying
 			must.Succeed(t, api.Update(ctx, move))
 			return api.Delete(ctx, object, options...)
 		},
 	})
-	if err := u.Run(t.Context()); !apierrors.IsConflict(err) || !s.has(move) || !s.has(stored("hpp", 1, false)) {
+	if err := u.Run(t.Context()); !apierrors.IsConflict(err) || !h.has(move) || !h.has(stored("hpp", 1, false)) {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
 // Definitions that were removed have no objects.
 func TestUninstallationWithoutDefinitions(t *testing.T) {
-	s := newStage(t)
-	u := s.uninstallation(func() { t.Error("it waits") })
-	u.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t)
+	u := h.uninstallation(func() { t.Error("it waits") })
+	u.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			switch list.(type) {
 			case *movev1.VolumeMoveList, *hppv1.HostPathProvisionerList:

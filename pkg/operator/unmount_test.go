@@ -52,29 +52,29 @@ func mounterPod(mounter *appsv1.Deployment, node string, keeps bool) *corev1.Pod
 }
 
 // waitsFor is what the object says that it waits for.
-func (s *stage) waitsFor() string {
-	s.t.Helper()
+func (h *harness) waitsFor() string {
+	h.t.Helper()
 	object := stored("hpp", 1, false)
-	s.has(object)
+	h.has(object)
 	if c := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing); c != nil {
 		return c.Message
 	}
 	return ""
 }
 
-func (s *stage) replicas(mounter *appsv1.Deployment) int32 {
-	s.t.Helper()
-	if !s.has(mounter) {
-		s.t.Fatalf("the mounter %s is gone", mounter.Name)
+func (h *harness) replicas(mounter *appsv1.Deployment) int32 {
+	h.t.Helper()
+	if !h.has(mounter) {
+		h.t.Fatalf("the mounter %s is gone", mounter.Name)
 	}
 	return *mounter.Spec.Replicas
 }
 
-func (s *stage) completed(job *batchv1.Job) {
-	s.t.Helper()
-	s.has(job)
+func (h *harness) completed(job *batchv1.Job) {
+	h.t.Helper()
+	h.has(job)
 	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
-	must.Succeed(s.t, s.Status().Update(s.t.Context(), job))
+	must.Succeed(h.t, h.Status().Update(h.t.Context(), job))
 }
 
 // A mounter whose claim has no other pod is what keeps the disk on the node. It stays while a pod there uses the pool, whether the pool was
@@ -106,30 +106,30 @@ func TestMounterStaysUnderPods(t *testing.T) {
 			if !begun {
 				objects = append(objects, user)
 			}
-			s := newStage(t, objects...)
-			s.reconcile("hpp")
+			h := newHarness(t, objects...)
+			h.reconcile("hpp")
 			if begun {
-				must.Succeed(t, s.Create(t.Context(), user))
-				must.Succeed(t, s.Create(t.Context(), cleaning(cleanUpOf(mounter), "there")))
+				must.Succeed(t, h.Create(t.Context(), user))
+				must.Succeed(t, h.Create(t.Context(), cleaning(cleanUpOf(mounter), "there")))
 			}
 			if name == "the node leaves" {
-				set := s.rolledOut(1)
+				set := h.rolledOut(1)
 				set.Generation = 1
-				must.Succeed(t, s.Update(t.Context(), set))
-				s.rolledOut(1)
+				must.Succeed(t, h.Update(t.Context(), set))
+				h.rolledOut(1)
 			}
-			s.reconcile("hpp")
-			if got := s.replicas(mounter); got != 1 {
+			h.reconcile("hpp")
+			if got := h.replicas(mounter); got != 1 {
 				t.Errorf("the mounter has %d replicas", got)
 			}
-			if s.has(cleanUpOf(mounter)) {
+			if h.has(cleanUpOf(mounter)) {
 				t.Error("there is a clean-up")
 			}
 			// Also after an operator that removed it too early.
-			if !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+			if !h.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
 				t.Error("the driver, without which the pod cannot end, is not deployed")
 			}
-			if said := s.waitsFor(); !strings.Contains(said, "used by pod space/user") {
+			if said := h.waitsFor(); !strings.Contains(said, "used by pod space/user") {
 				t.Errorf("the object waits for %q", said)
 			}
 		})
@@ -158,22 +158,22 @@ func TestVolumeThatNamesAnotherPoolKeepsTheMounter(t *testing.T) {
 				own := mounterPod(mounter, "there", tt.keeps)
 				own.Spec.Volumes = []corev1.Volume{{Name: "claim", VolumeSource: claimed("of-the-pool")}}
 				user := podWith("user", "there", claimed("data"))
-				s := newStage(t, stored("hpp", 1, tt.deleted), nodeThat("here", corev1.ConditionTrue), driverPod("here"), nodeThat("there", tt.ready), claimFor(mounter, tt.mode), mounter, own,
+				h := newHarness(t, stored("hpp", 1, tt.deleted), nodeThat("here", corev1.ConditionTrue), driverPod("here"), nodeThat("there", tt.ready), claimFor(mounter, tt.mode), mounter, own,
 					volumeOn("data", "there", inPool(pool)), volumeOn("of-the-pool", "there", inPool(pool)), user)
 				for range 3 {
-					s.reconcile("hpp")
+					h.reconcile("hpp")
 				}
-				if began := s.has(cleanUpOf(mounter)); s.replicas(mounter) != 1 || began == tt.used {
-					t.Errorf("the mounter has %d replicas, the clean-up has begun: %v", s.replicas(mounter), began)
+				if began := h.has(cleanUpOf(mounter)); h.replicas(mounter) != 1 || began == tt.used {
+					t.Errorf("the mounter has %d replicas, the clean-up has begun: %v", h.replicas(mounter), began)
 				}
-				if said := s.waitsFor(); strings.Contains(said, "used by pod space/user (its volumes may be in this pool)") != tt.used {
+				if said := h.waitsFor(); strings.Contains(said, "used by pod space/user (its volumes may be in this pool)") != tt.used {
 					t.Errorf("the object waits for %q", said)
 				}
-				must.Succeed(t, s.Delete(t.Context(), user))
+				must.Succeed(t, h.Delete(t.Context(), user))
 				for range 3 {
-					s.reconcile("hpp")
+					h.reconcile("hpp")
 				}
-				if said := s.waitsFor(); strings.Contains(said, "used by") {
+				if said := h.waitsFor(); strings.Contains(said, "used by") {
 					t.Errorf("without the pod the object waits for %q", said)
 				}
 			})
@@ -189,15 +189,15 @@ func TestMounterGoesOnWhileTheCleanUpLooks(t *testing.T) {
 	looks.Status = corev1.PodStatus{Phase: corev1.PodPending, InitContainerStatuses: []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "pool is in use: its volumes are published at /x", FinishedAt: metav1.Unix(1, 0)},
 	}}}}
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterPod(mounter, "here", true))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	must.Succeed(t, s.Create(t.Context(), looks))
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterPod(mounter, "here", true))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	must.Succeed(t, h.Create(t.Context(), looks))
 	for range 2 {
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 	}
-	if said := s.waitsFor(); s.replicas(mounter) != 1 || !s.has(job) || !strings.Contains(said, "it is being unmounted: pool is in use: its volumes are published at /x") {
-		t.Errorf("the mounter has %d replicas, the clean-up is there: %v, the object waits for %q", s.replicas(mounter), s.has(job), said)
+	if said := h.waitsFor(); h.replicas(mounter) != 1 || !h.has(job) || !strings.Contains(said, "it is being unmounted: pool is in use: its volumes are published at /x") {
+		t.Errorf("the mounter has %d replicas, the clean-up is there: %v, the object waits for %q", h.replicas(mounter), h.has(job), said)
 	}
 }
 
@@ -211,20 +211,20 @@ func TestDeletionWhereOnlyTheCleanUpFindsTheUser(t *testing.T) {
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "pool is in use: /mnt/old/csi", FinishedAt: metav1.Unix(1, 0)},
 	}}}
-	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job, pod)
+	h := newHarness(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), job, pod)
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	for range 3 {
-		s.reconcile("hpp")
-		if said := s.waitsFor(); !s.has(set) || !s.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted: pool is in use: /mnt/old/csi") {
-			t.Fatalf("the driver is there: %v, the clean-up: %v, the object waits for %q", s.has(set), s.has(job), said)
+		h.reconcile("hpp")
+		if said := h.waitsFor(); !h.has(set) || !h.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted: pool is in use: /mnt/old/csi") {
+			t.Fatalf("the driver is there: %v, the clean-up: %v, the object waits for %q", h.has(set), h.has(job), said)
 		}
 	}
-	must.Succeed(t, s.Delete(t.Context(), pod))
-	s.completed(job)
+	must.Succeed(t, h.Delete(t.Context(), pod))
+	h.completed(job)
 	for range 2 {
-		s.reconcile("hpp")
+		h.reconcile("hpp")
 	}
-	if s.has(set) || s.has(job) || s.has(mounter) || s.has(stored("hpp", 1, true)) {
+	if h.has(set) || h.has(job) || h.has(mounter) || h.has(stored("hpp", 1, true)) {
 		t.Error("something is left over, although nothing uses the pool any more")
 	}
 }
@@ -232,10 +232,10 @@ func TestDeletionWhereOnlyTheCleanUpFindsTheUser(t *testing.T) {
 // A pod that starts after it was looked for users, and before the pool is unmounted, has it stay mounted and served.
 func TestPodThatStartsWhileADeletionBegins(t *testing.T) {
 	mounter := mounterOf("local", "here")
-	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce),
+	h := newHarness(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce),
 		mounterPod(mounter, "here", true), volumeOn("data", "here", inPool("local")))
 	user, looked := podWith("user", "here", claimed("data")), 0
-	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h.reconciler.APIReader = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			err := api.List(ctx, list, options...)
 			ofNamespace := func(o client.ListOption) bool { _, is := o.(client.InNamespace); return is }
@@ -248,16 +248,16 @@ func TestPodThatStartsWhileADeletionBegins(t *testing.T) {
 			return err
 		},
 	})
-	s.reconcile("hpp")
+	h.reconcile("hpp")
 	job := cleanUpOf(mounter)
-	if looked != 2 || !s.has(job) || !s.has(user) {
-		t.Fatalf("it was looked for users %d times, the clean-up is there: %v, the pod: %v", looked, s.has(job), s.has(user))
+	if looked != 2 || !h.has(job) || !h.has(user) {
+		t.Fatalf("it was looked for users %d times, the clean-up is there: %v, the pod: %v", looked, h.has(job), h.has(user))
 	}
-	must.Succeed(t, s.Create(t.Context(), cleaning(job, "here")))
-	s.reconcile("hpp")
+	must.Succeed(t, h.Create(t.Context(), cleaning(job, "here")))
+	h.reconcile("hpp")
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	if said := s.waitsFor(); s.replicas(mounter) != 1 || !s.has(set) || s.has(job) || !strings.Contains(said, "used by pod space/user") {
-		t.Errorf("the mounter has %d replicas, the driver is there: %v, the clean-up: %v, the object waits for %q", s.replicas(mounter), s.has(set), s.has(job), said)
+	if said := h.waitsFor(); h.replicas(mounter) != 1 || !h.has(set) || h.has(job) || !strings.Contains(said, "used by pod space/user") {
+		t.Errorf("the mounter has %d replicas, the driver is there: %v, the clean-up: %v, the object waits for %q", h.replicas(mounter), h.has(set), h.has(job), said)
 	}
 }
 
@@ -267,8 +267,8 @@ func TestClaimWithoutItsLabelHasAPodUntilItIsUnmounted(t *testing.T) {
 	mounter := mounterOf("old", "here")
 	claim := claimFor(mounter, corev1.ReadWriteOnce)
 	claim.Labels = nil
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, mounterPod(mounter, "here", true))
-	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, mounterPod(mounter, "here", true))
+	h.reconciler.Client = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
 			if _, is := object.(*corev1.PersistentVolumeClaim); is {
 				return apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), key.Name)
@@ -276,10 +276,10 @@ func TestClaimWithoutItsLabelHasAPodUntilItIsUnmounted(t *testing.T) {
 			return api.Get(ctx, key, object, options...)
 		},
 	})
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if began := s.has(cleanUpOf(mounter)); !began || s.replicas(mounter) != 1 {
-		t.Errorf("the clean-up has begun: %v, the mounter has %d pods", began, s.replicas(mounter))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if began := h.has(cleanUpOf(mounter)); !began || h.replicas(mounter) != 1 {
+		t.Errorf("the clean-up has begun: %v, the mounter has %d pods", began, h.replicas(mounter))
 	}
 }
 
@@ -299,30 +299,30 @@ func TestClaimHasAPodUntilItIsUnmounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			mounter := mounterOf("old", "here")
 			claim, pod, job := claimFor(mounter, tt.mode), mounterPod(mounter, "here", tt.keeps), cleanUpOf(mounter)
-			s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if began, runs := s.has(job), s.replicas(mounter) == 1; began != tt.beside || runs != tt.beside {
+			h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if began, runs := h.has(job), h.replicas(mounter) == 1; began != tt.beside || runs != tt.beside {
 				t.Fatalf("the clean-up has begun: %v, the mounter runs: %v; want %v", began, runs, tt.beside)
 			}
 			if tt.beside {
-				must.Succeed(t, s.Create(t.Context(), cleaning(job, "here")))
-				s.reconcile("hpp")
-				if s.replicas(mounter) != 0 {
+				must.Succeed(t, h.Create(t.Context(), cleaning(job, "here")))
+				h.reconcile("hpp")
+				if h.replicas(mounter) != 0 {
 					t.Fatal("the mounter goes on, although the clean-up has the claim")
 				}
 			}
-			must.Succeed(t, s.Delete(t.Context(), pod))
-			s.reconcile("hpp")
+			must.Succeed(t, h.Delete(t.Context(), pod))
+			h.reconcile("hpp")
 			spec := &job.Spec.Template.Spec
-			if !s.has(job) || !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+			if !h.has(job) || !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
 				return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name
 			}) || len(spec.Containers[0].VolumeDevices) != 1 {
 				t.Fatalf("the clean-up does not have the claim: %+v", spec)
 			}
-			s.completed(job)
-			s.reconcile("hpp")
-			if s.has(job) || s.has(mounter) {
+			h.completed(job)
+			h.reconcile("hpp")
+			if h.has(job) || h.has(mounter) {
 				t.Error("the mounter or its clean-up is left over")
 			}
 		})
@@ -333,11 +333,11 @@ func TestClaimHasAPodUntilItIsUnmounted(t *testing.T) {
 func TestPoolIsUnmountedWithoutItsClaim(t *testing.T) {
 	mounter := mounterOf("old", "here")
 	claimFor(mounter)
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter)
-	s.reconcile("hpp")
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
 	job := cleanUpOf(mounter)
-	if !s.has(job) || slices.ContainsFunc(job.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil }) {
+	if !h.has(job) || slices.ContainsFunc(job.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil }) {
 		t.Errorf("the clean-up is %+v", job.Spec.Template.Spec)
 	}
 }
@@ -347,23 +347,23 @@ func TestMounterThatIsBeingDeletedIsCleanedUp(t *testing.T) {
 	mounter := mounterOf("old", "here")
 	now := metav1.Now()
 	mounter.DeletionTimestamp, mounter.Finalizers = &now, []string{metav1.FinalizerDeleteDependents}
-	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter))
-	s.reconcile("hpp")
+	h := newHarness(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter))
+	h.reconcile("hpp")
 	job := cleanUpOf(mounter)
-	if !s.has(job) {
+	if !h.has(job) {
 		t.Fatal("it has no clean-up")
 	}
-	s.has(mounter)
+	h.has(mounter)
 	mounter.Finalizers = nil
-	must.Succeed(t, s.Update(t.Context(), mounter))
-	s.reconcile("hpp")
-	if said := s.waitsFor(); !s.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted") {
+	must.Succeed(t, h.Update(t.Context(), mounter))
+	h.reconcile("hpp")
+	if said := h.waitsFor(); !h.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted") {
 		t.Fatalf("the object waits for %q", said)
 	}
-	s.completed(job)
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(job) || s.has(stored("hpp", 1, true)) {
+	h.completed(job)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(job) || h.has(stored("hpp", 1, true)) {
 		t.Error("the clean-up or the object is left over")
 	}
 }
@@ -383,10 +383,10 @@ func TestOwnersAreTakenOff(t *testing.T) {
 	for _, o := range all {
 		o.SetOwnerReferences(owners)
 	}
-	s := newStage(t, append(all, object, nodeThat("here", corev1.ConditionUnknown), driverPod("here"))...)
-	s.reconcile("hpp")
+	h := newHarness(t, append(all, object, nodeThat("here", corev1.ConditionUnknown), driverPod("here"))...)
+	h.reconcile("hpp")
 	for _, o := range all {
-		if !s.has(o) || len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].Kind != "ConfigMap" {
+		if !h.has(o) || len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].Kind != "ConfigMap" {
 			t.Errorf("%s has the owners %v", o.GetName(), o.GetOwnerReferences())
 		}
 	}
@@ -404,56 +404,56 @@ func TestDriverOutlivesPoolsInItsOwnVolumes(t *testing.T) {
 	volume.Spec.ClaimRef.Namespace, volume.Spec.ClaimRef.Name = claim.Namespace, claim.Name
 	pod := mounterPod(inner, "here", true)
 	pod.Spec.Volumes = inner.Spec.Template.Spec.Volumes
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), outer, claimFor(outer, corev1.ReadWriteOnce), inner, claim, volume, pod)
-	s.reconcile("hpp")
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), outer, claimFor(outer, corev1.ReadWriteOnce), inner, claim, volume, pod)
+	h.reconcile("hpp")
 	job := cleanUpOf(inner)
-	if !s.has(job) || s.has(cleanUpOf(outer)) {
+	if !h.has(job) || h.has(cleanUpOf(outer)) {
 		t.Fatal("the pool in the volume of the other one is not unmounted first")
 	}
-	cleaner := s.startsCleaning(job, "here")
-	s.reconcile("hpp")
-	if !s.has(job) || s.replicas(inner) != 0 {
+	cleaner := h.startsCleaning(job, "here")
+	h.reconcile("hpp")
+	if !h.has(job) || h.replicas(inner) != 0 {
 		t.Fatal("what unmounts a pool is taken for one who uses the pool that its claim is in, and nothing ends")
 	}
-	must.Succeed(t, s.Delete(t.Context(), pod))
-	s.reconcile("hpp")
-	s.completed(cleanUpOf(inner))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(inner) || s.has(cleanUpOf(outer)) {
+	must.Succeed(t, h.Delete(t.Context(), pod))
+	h.reconcile("hpp")
+	h.completed(cleanUpOf(inner))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(inner) || h.has(cleanUpOf(outer)) {
 		t.Fatal("the pool is not forgotten, or the other one is unmounted before what has a volume in it has ended")
 	}
-	must.Succeed(t, s.Delete(t.Context(), cleaner))
-	s.reconcile("hpp")
-	if !s.has(cleanUpOf(outer)) {
+	must.Succeed(t, h.Delete(t.Context(), cleaner))
+	h.reconcile("hpp")
+	if !h.has(cleanUpOf(outer)) {
 		t.Fatal("the other pool is not unmounted")
 	}
-	cleaner = s.startsCleaning(cleanUpOf(outer), "here")
-	s.reconcile("hpp")
-	s.completed(cleanUpOf(outer))
-	s.reconcile("hpp")
+	cleaner = h.startsCleaning(cleanUpOf(outer), "here")
+	h.reconcile("hpp")
+	h.completed(cleanUpOf(outer))
+	h.reconcile("hpp")
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	s.reconcile("hpp")
-	if said := s.waitsFor(); !s.has(set) || !strings.Contains(said, "pod "+cleaner.Name+" on here") {
+	h.reconcile("hpp")
+	if said := h.waitsFor(); !h.has(set) || !strings.Contains(said, "pod "+cleaner.Name+" on here") {
 		t.Fatalf("the driver is gone while a pod has its volume; the object waits for %q", said)
 	}
-	must.Succeed(t, s.Delete(t.Context(), cleaner))
-	s.reconcile("hpp")
-	if s.has(set) || s.has(stored("hpp", 1, true)) {
+	must.Succeed(t, h.Delete(t.Context(), cleaner))
+	h.reconcile("hpp")
+	if h.has(set) || h.has(stored("hpp", 1, true)) {
 		t.Error("the driver or the object is left over")
 	}
 }
 
 // startsCleaning has a clean-up that is there get the pod that it is made for.
-func (s *stage) startsCleaning(job *batchv1.Job, node string) *corev1.Pod {
-	s.t.Helper()
-	if !s.has(job) {
-		s.t.Fatalf("the clean-up %s is not there", job.Name)
+func (h *harness) startsCleaning(job *batchv1.Job, node string) *corev1.Pod {
+	h.t.Helper()
+	if !h.has(job) {
+		h.t.Fatalf("the clean-up %s is not there", job.Name)
 	}
 	pod := cleaning(job, node)
 	maps.Copy(pod.Labels, job.Spec.Template.Labels)
 	pod.Spec.Volumes = job.Spec.Template.Spec.Volumes
-	must.Succeed(s.t, s.Create(s.t.Context(), pod))
+	must.Succeed(h.t, h.Create(h.t.Context(), pod))
 	return pod
 }
 
@@ -463,12 +463,12 @@ func TestSharedDeviceIsRefused(t *testing.T) {
 	object := onClaims()
 	block := corev1.PersistentVolumeBlock
 	*object.Spec.StoragePools[0].PVCTemplate = hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeMode: &block}
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
-	s.reconcile("hpp")
-	if found := s.owned(); len(found) > 0 {
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h.reconcile("hpp")
+	if found := h.owned(); len(found) > 0 {
 		t.Errorf("it has deployed %d objects", len(found))
 	}
-	s.has(object)
+	h.has(object)
 	if c := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionDegraded); c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "pool local") {
 		t.Errorf("the condition Degraded is %+v", c)
 	}
@@ -481,15 +481,15 @@ func TestSharedDeviceIsNotMountedByADeletion(t *testing.T) {
 	object.DeletionTimestamp = &now
 	*object.Spec.StoragePools[0].PVCTemplate = hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeMode: &block}
 	was := mounterOf("local", "here")
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), driverPod("here"), driverPod("there"), was, claimFor(was, corev1.ReadWriteMany),
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), driverPod("here"), driverPod("there"), was, claimFor(was, corev1.ReadWriteMany),
 		podWith("user", "here", claimed("data")), volumeOn("data", "here", inPool("local")))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(mounterOf("local", "there")) {
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(mounterOf("local", "there")) {
 		t.Error("another node mounts it")
 	}
-	if said := s.waitsFor(); s.replicas(was) != 1 || !strings.Contains(said, "used by pod space/user") || !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
-		t.Errorf("the mounter has %d replicas, the object waits for %q", s.replicas(was), said)
+	if said := h.waitsFor(); h.replicas(was) != 1 || !strings.Contains(said, "used by pod space/user") || !h.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+		t.Errorf("the mounter has %d replicas, the object waits for %q", h.replicas(was), said)
 	}
 }
 
@@ -502,11 +502,11 @@ func TestGrowthOfAClaimIsSaid(t *testing.T) {
 	object.Spec.StoragePools[0].PVCTemplate.Resources = size("2Gi")
 	claim := claimFor(mounter, corev1.ReadWriteOnce)
 	claim.Spec.Resources = size("1Gi")
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim)
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim)
 	recorder := events.NewFakeRecorder(1000)
-	s.reconciler.Recorder = recorder
-	s.reconcile("hpp")
-	if s.has(claim); claim.Spec.Resources.Requests.Storage().String() != "2Gi" {
+	h.reconciler.Recorder = recorder
+	h.reconcile("hpp")
+	if h.has(claim); claim.Spec.Resources.Requests.Storage().String() != "2Gi" {
 		t.Fatalf("the claim is %s large", claim.Spec.Resources.Requests.Storage())
 	}
 	for said := range recorder.Events {
@@ -524,30 +524,30 @@ func TestGrowthOfAClaimIsSaid(t *testing.T) {
 func TestCleanUpBesideMounterThatFailsEnds(t *testing.T) {
 	mounter := mounterOf("old", "here")
 	claim, pod, job := claimFor(mounter, corev1.ReadWriteOnce), mounterPod(mounter, "here", true), cleanUpOf(mounter)
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
 	for range 5 {
-		s.reconcile("hpp")
-		if !s.has(mounter) {
+		h.reconcile("hpp")
+		if !h.has(mounter) {
 			t.Fatal("the mounter is removed while it has a pod")
 		}
-		if s.has(job) {
-			s.completed(job)
+		if h.has(job) {
+			h.completed(job)
 		}
 	}
-	if s.replicas(mounter) != 0 {
+	if h.replicas(mounter) != 0 {
 		t.Fatal("the mounter goes on for ever")
 	}
-	must.Succeed(t, s.Delete(t.Context(), pod))
-	if s.has(job) {
-		must.Succeed(t, s.Delete(t.Context(), job))
+	must.Succeed(t, h.Delete(t.Context(), pod))
+	if h.has(job) {
+		must.Succeed(t, h.Delete(t.Context(), job))
 	}
-	s.reconcile("hpp")
-	if !s.has(job) {
+	h.reconcile("hpp")
+	if !h.has(job) {
 		t.Fatal("it is not unmounted after the mounter has ended")
 	}
-	s.completed(job)
-	s.reconcile("hpp")
-	if s.has(mounter) || s.has(job) {
+	h.completed(job)
+	h.reconcile("hpp")
+	if h.has(mounter) || h.has(job) {
 		t.Error("the mounter or its clean-up is left over")
 	}
 }
@@ -562,19 +562,19 @@ func TestPoolThatWasMountedAfterItsCleanUpIsUnmounted(t *testing.T) {
 		"hostpathprovisioner.kubevirt.io/mounter": mounter.Name, "hostpathprovisioner.kubevirt.io/node": "here", "hostpathprovisioner.kubevirt.io/path": "/mnt/old",
 	}
 	user := podWith("user", "here", claimed("data"))
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, job, user, volumeOn("data", "here", inPool("old")))
-	s.completed(job)
-	s.reconcile("hpp")
-	if s.replicas(mounter) != 1 {
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, job, user, volumeOn("data", "here", inPool("old")))
+	h.completed(job)
+	h.reconcile("hpp")
+	if h.replicas(mounter) != 1 {
 		t.Fatal("the mounter does not run for the pod")
 	}
-	must.Succeed(t, s.Delete(t.Context(), user))
-	s.reconcile("hpp")
-	if s.replicas(mounter) != 0 || s.has(job) {
-		t.Fatalf("the mounter has %d replicas, its earlier clean-up is there: %v", *mounter.Spec.Replicas, s.has(job))
+	must.Succeed(t, h.Delete(t.Context(), user))
+	h.reconcile("hpp")
+	if h.replicas(mounter) != 0 || h.has(job) {
+		t.Fatalf("the mounter has %d replicas, its earlier clean-up is there: %v", *mounter.Spec.Replicas, h.has(job))
 	}
-	s.reconcile("hpp")
-	if !s.has(job) || !s.has(mounter) {
+	h.reconcile("hpp")
+	if !h.has(job) || !h.has(mounter) {
 		t.Error("what it has mounted is not unmounted")
 	}
 }
@@ -587,15 +587,15 @@ func TestCleanUpIsNotDoneBesidePodOfDeletedMounter(t *testing.T) {
 	job.Labels, job.Annotations = mounter.Labels, map[string]string{
 		"hostpathprovisioner.kubevirt.io/mounter": mounter.Name, "hostpathprovisioner.kubevirt.io/node": "here", "hostpathprovisioner.kubevirt.io/path": "/mnt/old",
 	}
-	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), job, pod)
-	s.completed(job)
-	s.reconcile("hpp")
-	if said := s.waitsFor(); !s.has(job) || !strings.Contains(said, "is left: "+pod.Name) {
-		t.Fatalf("the clean-up is there: %v, the object waits for %q", s.has(job), said)
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), job, pod)
+	h.completed(job)
+	h.reconcile("hpp")
+	if said := h.waitsFor(); !h.has(job) || !strings.Contains(said, "is left: "+pod.Name) {
+		t.Fatalf("the clean-up is there: %v, the object waits for %q", h.has(job), said)
 	}
-	must.Succeed(t, s.Delete(t.Context(), pod))
-	s.reconcile("hpp")
-	if s.has(job) {
+	must.Succeed(t, h.Delete(t.Context(), pod))
+	h.reconcile("hpp")
+	if h.has(job) {
 		t.Error("the clean-up is left over")
 	}
 }
@@ -623,20 +623,20 @@ func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {
 		for _, deleted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, deleted %v", name, deleted), func(t *testing.T) {
 				planted := object.DeepCopyObject().(client.Object)
-				s := newStage(t, stored("hpp", 1, deleted), nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), planted)
+				h := newHarness(t, stored("hpp", 1, deleted), nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), planted)
 				for range 3 {
-					s.reconcile("hpp")
+					h.reconcile("hpp")
 				}
 				jobs := &batchv1.JobList{}
-				must.Succeed(t, s.List(t.Context(), jobs))
+				must.Succeed(t, h.List(t.Context(), jobs))
 				jobs.Items = slices.DeleteFunc(jobs.Items, func(j batchv1.Job) bool { return len(j.Spec.Template.Spec.Containers) == 0 })
 				if len(jobs.Items) > 0 {
 					t.Errorf("there is the clean-up %+v", jobs.Items[0].Spec.Template.Spec.Volumes)
 				}
-				if mounter, ok := planted.(*appsv1.Deployment); ok && s.replicas(mounter) != 1 {
+				if mounter, ok := planted.(*appsv1.Deployment); ok && h.replicas(mounter) != 1 {
 					t.Error("what was planted is scaled")
 				}
-				if said := s.waitsFor(); !strings.Contains(said, "nothing is unmounted") {
+				if said := h.waitsFor(); !strings.Contains(said, "nothing is unmounted") {
 					t.Errorf("the object waits for %q", said)
 				}
 			})
@@ -648,26 +648,26 @@ func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {
 func TestPlaceOfARemovedPoolIsRemembered(t *testing.T) {
 	object := onClaims()
 	object.Status.MountedPools = nil
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
-	s.reconcile("hpp")
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h.reconcile("hpp")
 	mounter := mounterOf("local", "here")
-	if !s.has(mounter) {
+	if !h.has(mounter) {
 		t.Fatal("it has no mounter")
 	}
-	s.has(object)
+	h.has(object)
 	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
-	must.Succeed(t, s.Update(t.Context(), object))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
+	must.Succeed(t, h.Update(t.Context(), object))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
 	job := cleanUpOf(mounter)
-	if !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+	if !h.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
 		t.Fatal("it is not unmounted")
 	}
-	s.completed(job)
-	must.Succeed(t, s.Delete(t.Context(), mounter))
-	s.reconcile("hpp")
-	s.reconcile("hpp")
-	if s.has(object); len(object.Status.MountedPools) != 0 {
+	h.completed(job)
+	must.Succeed(t, h.Delete(t.Context(), mounter))
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	if h.has(object); len(object.Status.MountedPools) != 0 {
 		t.Errorf("it remembers %v", object.Status.MountedPools)
 	}
 }
@@ -684,9 +684,9 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			object, mounter := onClaims(), mounterOf("old", "here")
 			object.Spec.StoragePools = []hppv1.StoragePool{pool, {Name: "other", Path: "/mnt/older"}}
-			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter)
+			h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter)
 			serves := func() (pools string) {
-				set := s.rolledOut(1)
+				set := h.rolledOut(1)
 				for _, v := range set.Spec.Template.Spec.Containers[0].Env {
 					if v.Name == "DATADIR" {
 						pools = v.Value
@@ -694,25 +694,25 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 				}
 				return pools
 			}
-			s.reconcile("hpp")
-			s.reconcile("hpp")
+			h.reconcile("hpp")
+			h.reconcile("hpp")
 			job, next := cleanUpOf(mounter), mounterOf(pool.Name, "here")
-			if !s.has(job) || pool.Name != "old" && s.has(next) {
-				t.Fatalf("the clean-up has begun: %v, the next mounter is there: %v", s.has(job), s.has(next))
+			if !h.has(job) || pool.Name != "old" && h.has(next) {
+				t.Fatalf("the clean-up has begun: %v, the next mounter is there: %v", h.has(job), h.has(next))
 			}
 			of := `"name":"` + pool.Name
 			if pools := serves(); strings.Contains(pools, of) || !strings.Contains(pools, "other") {
 				t.Fatalf("the driver has %s", pools)
 			}
-			s.reconcile("hpp")
-			if said := s.waitsFor(); !strings.Contains(said, "pool "+pool.Name+": it comes once pool old at /mnt/old on here is unmounted") {
+			h.reconcile("hpp")
+			if said := h.waitsFor(); !strings.Contains(said, "pool "+pool.Name+": it comes once pool old at /mnt/old on here is unmounted") {
 				t.Errorf("the object waits for %q", said)
 			}
-			s.completed(job)
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, of) {
-				t.Errorf("the first mounter is there: %v, the next one: %v, the driver has %s", s.has(mounter), s.has(next), pools)
+			h.completed(job)
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			if pools := serves(); h.has(mounter) || h.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, of) {
+				t.Errorf("the first mounter is there: %v, the next one: %v, the driver has %s", h.has(mounter), h.has(next), pools)
 			}
 		})
 	}

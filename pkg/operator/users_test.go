@@ -77,29 +77,29 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			object.Spec.StoragePools = []hppv1.StoragePool{{Name: "fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{}}, {Name: "local", Path: "/var/hpvolumes"}}
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
 			mounter := mounterOf("fast", "here")
-			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterOf("fast", "down"), tt.pod,
+			h := newHarness(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterOf("fast", "down"), tt.pod,
 				volumeOn("by-path", "", ofProvisioner("here"), func(v *corev1.PersistentVolume) { v.Spec.HostPath.Path = "/mnt/fast/csi/by-path" }),
 				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
-			s.reconcile("hpp")
-			s.reconcile("hpp")
-			began := s.has(cleanUpOf(mounterOf("fast", tt.pod.Spec.NodeName))) || !s.has(mounterOf("fast", tt.pod.Spec.NodeName))
-			if began == tt.waits || !s.has(set) {
+			h.reconcile("hpp")
+			h.reconcile("hpp")
+			began := h.has(cleanUpOf(mounterOf("fast", tt.pod.Spec.NodeName))) || !h.has(mounterOf("fast", tt.pod.Spec.NodeName))
+			if began == tt.waits || !h.has(set) {
 				t.Fatalf("the pool is being unmounted: %v", began)
 			}
 			if !tt.waits {
 				return
 			}
-			if _, available := s.status(); !strings.Contains(available.Message, "pool fast on "+tt.pod.Spec.NodeName+": it is used by pod space/"+tt.pod.Name) {
+			if _, available := h.status(); !strings.Contains(available.Message, "pool fast on "+tt.pod.Spec.NodeName+": it is used by pod space/"+tt.pod.Name) {
 				t.Errorf("the condition says %q", available.Message)
 			}
-			must.Succeed(t, s.Delete(t.Context(), tt.pod))
+			must.Succeed(t, h.Delete(t.Context(), tt.pod))
 			for range 6 {
-				s.reconcile("hpp")
-				if job := cleanUpOf(mounter); s.has(job) {
-					s.completed(job)
+				h.reconcile("hpp")
+				if job := cleanUpOf(mounter); h.has(job) {
+					h.completed(job)
 				}
 			}
-			if s.has(set) {
+			if h.has(set) {
 				t.Error("the driver is there although no pod needs it any more")
 			}
 		})
@@ -115,23 +115,23 @@ func TestRemovalWaitsForMoves(t *testing.T) {
 			object := stored("hpp", 1, false)
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 			move := underway("data", "there", "here", phase)
-			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), move, volumeOn("data", "there", inPool("local")))
-			s.reconcile("hpp")
-			must.Succeed(t, s.Delete(t.Context(), object))
-			s.reconcile("hpp")
-			if s.has(set) != waits || s.has(stored("hpp", 1, true)) != waits {
-				t.Fatalf("the driver is there: %v, the object: %v; want %v", s.has(set), s.has(stored("hpp", 1, true)), waits)
+			h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), move, volumeOn("data", "there", inPool("local")))
+			h.reconcile("hpp")
+			must.Succeed(t, h.Delete(t.Context(), object))
+			h.reconcile("hpp")
+			if h.has(set) != waits || h.has(stored("hpp", 1, true)) != waits {
+				t.Fatalf("the driver is there: %v, the object: %v; want %v", h.has(set), h.has(stored("hpp", 1, true)), waits)
 			}
 			if !waits {
 				return
 			}
-			if said := s.waitsFor(); !strings.Contains(said, "VolumeMove space/move-of-data, which is "+string(phase)) {
+			if said := h.waitsFor(); !strings.Contains(said, "VolumeMove space/move-of-data, which is "+string(phase)) {
 				t.Errorf("the object waits for %q", said)
 			}
 			move.Status.Phase = movev1.Failed
-			must.Succeed(t, s.Update(t.Context(), move))
-			s.reconcile("hpp")
-			if s.has(set) || s.has(stored("hpp", 1, true)) {
+			must.Succeed(t, h.Update(t.Context(), move))
+			h.reconcile("hpp")
+			if h.has(set) || h.has(stored("hpp", 1, true)) {
 				t.Error("the driver or the object is there, although the move has ended")
 			}
 		})
@@ -146,8 +146,8 @@ func TestRemovalWithoutDefinitionOfMoves(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := stored("hpp", 1, false)
-			s := newStage(t, object, nodeThat("there", corev1.ConditionTrue))
-			s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+			h := newHarness(t, object, nodeThat("there", corev1.ConditionTrue))
+			h.reconciler.APIReader = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
 				List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 					if _, of := list.(*movev1.VolumeMoveList); of {
 						return missing
@@ -155,13 +155,13 @@ func TestRemovalWithoutDefinitionOfMoves(t *testing.T) {
 					return api.List(ctx, list, options...)
 				},
 			})
-			s.reconcile("hpp")
-			must.Succeed(t, s.Delete(t.Context(), object))
-			s.reconcile("hpp")
-			if s.has(stored("hpp", 1, true)) {
+			h.reconcile("hpp")
+			must.Succeed(t, h.Delete(t.Context(), object))
+			h.reconcile("hpp")
+			if h.has(stored("hpp", 1, true)) {
 				t.Error("the object is there still")
 			}
-			if users, err := s.reconciler.cluster().users(t.Context(), []leftover{{}}, func(*corev1.Pod) bool { return true }); err != nil || len(users) > 0 {
+			if users, err := h.reconciler.cluster().users(t.Context(), []leftover{{}}, func(*corev1.Pod) bool { return true }); err != nil || len(users) > 0 {
 				t.Errorf("the pools have the users %v, %v", users, err)
 			}
 		})
@@ -180,17 +180,17 @@ func TestPoolIsUsedByMoves(t *testing.T) {
 			volume := volumeOn(tt.volume, "there", inPool(tt.pool))
 			volume.Spec.ClaimRef.Name = "claim-of-data"
 			from, to, beside := mounterOf("old", "there"), mounterOf("old", "here"), mounterOf("old", "beside")
-			s := newStage(t, stored("hpp", 1, false), from, to, beside, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), nodeThat("beside", corev1.ConditionTrue),
+			h := newHarness(t, stored("hpp", 1, false), from, to, beside, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), nodeThat("beside", corev1.ConditionTrue),
 				underway("data", "there", "here", movev1.Copying), volume)
-			s.reconcile("hpp")
-			s.reconcile("hpp")
+			h.reconcile("hpp")
+			h.reconcile("hpp")
 			for _, at := range []*appsv1.Deployment{from, to, beside} {
 				uses := at != beside
-				if began := s.has(cleanUpOf(at)) || s.replicas(at) == 0; began == uses {
+				if began := h.has(cleanUpOf(at)) || h.replicas(at) == 0; began == uses {
 					t.Errorf("%s is being unmounted: %v", at.Name, began)
 				}
 			}
-			if said := s.waitsFor(); !strings.Contains(said, "it is used by VolumeMove space/move-of-data") {
+			if said := h.waitsFor(); !strings.Contains(said, "it is used by VolumeMove space/move-of-data") {
 				t.Errorf("the object waits for %q", said)
 			}
 		})
@@ -216,12 +216,12 @@ func TestVolumeOfAnEarlierClaimDoesNotHideAUser(t *testing.T) {
 					})
 				}
 				before.Spec.ClaimRef = now.Spec.ClaimRef
-				s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOncePod),
+				h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOncePod),
 					mounterPod(mounter, "here", true), now, before, podWith("user", "here", claimed("m")))
-				s.reconcile("hpp")
-				s.reconcile("hpp")
-				if s.replicas(mounter) != 1 || !strings.Contains(s.waitsFor(), "used by pod space/user") {
-					t.Errorf("beside volume %s the mounter is ended under the pod; the object waits for %q", earlier, s.waitsFor())
+				h.reconcile("hpp")
+				h.reconcile("hpp")
+				if h.replicas(mounter) != 1 || !strings.Contains(h.waitsFor(), "used by pod space/user") {
+					t.Errorf("beside volume %s the mounter is ended under the pod; the object waits for %q", earlier, h.waitsFor())
 				}
 			}
 		})
@@ -245,16 +245,16 @@ func TestRemovalWaitsForForsakenMoves(t *testing.T) {
 	object := stored("hpp", 1, false)
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	left := forsaken("data", "there", "here")
-	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), left, volumeOn("data", "there", inPool("local")))
-	s.reconcile("hpp")
-	must.Succeed(t, s.Delete(t.Context(), object))
-	s.reconcile("hpp")
-	if !s.has(set) || !s.has(stored("hpp", 1, true)) || !strings.Contains(s.waitsFor(), "VolumeMove space/move-of-data, which is Undoing") {
-		t.Fatalf("the driver is there: %v, and the object waits for %q", s.has(set), s.waitsFor())
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), left, volumeOn("data", "there", inPool("local")))
+	h.reconcile("hpp")
+	must.Succeed(t, h.Delete(t.Context(), object))
+	h.reconcile("hpp")
+	if !h.has(set) || !h.has(stored("hpp", 1, true)) || !strings.Contains(h.waitsFor(), "VolumeMove space/move-of-data, which is Undoing") {
+		t.Fatalf("the driver is there: %v, and the object waits for %q", h.has(set), h.waitsFor())
 	}
-	must.Succeed(t, s.Delete(t.Context(), left))
-	s.reconcile("hpp")
-	if s.has(set) || s.has(stored("hpp", 1, true)) {
+	must.Succeed(t, h.Delete(t.Context(), left))
+	h.reconcile("hpp")
+	if h.has(set) || h.has(stored("hpp", 1, true)) {
 		t.Error("the driver or the object is there, although the move has ended")
 	}
 }

@@ -260,7 +260,7 @@ func TestReplacedPoolIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *harness) {
 		h.create("pvc-1", mib)
 		must.Succeed(t, os.Rename(h.Path("pool"), h.Path("original")))
-		other := newBenchPool(t, h.Path("made"))
+		other := newOtherPool(t, h.Path("made"))
 		must.Succeed(t, os.Rename(other, h.Path("pool")))
 		wantError(t, h.publish("pvc-1", "a"), volume.ErrUnavailable)
 		must.Succeed(t, os.Rename(h.Path("pool"), h.Path("other")))
@@ -293,8 +293,8 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	})
 }
 
-// newBenchPool makes a pool of its own with another driver.
-func newBenchPool(t *testing.T, root string) string {
+// newOtherPool makes a pool of its own with another driver.
+func newOtherPool(t *testing.T, root string) string {
 	t.Helper()
 	must.Succeed(t, os.Mkdir(root, 0o755))
 	h := newHarness(t, root)

@@ -28,8 +28,9 @@ type sort struct {
 	block, thin, inline, published bool
 }
 
-// sorts are all kinds of volumes, except the directory of which every byte is tried.
+// sorts are all kinds of volumes.
 var sorts = map[string]sort{
+	"a directory":                            {},
 	"a directory that is published":          {published: true},
 	"a directory that XFS limits":            {keeper: quota.XFS},
 	"a published directory that ext4 limits": {keeper: quota.Ext4, published: true},
@@ -149,18 +150,25 @@ func (h *harness) restartSaying(datadir string) *diary {
 	return said
 }
 
-// badFields are what no record has.
-var badFields = map[string]map[string]any{
-	"of another volume":             {"id": "pvc-2"},
-	"of a newer version":            {"version": 2},
-	"without a version":             {"version": nil},
-	"of an unknown mode":            {"mode": "tape"},
-	"with a negative size":          {"bytes": -1},
-	"with a size beyond all disks":  {"bytes": int64(1<<63 - 1)},
-	"with a uid that climbs":        {"uid": "../../x"},
-	"with a project id of others":   {"quota": "xfs", "projectID": 1},
-	"with an id and no quota":       {"quota": nil, "projectID": uint64(quota.FirstID)},
-	"with a block that no disk has": {"blockBytes": 7},
+// badFields are what no record has, and what is said of them.
+var badFields = map[string]struct {
+	fields map[string]any
+	says   string
+}{
+	"of another volume":              {map[string]any{"id": "pvc-2"}, "pvc-2"},
+	"of a newer version":             {map[string]any{"version": 4, "id": map[string]any{"name": "pvc-1"}}, "version 4"},
+	"of the version of snapshots":    {map[string]any{"version": 2}, ""},
+	"without a version":              {map[string]any{"version": nil}, "version 0"},
+	"of an unknown mode":             {map[string]any{"mode": "tape"}, "tape"},
+	"with a negative size":           {map[string]any{"bytes": -1}, "-1"},
+	"with a size beyond all disks":   {map[string]any{"bytes": int64(1<<63 - 1)}, "9223372036854775807"},
+	"with a size beyond all numbers": {map[string]any{"bytes": 1e30}, "1e"},
+	"with a uid that climbs":         {map[string]any{"uid": "../../x"}, "../../x"},
+	"with a uid that has a dot":      {map[string]any{"uid": "by.hand"}, "by.hand"},
+	"with a uid for too long a name": {map[string]any{"uid": "0123456789abcdef0123456789ab"}, "0123456789abcdef0123456789ab"},
+	"with a project id of others":    {map[string]any{"quota": "xfs", "projectID": 1}, "project id"},
+	"with an id and no quota":        {map[string]any{"quota": nil, "projectID": uint64(quota.FirstID)}, ""},
+	"with a block that no disk has":  {map[string]any{"blockBytes": 7}, "block"},
 }
 
 // with is a record with other fields, or without those that are nil.
@@ -183,8 +191,8 @@ func (h *harness) spoilers() map[string]func(path string) error {
 	another, err := os.ReadFile(h.Own("volumes", "pvc-2.json"))
 	must.Succeed(h.t, err)
 	texts := map[string][]byte{"that of another volume": another, "twice": append(whole[:len(whole):len(whole)], whole...)}
-	for name, fields := range badFields {
-		texts[name] = with(h.t, whole, fields)
+	for name, bad := range badFields {
+		texts[name] = with(h.t, whole, bad.fields)
 	}
 	const step = 37 // of some 200 to 300; every byte is tried for a directory
 	for length := 1; length < len(whole)-1; length += step {
@@ -205,6 +213,9 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 				for name, with := range h.spoilers() {
 					spoil(t, record, with)
 					s.wantOneBad(h, want)
+					if said := h.volume("pvc-1").Condition.Message; !strings.Contains(said, badFields[name].says) {
+						t.Errorf("the condition %q does not say %q", said, badFields[name].says)
+					}
 					must.Succeed(t, os.RemoveAll(record))
 					must.Succeed(t, os.Rename(record+".was", record))
 					if t.Failed() {
@@ -302,15 +313,28 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, h *harness) {
-				want := s.state(h)
+				want, promised := s.state(h), h.Status()[0].Promised
 				record := must.Value(os.ReadFile(h.Own("volumes", "pvc-1.json")))(t)
-				must.Succeed(t, os.WriteFile(h.Own("volumes", "pvc-9.json"), record, 0o600))
+				for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
+					must.Succeed(t, os.WriteFile(h.Own("volumes", name), record, 0o600))
+				}
+				before := files(t, h.Own("volumes"))
 				for range 2 {
 					said := h.restartSaying(s.pools())
-					if v := h.volume("pvc-9"); !v.Lost || said.count("Record is unreadable", "pvc-9") != 1 {
+					h.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
+					h.wantServed("pvc-2", "pvc-3")
+					if v := h.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("Record is unreadable", "pvc-9") != 1 {
 						t.Errorf("volume %+v, want it lost, and reported", v)
 					}
+					_, err := h.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
+					wantError(t, err, volume.ErrDamagedRecord)
+					if now := h.Status()[0].Promised; now != promised {
+						t.Errorf("%d bytes are promised, want %d", now, promised)
+					}
 					h.later(2 * time.Minute)
+					if diff := cmp.Diff(before, files(t, h.Own("volumes"))); diff != "" {
+						t.Errorf("the records changed (-before +after):\n%s", diff)
+					}
 				}
 				h.delete("pvc-9")
 				h.later(2 * time.Minute)

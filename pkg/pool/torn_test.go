@@ -126,52 +126,6 @@ func spoil(t *testing.T, path string, with func(string) error) {
 	must.Succeed(t, with(path))
 }
 
-// badRecords are texts that are no records of pvc-1, with what is said of them.
-var badRecords = map[string]struct{ text, says string }{
-	"of another volume":              {`{"version":1,"id":"pvc-2","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "pvc-2"},
-	"of a newer version":             {`{"version":4,"id":{"name":"pvc-1"}}`, "version 4"},
-	"without a version":              {`{"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "version 0"},
-	"with a uid that has a dot":      {`{"version":1,"id":"pvc-1","uid":"by.hand","mode":"mount","bytes":1}`, "by.hand"},
-	"with a uid for too long a name": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef0123456789ab","mode":"mount","bytes":1}`, "0123456789abcdef0123456789ab"},
-	"of an unknown mode":             {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"tape","bytes":1}`, "tape"},
-	"with a negative size":           {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":-1}`, "-1"},
-	"with a size beyond all disks":   {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":9223372036854775807}`, "9223372036854775807"},
-	"with a size beyond all numbers": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1e30}`, "1e30"},
-	"with a uid that climbs":         {`{"version":1,"id":"pvc-1","uid":"../../x","mode":"mount","bytes":1}`, "../../x"},
-	"with another's project id":      {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"quota":"xfs","projectID":1}`, "project id"},
-	"with a block that no disk has":  {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"block","bytes":4096,"blockBytes":7}`, "block"},
-}
-
-func TestBadRecordAffectsOneVolume(t *testing.T) {
-	all := make(map[string]func(string) error)
-	for name, with := range spoilt {
-		all[name] = with
-	}
-	for name, bad := range badRecords {
-		all[name] = func(path string) error { return os.WriteFile(path, []byte(bad.text), 0o600) }
-	}
-	for name, with := range all {
-		t.Run(name, func(t *testing.T) {
-			withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
-				spoil(t, h.Own("volumes", "pvc-1.json"), with)
-				before := files(t, h.Own("volumes"))
-				h.restart(aPoolAndAnother)
-				h.wantOneBad(said)
-				if says := badRecords[name].says; !strings.Contains(h.volume("pvc-1").Condition.Message, says) {
-					t.Errorf("the condition %+v does not say %q", h.volume("pvc-1").Condition, says)
-				}
-				if diff := cmp.Diff(before, files(t, h.Own("volumes"))); diff != "" {
-					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
-				}
-				h.delete("pvc-1")
-				must.Succeed(t, os.RemoveAll(h.Own("volumes", "pvc-1.json.was")))
-				h.wantVolumes("pvc-2", "pvc-3")
-				h.wantClean()
-			})
-		})
-	}
-}
-
 // wantOneBad says that pvc-1 is out of order and reported, and nothing else is.
 func (h *harness) wantOneBad(said *diary) {
 	h.t.Helper()
@@ -324,34 +278,6 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 				}
 			}
 		}
-	})
-}
-
-func TestCopiedRecordIsNotCounted(t *testing.T) {
-	withTwoPools(t, func(t *testing.T, h *harness, said *diary) {
-		record, err := os.ReadFile(h.Own("volumes", "pvc-1.json"))
-		must.Succeed(t, err)
-		for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
-			must.Succeed(t, os.WriteFile(h.Own("volumes", name), record, 0o600))
-		}
-		before := files(t, h.Own("volumes"))
-		h.restart(aPoolAndAnother)
-		h.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
-		h.wantServed("pvc-1", "pvc-2", "pvc-3")
-		if promised := h.Status()[0].Promised; promised != 2*mib {
-			t.Errorf("%d bytes are promised, want 2 MiB", promised)
-		}
-		if v := h.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("Record is unreadable", "pvc-9") != 1 {
-			t.Errorf("volume %+v, want it lost, and reported", v)
-		}
-		_, err = h.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
-		wantError(t, err, volume.ErrDamagedRecord)
-		h.later(2 * time.Minute)
-		if diff := cmp.Diff(before, files(t, h.Own("volumes"))); diff != "" {
-			t.Errorf("the records changed (-before +after):\n%s", diff)
-		}
-		h.delete("pvc-9")
-		h.wantServed("pvc-1")
 	})
 }
 

@@ -16,11 +16,11 @@ func TestDeleteRefusesWhatIsNoDirectory(t *testing.T) {
 		"a file": func(at, _ string) error { return os.WriteFile(at, nil, 0o600) },
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			pv := own(t, r.config.Path)
+			h := newHarness(t, Config{Mode: PerNode})
+			pv := own(t, h.config.Path)
 			at, elsewhere := pv.Spec.HostPath.Path, filepath.Join(t.TempDir(), "moved")
 			must.Succeed(t, os.Rename(at, elsewhere), replace(at, elsewhere))
-			must.ErrorIs(t, r.Delete(t.Context(), pv), errNotOwn)
+			must.ErrorIs(t, h.Delete(t.Context(), pv), errNotOwn)
 			for _, stays := range []string{at, elsewhere} {
 				if _, err := os.Lstat(stays); err != nil {
 					t.Error(err)

@@ -42,22 +42,22 @@ const (
 	name = "pvc-" + uid
 )
 
-// A rig is a provisioner on a real pool. The API server is the client library's own stand-in: what it would decide
+// A harness is a provisioner on a real pool. The API server is the client library's own stand-in: what it would decide
 // is asked in test/cluster.
-type rig struct {
+type harness struct {
 	*testing.T
 	*Provisioner
 	instance *Instance
 	client   *fake.Clientset
 }
 
-func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
+func newHarness(t *testing.T, config Config, objects ...runtime.Object) *harness {
 	t.Helper()
-	return newRigThatRemembers(t, t.TempDir(), config, objects...)
+	return newHarnessThatRemembers(t, t.TempDir(), config, objects...)
 }
 
-// newRigThatRemembers is one whose node keeps notes of its pools in a directory.
-func newRigThatRemembers(t *testing.T, state string, config Config, objects ...runtime.Object) *rig {
+// newHarnessThatRemembers is one whose node keeps notes of its pools in a directory.
+func newHarnessThatRemembers(t *testing.T, state string, config Config, objects ...runtime.Object) *harness {
 	t.Helper()
 	if config.Path == "" {
 		config.Path = t.TempDir()
@@ -72,12 +72,12 @@ func newRigThatRemembers(t *testing.T, state string, config Config, objects ...r
 	set := n.Start(configs, options)
 	must.Succeed(t, set.Wait(t.Context()))
 	objects = append(objects, nodeNamed("node-a", "host-a"))
-	r := &rig{T: t, client: fake.NewClientset(objects...)}
-	instance, err := New(t.Context(), config, set, r.client)
+	h := &harness{T: t, client: fake.NewClientset(objects...)}
+	instance, err := New(t.Context(), config, set, h.client)
 	must.Succeed(t, err)
-	r.Provisioner, r.instance = instance.provisioner, instance
+	h.Provisioner, h.instance = instance.provisioner, instance
 	must.Succeed(t, addAll(instance, objects))
-	return r
+	return h
 }
 
 // addAll gives the informers what the API server would.
@@ -106,20 +106,20 @@ func nodeNamed(name, hostname string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: hostname}}}
 }
 
-func (r *rig) events() (messages []string) {
-	r.Helper()
-	list, err := r.client.CoreV1().Events("").List(r.Context(), metav1.ListOptions{})
-	must.Succeed(r.T, err)
+func (h *harness) events() (messages []string) {
+	h.Helper()
+	list, err := h.client.CoreV1().Events("").List(h.Context(), metav1.ListOptions{})
+	must.Succeed(h.T, err)
 	for _, e := range list.Items {
 		messages = append(messages, e.Reason+": "+e.Message)
 	}
 	return messages
 }
 
-func (r *rig) directories() (names []string) {
-	r.Helper()
-	entries, err := os.ReadDir(r.config.Path)
-	must.Succeed(r.T, err)
+func (h *harness) directories() (names []string) {
+	h.Helper()
+	entries, err := os.ReadDir(h.config.Path)
+	must.Succeed(h.T, err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
 			names = append(names, e.Name())
@@ -159,26 +159,26 @@ func TestProvision(t *testing.T) {
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, tt.config)
-			pv, _, err := r.Provision(t.Context(), request())
+			h := newHarness(t, tt.config)
+			pv, _, err := h.Provision(t.Context(), request())
 			must.Succeed(t, err)
-			path := filepath.Join(r.config.Path, tt.directory)
+			path := filepath.Join(h.config.Path, tt.directory)
 			info, err := os.Stat(path)
 			if err != nil || info.Mode().Perm() != 0o777 {
 				t.Errorf("the directory: %v (%v)", info, err)
 			}
-			if diff := cmp.Diff(wanted(r.config, path), pv); diff != "" {
+			if diff := cmp.Diff(wanted(h.config, path), pv); diff != "" {
 				t.Errorf("(- want, + got):\n%s", diff)
 			}
 			// The PersistentVolume could not be saved, and the controller asks again.
-			again, _, err := r.Provision(t.Context(), request())
+			again, _, err := h.Provision(t.Context(), request())
 			if err != nil || again.Spec.HostPath.Path != path {
 				t.Errorf("asked again: %+v, %v", again, err)
 			}
-			pv.Annotations[origin.ProvisionedBy], pv.Status.Phase = r.config.Name(), corev1.VolumeReleased
-			must.Succeed(t, r.Delete(t.Context(), pv))
-			must.Succeed(t, r.Delete(t.Context(), pv))
-			if left := r.directories(); len(left) > 0 {
+			pv.Annotations[origin.ProvisionedBy], pv.Status.Phase = h.config.Name(), corev1.VolumeReleased
+			must.Succeed(t, h.Delete(t.Context(), pv))
+			must.Succeed(t, h.Delete(t.Context(), pv))
+			if left := h.directories(); len(left) > 0 {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -228,7 +228,7 @@ func TestShouldProvision_annotationWinsOverScheduler(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			claim := request().PVC
 			claim.Annotations = tt.annotations
-			if got := newRig(t, Config{Mode: tt.mode}).ShouldProvision(t.Context(), claim); got != tt.want {
+			if got := newHarness(t, Config{Mode: tt.mode}).ShouldProvision(t.Context(), claim); got != tt.want {
 				t.Errorf("got %t", got)
 			}
 		})
@@ -237,7 +237,7 @@ func TestShouldProvision_annotationWinsOverScheduler(t *testing.T) {
 
 func TestReclaimPolicyOfTheClass_isHonoured(t *testing.T) {
 	retain := corev1.PersistentVolumeReclaimRetain
-	pv, _, err := newRig(t, Config{Mode: PerNode}).Provision(t.Context(), request(func(o *controller.ProvisionOptions) { o.StorageClass.ReclaimPolicy = &retain }))
+	pv, _, err := newHarness(t, Config{Mode: PerNode}).Provision(t.Context(), request(func(o *controller.ProvisionOptions) { o.StorageClass.ReclaimPolicy = &retain }))
 	if err != nil || pv.Spec.PersistentVolumeReclaimPolicy != retain {
 		t.Errorf("%+v, %v", pv, err)
 	}
@@ -272,8 +272,8 @@ func TestProvisionRefuses(t *testing.T) {
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			_, state, err := r.Provision(t.Context(), request(tt.change))
+			h := newHarness(t, Config{Mode: PerNode})
+			_, state, err := h.Provision(t.Context(), request(tt.change))
 			for _, word := range tt.words {
 				if err == nil || !strings.Contains(err.Error(), word) {
 					t.Errorf("%v does not say %q", err, word)
@@ -282,7 +282,7 @@ func TestProvisionRefuses(t *testing.T) {
 			if state != tt.state {
 				t.Errorf("the state is %s, want %s", state, tt.state)
 			}
-			if made := r.directories(); len(made) > 0 {
+			if made := h.directories(); len(made) > 0 {
 				t.Errorf("made: %v", made)
 			}
 		})
@@ -291,30 +291,30 @@ func TestProvisionRefuses(t *testing.T) {
 
 func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
 	other := nodeNamed("node-b", "host-b")
-	if _, _, err := newRig(t, Config{Mode: SingleNode}, other).Provision(t.Context(), request()); err == nil || !strings.Contains(err.Error(), "node-a, node-b") {
+	if _, _, err := newHarness(t, Config{Mode: SingleNode}, other).Provision(t.Context(), request()); err == nil || !strings.Contains(err.Error(), "node-a, node-b") {
 		t.Errorf("with two nodes: %v", err)
 	}
-	if _, _, err := newRig(t, Config{Mode: SingleNode, Shared: true}, other).Provision(t.Context(), request()); err != nil {
+	if _, _, err := newHarness(t, Config{Mode: SingleNode, Shared: true}, other).Provision(t.Context(), request()); err != nil {
 		t.Errorf("with two nodes and a shared directory: %v", err)
 	}
 	cordoned, control := other.DeepCopy(), nodeNamed("node-c", "host-c")
 	cordoned.Spec.Unschedulable = true
 	control.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
-	if _, _, err := newRig(t, Config{Mode: SingleNode}, cordoned, control).Provision(t.Context(), request()); err != nil {
+	if _, _, err := newHarness(t, Config{Mode: SingleNode}, cordoned, control).Provision(t.Context(), request()); err != nil {
 		t.Errorf("with one node that takes pods: %v", err)
 	}
 }
 
 // A directory whose claim is not read yet looks abandoned.
 func TestSynced_notBeforeTheClaimsAreRead(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
+	h := newHarness(t, Config{Mode: PerNode})
 	for _, kind := range []string{"persistentvolumeclaims", "storageclasses"} {
 		var answers atomic.Bool
 		client := fake.NewClientset(nodeNamed("node-a", "host-a"))
 		client.PrependReactor("list", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
 			return !answers.Load(), nil, errors.New("not now")
 		})
-		i, err := New(t.Context(), r.config, r.pool, client)
+		i, err := New(t.Context(), h.config, h.pool, client)
 		must.Succeed(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var run sync.WaitGroup
@@ -332,15 +332,15 @@ func TestSynced_notBeforeTheClaimsAreRead(t *testing.T) {
 
 // Any pod can ask, and what the API server is asked for it holds up claims.
 func TestReadiness_asksTheAPIServerNowAndThen(t *testing.T) {
-	r := newRig(t, Config{Mode: SingleNode})
+	h := newHarness(t, Config{Mode: SingleNode})
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	must.Succeed(t, r.instance.nodes.ask(gone, r.refuseOtherNodes))
+	must.Succeed(t, h.instance.nodes.ask(gone, h.refuseOtherNodes))
 	for range 100 {
-		must.Succeed(t, r.instance.nodes.ask(t.Context(), r.refuseOtherNodes))
+		must.Succeed(t, h.instance.nodes.ask(t.Context(), h.refuseOtherNodes))
 	}
 	lists := 0
-	for _, action := range r.client.Actions() {
+	for _, action := range h.client.Actions() {
 		if action.GetVerb() == "list" && action.GetResource().Resource == "nodes" {
 			lists++
 		}
@@ -369,16 +369,16 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 }
 
 // Delete has a PersistentVolume deleted that the API server has as the controller does.
-func (r *rig) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
-	r.Helper()
+func (h *harness) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	h.Helper()
 	pv.Status.Phase, pv.Spec.PersistentVolumeReclaimPolicy = corev1.VolumeReleased, corev1.PersistentVolumeReclaimDelete
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "space", Name: "claim", UID: uid} // which the controller's library adds
-	_, err := r.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
-	must.Succeed(r.T, err)
+	_, err := h.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
+	must.Succeed(h.T, err)
 	defer func() {
-		must.Succeed(r.T, r.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), "", pv.Name))
+		must.Succeed(h.T, h.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), "", pv.Name))
 	}()
-	return r.Provisioner.Delete(ctx, pv)
+	return h.Provisioner.Delete(ctx, pv)
 }
 
 // Its data is to be rescued, or was already: what the controller has of it is old.
@@ -398,17 +398,17 @@ func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testi
 		"of another source":        func(pv *corev1.PersistentVolume) { pv.Spec.HostPath = nil },
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "another"}})
-			pv := own(t, r.config.Path)
+			h := newHarness(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "another"}})
+			pv := own(t, h.config.Path)
 			if change != nil {
 				now := pv.DeepCopy()
 				change(now)
-				_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), now, metav1.CreateOptions{})
+				_, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), now, metav1.CreateOptions{})
 				must.Succeed(t, err)
 			}
-			err := r.Provisioner.Delete(t.Context(), pv)
-			if err == nil || len(r.directories()) != 1 {
-				t.Errorf("%v, and left are %v", err, r.directories())
+			err := h.Provisioner.Delete(t.Context(), pv)
+			if err == nil || len(h.directories()) != 1 {
+				t.Errorf("%v, and left are %v", err, h.directories())
 			}
 		})
 	}
@@ -416,11 +416,11 @@ func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testi
 
 // Both were restored from a backup: the PersistentVolume names the claim by the uid that it had.
 func TestDeleteKeepsTheDirectoryThatAClaimNamesAnew(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{
+	h := newHarness(t, Config{Mode: PerNode}, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "claim", UID: "restored"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: name},
 	})
-	if err := r.Delete(t.Context(), own(t, r.config.Path)); err == nil || len(r.directories()) != 1 {
-		t.Errorf("%v, and left are %v", err, r.directories())
+	if err := h.Delete(t.Context(), own(t, h.config.Path)); err == nil || len(h.directories()) != 1 {
+		t.Errorf("%v, and left are %v", err, h.directories())
 	}
 }
 
@@ -441,11 +441,11 @@ func TestDeleteRemovesItsOwn(t *testing.T) {
 		"with the node as identity, as this one once wrote it": func(pv *corev1.PersistentVolume) { pv.Annotations[origin.Identity] = "node-a" },
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			pv := own(t, r.config.Path)
+			h := newHarness(t, Config{Mode: PerNode})
+			pv := own(t, h.config.Path)
 			change(pv)
-			must.Succeed(t, r.Delete(t.Context(), pv))
-			if left := r.directories(); len(left) > 0 {
+			must.Succeed(t, h.Delete(t.Context(), pv))
+			if left := h.directories(); len(left) > 0 {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -463,18 +463,18 @@ func TestDeleteOfLongNameOnADiskThatIsNotMountedIsRefused(t *testing.T) {
 	pv.Spec.HostPath.Path = filepath.Join(config.Path, long)
 	const other = "pvc-99999999-2222-3333-4444-555555555555"
 	must.Succeed(t, os.Mkdir(filepath.Join(config.Path, other), 0o755))
-	run := func(do func(r *rig)) {
-		t.Run("", func(t *testing.T) { do(newRigThatRemembers(t, state, config)) })
+	run := func(do func(h *harness)) {
+		t.Run("", func(t *testing.T) { do(newHarnessThatRemembers(t, state, config)) })
 	}
-	run(func(*rig) {})
+	run(func(*harness) {})
 	must.Succeed(t, os.Rename(config.Path, disk), os.Mkdir(config.Path, 0o755))
-	run(func(r *rig) { must.ErrorIs(t, r.Delete(t.Context(), pv), volume.ErrPrecondition) })
+	run(func(h *harness) { must.ErrorIs(t, h.Delete(t.Context(), pv), volume.ErrPrecondition) })
 	must.Succeed(t, os.RemoveAll(config.Path), os.Rename(disk, config.Path))
-	run(func(r *rig) {
+	run(func(h *harness) {
 		for range 2 { // the second finds that it is gone
-			must.Succeed(t, r.Delete(t.Context(), pv))
+			must.Succeed(t, h.Delete(t.Context(), pv))
 		}
-		if left := r.directories(); !slices.Equal(left, []string{other}) {
+		if left := h.directories(); !slices.Equal(left, []string{other}) {
 			t.Errorf("left: %v", left)
 		}
 	})
@@ -511,14 +511,14 @@ func TestDeleteLeavesWhatIsNotItsOwn(t *testing.T) {
 	}
 	for title, change := range tests {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			must.Succeed(t, os.Mkdir(filepath.Join(r.config.Path, CSIDirectory), 0o750))
-			pv := own(t, r.config.Path)
-			change(pv, r.config.Path)
-			if err := r.Delete(t.Context(), pv); err == nil {
+			h := newHarness(t, Config{Mode: PerNode})
+			must.Succeed(t, os.Mkdir(filepath.Join(h.config.Path, CSIDirectory), 0o750))
+			pv := own(t, h.config.Path)
+			change(pv, h.config.Path)
+			if err := h.Delete(t.Context(), pv); err == nil {
 				t.Error("it is not refused")
 			}
-			if diff := cmp.Diff([]string{CSIDirectory, name}, r.directories()); diff != "" {
+			if diff := cmp.Diff([]string{CSIDirectory, name}, h.directories()); diff != "" {
 				t.Errorf("(- want, + got):\n%s", diff)
 			}
 		})
@@ -561,13 +561,13 @@ func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			pool := t.TempDir()
 			pv := own(t, pool)
-			r := newRig(t, Config{Mode: PerNode, Path: pool}, tt.other(filepath.Join(pool, name)))
-			err := r.Delete(t.Context(), pv)
-			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed || err != nil && !strings.Contains(err.Error(), "by-hand") {
+			h := newHarness(t, Config{Mode: PerNode, Path: pool}, tt.other(filepath.Join(pool, name)))
+			err := h.Delete(t.Context(), pv)
+			if removed := len(h.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed || err != nil && !strings.Contains(err.Error(), "by-hand") {
 				t.Errorf("removed: %t (%v)", removed, err)
 			}
 			// With a hundred thousand of them in the cluster, each retry of each node would read all.
-			for _, action := range r.client.Actions() {
+			for _, action := range h.client.Actions() {
 				if action.GetVerb() == "list" && action.GetResource().Resource == "persistentvolumes" {
 					t.Error("all PersistentVolumes were listed")
 				}
@@ -591,14 +591,14 @@ func TestDeleteOnSingleNode(t *testing.T) {
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, tt.config)
-			directory := filepath.Join(r.config.Path, "space-claim-"+name)
+			h := newHarness(t, tt.config)
+			directory := filepath.Join(h.config.Path, "space-claim-"+name)
 			must.Succeed(t, os.MkdirAll(filepath.Join(directory, "sub"), 0o777))
-			err := r.Delete(t.Context(), &corev1.PersistentVolume{
+			err := h.Delete(t.Context(), &corev1.PersistentVolume{
 				ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: tt.identity, origin.ProvisionedBy: origin.SingleNodeName}},
 				Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}},
 			})
-			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed {
+			if removed := len(h.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed {
 				t.Errorf("removed: %t (%v)", removed, err)
 			}
 		})
@@ -611,48 +611,48 @@ func TestDeleteInASharedDirectory_refusesThatOfAnotherPersistentVolume(t *testin
 	directory := filepath.Join(pool, "space-claim-"+name)
 	must.Succeed(t, os.Mkdir(directory, 0o777))
 	source := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}
-	r := newRig(t, Config{Mode: SingleNode, Shared: true, Path: pool}, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"},
+	h := newHarness(t, Config{Mode: SingleNode, Shared: true, Path: pool}, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"},
 		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source, NodeAffinity: onHost("host-b")}})
-	err := r.Delete(t.Context(), &corev1.PersistentVolume{
+	err := h.Delete(t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: "node-a", origin.ProvisionedBy: origin.SingleNodeName}},
 		Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: source},
 	})
-	if len(r.directories()) != 1 || err == nil || !strings.Contains(err.Error(), "by-hand") {
-		t.Errorf("%v, and left are %v", err, r.directories())
+	if len(h.directories()) != 1 || err == nil || !strings.Contains(err.Error(), "by-hand") {
+		t.Errorf("%v, and left are %v", err, h.directories())
 	}
 }
 
 func TestDeleteLeavesOtherNodesAlone(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
-	pv := own(t, r.config.Path)
+	h := newHarness(t, Config{Mode: PerNode})
+	pv := own(t, h.config.Path)
 	pv.Annotations[origin.ProvisionOnNode] = "node-b"
 	var ignored *controller.IgnoredError
-	if err := r.Delete(t.Context(), pv); !errors.As(err, &ignored) {
+	if err := h.Delete(t.Context(), pv); !errors.As(err, &ignored) {
 		t.Errorf("not ignored: %v", err)
 	}
 }
 
 func TestShouldDelete(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
-	pv := own(t, r.config.Path)
-	if !r.ShouldDelete(t.Context(), pv) {
+	h := newHarness(t, Config{Mode: PerNode})
+	pv := own(t, h.config.Path)
+	if !h.ShouldDelete(t.Context(), pv) {
 		t.Error("a released volume is not deleted")
 	}
 	pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	for range 2 {
-		if r.ShouldDelete(t.Context(), pv) {
+		if h.ShouldDelete(t.Context(), pv) {
 			t.Error("a retained volume is deleted")
 		}
 	}
-	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], filepath.Join(r.config.Path, name)) {
+	if events := h.events(); len(events) != 1 || !strings.Contains(events[0], filepath.Join(h.config.Path, name)) {
 		t.Errorf("the events are %q, want one that says where the data is", events)
 	}
-	pv = own(t, r.config.Path)
+	pv = own(t, h.config.Path)
 	delete(pv.Annotations, origin.Identity)
-	if r.ShouldDelete(t.Context(), pv) {
+	if h.ShouldDelete(t.Context(), pv) {
 		t.Error("a volume of no provisioner is deleted")
 	}
-	if events := r.events(); !slices.ContainsFunc(events, func(e string) bool {
+	if events := h.events(); !slices.ContainsFunc(events, func(e string) bool {
 		return strings.Contains(e, "VolumeFailedDelete") && strings.Contains(e, origin.Identity+" is missing")
 	}) {
 		t.Errorf("the events are %q, want one that says why it is not deleted", events)
@@ -675,7 +675,7 @@ func TestStraysAreReportedOnce(t *testing.T) {
 	early, late := claim("early", map[string]string{origin.ProvisionOnNode: "node-y"}), storagev1.VolumeBindingWaitForFirstConsumer
 	delete(early.Annotations, StorageProvisioner)
 	*early.Spec.StorageClassName = "late"
-	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
+	h := newHarness(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "immediate"}, VolumeBindingMode: &immediate},
 		claim("nowhere", map[string]string{origin.ProvisionOnNode: "node-z"}),
 		claim("other", map[string]string{origin.ProvisionOnNode: "node-b"}),
@@ -683,11 +683,11 @@ func TestStraysAreReportedOnce(t *testing.T) {
 		claim("unnamed", map[string]string{}),
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: origin.PerNodeName, VolumeBindingMode: &late}, early)
 	for range 2 { // instances on two nodes
-		s := &strays{Provisioner: r.Provisioner, checked: make(map[types.UID]time.Time)}
+		s := &strays{Provisioner: h.Provisioner, checked: make(map[types.UID]time.Time)}
 		s.check(t.Context(), now)
 		s.check(t.Context(), now)
 	}
-	events := strings.Join(r.events(), "\n")
+	events := strings.Join(h.events(), "\n")
 	if strings.Count(events, "\n") != 2 || !strings.Contains(events, `"node-y", which does not exist`) || !strings.Contains(events, `"node-z", which does not exist`) || !strings.Contains(events, "binds immediately") {
 		t.Errorf("the events are\n%s", events)
 	}
@@ -702,7 +702,7 @@ func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 		return pv
 	}
 	as := func(*corev1.PersistentVolume) {}
-	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
+	h := newHarness(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
 		volume("gone", "node-z", as),
 		volume("elsewhere", "node-z", func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = onHost("host-b") }),
 		volume("mine", "node-a", as),
@@ -714,10 +714,10 @@ func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 		volume("contradictory", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.Identity] = "node-y" }),
 		volume("foreign", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.ProvisionedBy] = "example.com/other" }))
 	for range 2 { // instances on two nodes
-		(&orphans{Provisioner: r.Provisioner}).check(t.Context(), time.Now())
+		(&orphans{Provisioner: h.Provisioner}).check(t.Context(), time.Now())
 	}
 	const gone, remove = "VolumeFailedDelete: node node-z, which had its directory /", "remove its finalizers"
-	events := strings.Join(r.events(), "\n")
+	events := strings.Join(h.events(), "\n")
 	if strings.Count(events, gone) != 2 || strings.Count(events, remove) != 1 || !strings.Contains(events, `in ["host-b"] before you delete it`) {
 		t.Errorf("the events are\n%s", events)
 	}
@@ -725,22 +725,22 @@ func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 
 // The annotation of the claim wins over the scheduler, which chose for its pod.
 func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
-	_, _, err := r.Provision(t.Context(), request(func(o *controller.ProvisionOptions) {
+	h := newHarness(t, Config{Mode: PerNode})
+	_, _, err := h.Provision(t.Context(), request(func(o *controller.ProvisionOptions) {
 		o.PVC.Annotations = map[string]string{origin.ProvisionOnNode: "node-a", SelectedNode: "node-b"}
 	}))
 	must.Succeed(t, err)
-	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a takes precedence over node node-b") {
+	if events := h.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a takes precedence over node node-b") {
 		t.Errorf("the events are %q", events)
 	}
 }
 
 // mayMakeVolumes has the API server let these accounts, NAMESPACE:NAME, make PersistentVolumes, and no others.
-func (r *rig) mayMakeVolumes(accounts ...string) {
-	r.client.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+func (h *harness) mayMakeVolumes(accounts ...string) {
+	h.client.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		review, ok := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
 		if !ok || review.Spec.ResourceAttributes == nil || *review.Spec.ResourceAttributes != (authorizationv1.ResourceAttributes{Verb: "create", Resource: "persistentvolumes"}) {
-			r.Errorf("the API server is asked for %v", review)
+			h.Errorf("the API server is asked for %v", review)
 			return true, nil, errors.New("this is another question")
 		}
 		answer := review.DeepCopy()
@@ -773,18 +773,18 @@ func TestUpstreamProvisionerOfTheSameName_stopsProvisioning(t *testing.T) {
 		"which has no more than the name of one": {name, "POOL", []string{name + ":another"}, false},
 	} {
 		t.Run(test, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
-			r.mayMakeVolumes(c.account...)
-			set := serving(c.namespace, name, "kubevirt-hostpath-provisioner-admin", strings.Replace(c.path, "POOL", r.config.Path, 1))
+			h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
+			h.mayMakeVolumes(c.account...)
+			set := serving(c.namespace, name, "kubevirt-hostpath-provisioner-admin", strings.Replace(c.path, "POOL", h.config.Path, 1))
 			set.Generation = 2
 			set.Status = appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, CurrentNumberScheduled: 3, NumberReady: 3}
-			must.Succeed(t, r.client.Tracker().Add(set))
-			_, _, err := r.Provision(t.Context(), request())
+			must.Succeed(t, h.client.Tracker().Add(set))
+			_, _, err := h.Provision(t.Context(), request())
 			if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), "delete daemonset kubevirt-hostpath-provisioner") {
 				t.Error(err)
 			}
-			must.Succeed(t, r.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
-			_, _, err = r.Provision(t.Context(), request())
+			must.Succeed(t, h.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
+			_, _, err = h.Provision(t.Context(), request())
 			must.Succeed(t, err)
 		})
 	}
@@ -802,16 +802,16 @@ func TestDaemonSetOfAUser_stopsNoProvisioning(t *testing.T) {
 	} {
 		for _, of := range []string{upstreamName, operatedName} {
 			t.Run(of+" "+name, func(t *testing.T) {
-				r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
-				r.mayMakeVolumes("storage:default", "other:tenant")
-				set := serving("tenant", of, "", r.config.Path)
+				h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
+				h.mayMakeVolumes("storage:default", "other:tenant")
+				set := serving("tenant", of, "", h.config.Path)
 				set.Annotations, set.Generation, set.Status = map[string]string{operatedAnnotation: "{}"}, 2, status
 				if status.ObservedGeneration == 1 {
 					now := metav1.Now()
 					set.DeletionTimestamp, set.Finalizers = &now, []string{"example.com/kept"}
 				}
-				must.Succeed(t, r.client.Tracker().Add(set))
-				if _, _, err := r.Provision(t.Context(), request()); err != nil {
+				must.Succeed(t, h.client.Tracker().Add(set))
+				if _, _, err := h.Provision(t.Context(), request()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -822,38 +822,38 @@ func TestDaemonSetOfAUser_stopsNoProvisioning(t *testing.T) {
 // While it cannot be asked who may make PersistentVolumes, as where this one lacks the right to, a DaemonSet counts. One that is not of the upstream
 // provisioner is forgotten with the first answer.
 func TestDaemonSetOfUnknownRights_stopsProvisioning(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
-	r.mayMakeVolumes()
+	h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
+	h.mayMakeVolumes()
 	asked := errors.New("not now")
-	r.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+	h.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return asked != nil, nil, asked
 	})
-	must.Succeed(t, r.client.Tracker().Add(serving("tenant", upstreamName, "", r.config.Path)))
-	if _, _, err := r.Provision(t.Context(), request()); err == nil {
+	must.Succeed(t, h.client.Tracker().Add(serving("tenant", upstreamName, "", h.config.Path)))
+	if _, _, err := h.Provision(t.Context(), request()); err == nil {
 		t.Error("a claim is provisioned beside a DaemonSet of which nothing is known")
 	}
 	asked = nil
-	_, _, err := r.Provision(t.Context(), request())
+	_, _, err := h.Provision(t.Context(), request())
 	must.Succeed(t, err)
 }
 
 // A DaemonSet that served the directory does so also when it may not make PersistentVolumes any more: a pod goes on with what it has begun, and
 // removes the directory of a claim whose PersistentVolume it cannot make, as its library does, also if another one has made it too.
 func TestUpstreamProvisionerThatLosesItsRights_stopsProvisioning(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
-	r.mayMakeVolumes("elsewhere:admin")
-	set := serving("elsewhere", upstreamName, "admin", r.config.Path)
+	h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
+	h.mayMakeVolumes("elsewhere:admin")
+	set := serving("elsewhere", upstreamName, "admin", h.config.Path)
 	set.UID = "uid"
-	must.Succeed(t, r.client.Tracker().Add(set))
-	if r.findUpstream(t.Context()) == nil {
+	must.Succeed(t, h.client.Tracker().Add(set))
+	if h.findUpstream(t.Context()) == nil {
 		t.Error("it was not found")
 	}
 	for what, answer := range map[string]error{"the API server does not answer": errors.New("not now"), "it has no rights": nil} {
-		r.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		h.client.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &authorizationv1.SubjectAccessReview{}, answer
 		})
 		for range 2 {
-			if _, _, err := r.Provision(t.Context(), request()); err == nil {
+			if _, _, err := h.Provision(t.Context(), request()); err == nil {
 				t.Errorf("%s, and a claim is provisioned", what)
 			}
 		}
@@ -863,20 +863,20 @@ func TestUpstreamProvisionerThatLosesItsRights_stopsProvisioning(t *testing.T) {
 // Whether there is one is unknown while the API server cannot be asked, as when it starts, and known anew for each claim: a GitOps tool makes what
 // was deleted again.
 func TestUpstreamProvisionerThatCannotBeLookedFor_stopsProvisioning(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
-	r.mayMakeVolumes("elsewhere:admin")
+	h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
+	h.mayMakeVolumes("elsewhere:admin")
 	unanswered := ""
-	r.client.PrependReactor("list", "daemonsets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.client.PrependReactor("list", "daemonsets", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		of := action.(clienttesting.ListAction).GetListRestrictions().Fields.String()
 		return of == "metadata.name="+unanswered, nil, errors.New("etcdserver: request timed out")
 	})
 	refused := func(want bool) {
 		t.Helper()
-		if _, _, err := r.Provision(t.Context(), request()); (err != nil) != want {
+		if _, _, err := h.Provision(t.Context(), request()); (err != nil) != want {
 			t.Errorf("while %q is not answered: %v", unanswered, err)
 		}
-		if (r.refuseUpstream() != nil) != want {
-			t.Errorf("while %q is not answered, ready: %v", unanswered, r.refuseUpstream())
+		if (h.refuseUpstream() != nil) != want {
+			t.Errorf("while %q is not answered, ready: %v", unanswered, h.refuseUpstream())
 		}
 	}
 	for _, unanswered = range []string{upstreamName, operatedName} {
@@ -884,7 +884,7 @@ func TestUpstreamProvisionerThatCannotBeLookedFor_stopsProvisioning(t *testing.T
 	}
 	unanswered = ""
 	refused(false)
-	must.Succeed(t, r.client.Tracker().Add(serving("elsewhere", upstreamName, "admin", r.config.Path)))
+	must.Succeed(t, h.client.Tracker().Add(serving("elsewhere", upstreamName, "admin", h.config.Path)))
 	for _, unanswered = range []string{"", operatedName} {
 		refused(true)
 	}
@@ -903,13 +903,13 @@ func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
 		"that was, and is this instance's own": {"storage", operatedAnnotation, "POOL", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+			h := newHarness(t, Config{Mode: PerNode, Namespace: "storage"})
 			// As createDaemonSetObject of its pkg/controller/hostpathprovisioner/daemonset.go has it (v0.25.2).
-			set := serving(test.namespace, "hostpath-provisioner", "hostpath-provisioner-admin", strings.Replace(test.path, "POOL", r.config.Path, 1))
+			set := serving(test.namespace, "hostpath-provisioner", "hostpath-provisioner-admin", strings.Replace(test.path, "POOL", h.config.Path, 1))
 			set.Labels, set.Annotations = map[string]string{"k8s-app": "hostpath-provisioner"}, map[string]string{test.annotation: "{}"}
-			r.mayMakeVolumes(test.namespace + ":hostpath-provisioner-admin")
-			must.Succeed(t, r.client.Tracker().Add(set))
-			_, _, err := r.Provision(t.Context(), request())
+			h.mayMakeVolumes(test.namespace + ":hostpath-provisioner-admin")
+			must.Succeed(t, h.client.Tracker().Add(set))
+			_, _, err := h.Provision(t.Context(), request())
 			if (err != nil) != test.refused || test.refused && !strings.Contains(err.Error(), "the operator in the namespace kubevirt-hyperconverged") {
 				t.Error(err)
 			}
@@ -929,7 +929,7 @@ func TestClaimThatNamesItsNode_isProvisionedWithoutAPod(t *testing.T) {
 	}
 	as := func(*corev1.PersistentVolumeClaim) {}
 	foreign := "foreign"
-	r := newRig(t, Config{Mode: PerNode},
+	h := newHarness(t, Config{Mode: PerNode},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: origin.PerNodeName, VolumeBindingMode: &late},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}, Provisioner: "example.com/other", VolumeBindingMode: &late},
 		claim("named", as),
@@ -938,8 +938,8 @@ func TestClaimThatNamesItsNode_isProvisionedWithoutAPod(t *testing.T) {
 		claim("bound", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc" }),
 		claim("foreign", func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = &foreign }),
 		claim("unnamed", func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil }))
-	r.selectNamedNode(t.Context())
-	list, err := r.client.CoreV1().PersistentVolumeClaims("space").List(t.Context(), metav1.ListOptions{})
+	h.selectNamedNode(t.Context())
+	list, err := h.client.CoreV1().PersistentVolumeClaims("space").List(t.Context(), metav1.ListOptions{})
 	must.Succeed(t, err)
 	got := map[string]string{}
 	for _, c := range list.Items {
@@ -961,37 +961,37 @@ func TestAbandonedDirectory_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
 	}
 	claim := request().PVC
 	claim.UID = types.UID(uids["claim"])
-	r := newRig(t, Config{Mode: PerNode, NamePrefix: true}, claim)
-	want := r.abandon(uids)
+	h := newHarness(t, Config{Mode: PerNode, NamePrefix: true}, claim)
+	want := h.abandon(uids)
 	slices.Sort(want)
-	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Path, "claim-pvc-"+uids["content"], "file"), nil, 0o600))
-	byHand := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(r.config.Path, "claim-pvc-"+uids["volume of another name"])}}
+	must.Succeed(t, os.WriteFile(filepath.Join(h.config.Path, "claim-pvc-"+uids["content"], "file"), nil, 0o600))
+	byHand := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(h.config.Path, "claim-pvc-"+uids["volume of another name"])}}
 	// One that the informer does not have yet, and one that it keeps although no provisioner made it.
-	_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}}, metav1.CreateOptions{})
+	_, err := h.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}}, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	must.Succeed(t, r.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{
+	must.Succeed(t, h.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: byHand}}))
 	once := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume, once"]}}
-	must.Succeed(t, r.instance.volumes.GetIndexer().Add(once))
-	r.checkTwice()
+	must.Succeed(t, h.instance.volumes.GetIndexer().Add(once))
+	h.checkTwice()
 	// It was retained, and deleted by hand, or is being migrated. Then the provisioner is restarted.
-	must.Succeed(t, r.instance.volumes.GetIndexer().Delete(once))
-	r.checkTwice()
-	if diff := cmp.Diff(want, r.directories()); diff != "" {
+	must.Succeed(t, h.instance.volumes.GetIndexer().Delete(once))
+	h.checkTwice()
+	if diff := cmp.Diff(want, h.directories()); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)
 	}
 }
 
 // abandon makes directories without PersistentVolumes, and returns those that have to stay.
-func (r *rig) abandon(uids map[string]string) (staying []string) {
-	r.Helper()
+func (h *harness) abandon(uids map[string]string) (staying []string) {
+	h.Helper()
 	for what, uid := range uids {
 		name := "claim-pvc-" + uid
 		if what == "no record" {
-			must.Succeed(r.T, os.Mkdir(filepath.Join(r.config.Path, name), 0o777))
+			must.Succeed(h.T, os.Mkdir(filepath.Join(h.config.Path, name), 0o777))
 		} else {
-			_, _, err := r.Provision(r.Context(), request(func(o *controller.ProvisionOptions) { o.PVName = "pvc-" + uid }))
-			must.Succeed(r.T, err)
+			_, _, err := h.Provision(h.Context(), request(func(o *controller.ProvisionOptions) { o.PVName = "pvc-" + uid }))
+			must.Succeed(h.T, err)
 		}
 		if what != "nothing" {
 			staying = append(staying, name)
@@ -1001,26 +1001,26 @@ func (r *rig) abandon(uids map[string]string) (staying []string) {
 }
 
 // checkTwice looks for what is abandoned, as a new process does.
-func (r *rig) checkTwice() {
-	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
+func (h *harness) checkTwice() {
+	a := &abandoned{Provisioner: h.Provisioner, settled: make(map[volume.ID]types.UID)}
 	for range 2 {
-		a.remove(r.Context())
+		a.remove(h.Context())
 	}
 }
 
 // Another provisioner of the name was first on the node, with a directory of its own: the PersistentVolume of the name is that, and no one's here.
 func TestAbandonedDirectories_ofPersistentVolumesElsewhere(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
+	h := newHarness(t, Config{Mode: PerNode})
 	o := request()
-	_, _, err := r.Provision(t.Context(), o)
+	_, _, err := h.Provision(t.Context(), o)
 	must.Succeed(t, err)
 	pv := own(t, t.TempDir())
 	pv.Name, pv.UID, pv.Status.Phase = o.PVName, "first", corev1.VolumeBound
 	pv.Spec.HostPath.Path = filepath.Join("/var/other", o.PVName)
-	_, err = r.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+	_, err = h.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	r.looked(pv)
-	if left := r.directories(); len(left) > 0 {
+	h.looked(pv)
+	if left := h.directories(); len(left) > 0 {
 		t.Errorf("left with their promises: %v", left)
 	}
 }
@@ -1042,12 +1042,12 @@ func TestDelete_directoryOfAnotherThatIsAnnotatedOtherwise(t *testing.T) {
 			other.Name, other.UID, other.Status.Phase = "pvc-99999999-2222-3333-4444-555555555555", "other", corev1.VolumeBound
 			other.Annotations[origin.ProvisionOnNode] = "node-b"
 			other.Spec.NodeAffinity = tt.affinity
-			r := newRig(t, Config{Mode: PerNode, Path: pool})
-			if r.config.keeps(other) {
-				must.Succeed(t, r.instance.volumes.GetIndexer().Add(other))
+			h := newHarness(t, Config{Mode: PerNode, Path: pool})
+			if h.config.keeps(other) {
+				must.Succeed(t, h.instance.volumes.GetIndexer().Add(other))
 			}
-			err := r.Delete(t.Context(), pv)
-			if left := len(r.directories()) > 0; left != tt.kept || (err != nil) != tt.kept {
+			err := h.Delete(t.Context(), pv)
+			if left := len(h.directories()) > 0; left != tt.kept || (err != nil) != tt.kept {
 				t.Errorf("the directory is kept: %v, want %v: %v", left, tt.kept, err)
 			}
 		})
@@ -1056,14 +1056,14 @@ func TestDelete_directoryOfAnotherThatIsAnnotatedOtherwise(t *testing.T) {
 
 // A provisioner runs for months, while volumes come and go.
 func TestAbandonedDirectories_areForgottenWithTheirVolumes(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
-	_, _, err := r.Provision(t.Context(), request())
+	h := newHarness(t, Config{Mode: PerNode})
+	_, _, err := h.Provision(t.Context(), request())
 	must.Succeed(t, err)
-	must.Succeed(t, r.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}))
-	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]types.UID)}
+	must.Succeed(t, h.instance.volumes.GetIndexer().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	a := &abandoned{Provisioner: h.Provisioner, settled: make(map[volume.ID]types.UID)}
 	a.remove(t.Context())
 	before := len(a.settled)
-	must.Succeed(t, r.pool.Delete(t.Context(), must.Value(volume.ParseID(name))(t)))
+	must.Succeed(t, h.pool.Delete(t.Context(), must.Value(volume.ParseID(name))(t)))
 	a.remove(t.Context())
 	if before != 1 || len(a.settled) != 0 {
 		t.Errorf("it remembers %d volumes, and %d once they are gone", before, len(a.settled))

@@ -19,18 +19,18 @@ import (
 // Where a backup is applied object by object, Kubernetes takes the claim of a PersistentVolume for deleted until it is there.
 func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
 	now := time.Now()
-	recorded := func(r *rig) {
-		_, _, err := r.Provision(r.Context(), request())
-		must.Succeed(r.T, err)
+	recorded := func(h *harness) {
+		_, _, err := h.Provision(h.Context(), request())
+		must.Succeed(h.T, err)
 	}
-	bound := func(r *rig) {
-		pv := own(r.T, r.config.Path)
+	bound := func(h *harness) {
+		pv := own(h.T, h.config.Path)
 		pv.Status.Phase = corev1.VolumeBound
-		r.bound.see(pv)
+		h.bound.see(pv)
 	}
-	without := func(*rig) {}
+	without := func(*harness) {}
 	for title, c := range map[string]struct {
-		before func(r *rig)
+		before func(h *harness)
 		made   time.Time
 		had    time.Duration
 		kept   bool
@@ -44,13 +44,13 @@ func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
 		"seen with its claim, on a node whose clock is wrong":           {bound, now.Add(time.Hour), time.Second, false},
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			c.before(r)
-			pv := own(t, r.config.Path)
+			h := newHarness(t, Config{Mode: PerNode})
+			c.before(h)
+			pv := own(t, h.config.Path)
 			pv.CreationTimestamp = metav1.NewTime(c.made)
 			pv.Status.LastPhaseTransitionTime = new(metav1.NewTime(c.made.Add(c.had)))
-			if err := r.Delete(t.Context(), pv); (err != nil) != c.kept || (len(r.directories()) == 1) != c.kept {
-				t.Errorf("%v, and left are %v; want it kept: %t", err, r.directories(), c.kept)
+			if err := h.Delete(t.Context(), pv); (err != nil) != c.kept || (len(h.directories()) == 1) != c.kept {
+				t.Errorf("%v, and left are %v; want it kept: %t", err, h.directories(), c.kept)
 			}
 		})
 	}
@@ -59,34 +59,34 @@ func TestDeleteKeepsTheDirectoryOfARestoredPersistentVolume(t *testing.T) {
 // By which PersistentVolume a claim had a directory is on the disk: how long Kubernetes takes to see that a claim is not there says nothing.
 func TestDirectoryHasTheIdentityOfItsPersistentVolume(t *testing.T) {
 	for title, c := range map[string]struct {
-		last  func(r *rig, pv *corev1.PersistentVolume) // what is seen before it is deleted
+		last  func(h *harness, pv *corev1.PersistentVolume) // what is seen before it is deleted
 		other types.UID
 		kept  bool
 	}{
-		"it is that":                        {func(*rig, *corev1.PersistentVolume) {}, "", false},
-		"it was made anew":                  {func(*rig, *corev1.PersistentVolume) {}, "anew", true},
-		"it was made anew, and looked at":   {func(r *rig, pv *corev1.PersistentVolume) { r.looked(pv) }, "anew", true},
-		"it was made anew, and has a claim": {func(r *rig, pv *corev1.PersistentVolume) { r.looked(bound(pv)) }, "anew", false},
-		"another directory of it has its claim": {func(r *rig, pv *corev1.PersistentVolume) {
+		"it is that":                        {func(*harness, *corev1.PersistentVolume) {}, "", false},
+		"it was made anew":                  {func(*harness, *corev1.PersistentVolume) {}, "anew", true},
+		"it was made anew, and looked at":   {func(h *harness, pv *corev1.PersistentVolume) { h.looked(pv) }, "anew", true},
+		"it was made anew, and has a claim": {func(h *harness, pv *corev1.PersistentVolume) { h.looked(bound(pv)) }, "anew", false},
+		"another directory of it has its claim": {func(h *harness, pv *corev1.PersistentVolume) {
 			pv = bound(pv)
-			pv.Spec.HostPath.Path = filepath.Join(r.config.Path, "claim-"+name)
-			r.looked(pv)
+			pv.Spec.HostPath.Path = filepath.Join(h.config.Path, "claim-"+name)
+			h.looked(pv)
 		}, "anew", true},
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := newRig(t, Config{Mode: PerNode})
-			_, _, err := r.Provision(t.Context(), request())
+			h := newHarness(t, Config{Mode: PerNode})
+			_, _, err := h.Provision(t.Context(), request())
 			must.Succeed(t, err)
-			pv := own(t, r.config.Path)
+			pv := own(t, h.config.Path)
 			pv.UID, pv.CreationTimestamp = "first", metav1.Now()
-			r.looked(bound(pv))
+			h.looked(bound(pv))
 			if c.other != "" {
 				pv.UID = c.other
 			}
-			c.last(r, pv)
+			c.last(h, pv)
 			pv.Status.LastPhaseTransitionTime = new(metav1.NewTime(time.Now().Add(24 * time.Hour)))
-			if err := r.Delete(t.Context(), pv); (err != nil) != c.kept || (len(r.directories()) == 1) != c.kept {
-				t.Errorf("%v, and left are %v; want it kept: %t", err, r.directories(), c.kept)
+			if err := h.Delete(t.Context(), pv); (err != nil) != c.kept || (len(h.directories()) == 1) != c.kept {
+				t.Errorf("%v, and left are %v; want it kept: %t", err, h.directories(), c.kept)
 			}
 		})
 	}
@@ -99,10 +99,10 @@ func bound(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 }
 
 // looked has a process that ends after that have looked for what is abandoned while there is a PersistentVolume.
-func (r *rig) looked(pv *corev1.PersistentVolume) {
-	r.Helper()
-	must.Succeed(r.T, r.instance.volumes.GetIndexer().Add(pv))
-	r.checkTwice()
+func (h *harness) looked(pv *corev1.PersistentVolume) {
+	h.Helper()
+	must.Succeed(h.T, h.instance.volumes.GetIndexer().Add(pv))
+	h.checkTwice()
 }
 
 func TestPersistentVolumesOfClaims_areKnownUntilTheyAreGone(t *testing.T) {
@@ -110,22 +110,22 @@ func TestPersistentVolumesOfClaims_areKnownUntilTheyAreGone(t *testing.T) {
 	pv.UID, pv.Status.Phase = "bound", corev1.VolumeBound
 	free := pv.DeepCopy()
 	free.Name, free.UID, free.Status.Phase = "pvc-99999999-2222-3333-4444-555555555555", "free", corev1.VolumeAvailable
-	r := newRig(t, Config{Mode: PerNode}, pv, free)
+	h := newHarness(t, Config{Mode: PerNode}, pv, free)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	var run sync.WaitGroup
-	run.Go(func() { r.instance.volumes.RunWithContext(ctx) })
+	run.Go(func() { h.instance.volumes.RunWithContext(ctx) })
 	defer run.Wait()
 	defer cancel()
 	until := func(had bool) {
 		t.Helper()
-		if !cache.WaitForCacheSync(ctx.Done(), func() bool { return r.bound.had(pv) == had }) {
+		if !cache.WaitForCacheSync(ctx.Done(), func() bool { return h.bound.had(pv) == had }) {
 			t.Fatalf("that a claim has %s is known: %t", pv.Name, !had)
 		}
 	}
 	until(true)
-	if r.bound.had(free) {
+	if h.bound.had(free) {
 		t.Errorf("%s has no claim", origin.Path(free))
 	}
-	must.Succeed(t, r.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, metav1.DeleteOptions{}))
+	must.Succeed(t, h.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, metav1.DeleteOptions{}))
 	until(false)
 }

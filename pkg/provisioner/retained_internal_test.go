@@ -12,22 +12,22 @@ import (
 
 // A directory that is removed by hand leaves its promise behind, which nothing would take back.
 func TestRetainedVolume_isRemovedWithItsPromiseAsItsEventSays(t *testing.T) {
-	r := newRig(t, Config{Mode: PerNode})
-	_, _, err := r.Provision(t.Context(), request())
+	h := newHarness(t, Config{Mode: PerNode})
+	_, _, err := h.Provision(t.Context(), request())
 	must.Succeed(t, err)
-	pv := own(t, r.config.Path)
+	pv := own(t, h.config.Path)
 	pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 	const advice = "set persistentVolumeReclaimPolicy of the PersistentVolume to Delete"
-	if r.ShouldDelete(t.Context(), pv) || !strings.Contains(strings.Join(r.events(), "\n"), advice) {
-		t.Errorf("the events are %q, want advice to %s", r.events(), advice)
+	if h.ShouldDelete(t.Context(), pv) || !strings.Contains(strings.Join(h.events(), "\n"), advice) {
+		t.Errorf("the events are %q, want advice to %s", h.events(), advice)
 	}
 	pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
-	if !r.ShouldDelete(t.Context(), pv) {
+	if !h.ShouldDelete(t.Context(), pv) {
 		t.Error("it is not deleted")
 	}
-	must.Succeed(t, r.Delete(t.Context(), pv))
-	set, ok := r.pool.(*pool.Set)
-	if promised := set.Status()[0].Promised; !ok || promised != 0 || len(r.directories()) > 0 {
-		t.Errorf("%d bytes are promised, and left are %v", promised, r.directories())
+	must.Succeed(t, h.Delete(t.Context(), pv))
+	set, ok := h.pool.(*pool.Set)
+	if promised := set.Status()[0].Promised; !ok || promised != 0 || len(h.directories()) > 0 {
+		t.Errorf("%d bytes are promised, and left are %v", promised, h.directories())
 	}
 }

@@ -86,21 +86,6 @@ func MakeImages(ctx context.Context, programs, dir string) ([]string, error) {
 	return archives, nil
 }
 
-// Import gives every node an image.
-func (c *Cluster) Import(ctx context.Context, i image.Image) error {
-	archive := filepath.Join(c.Sandbox.Dir, "imported.tar")
-	if err := i.Write(archive); err != nil {
-		return err
-	}
-	defer os.Remove(archive)
-	for _, n := range c.Nodes {
-		if err := n.Import(ctx, archive); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // suiteImages are those that the tests of Kubernetes want, under the names that
 // they have there, if the program in them was built.
 func suiteImages(ctx context.Context, programs string, shell image.Image) ([]image.Image, error) {

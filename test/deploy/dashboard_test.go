@@ -18,7 +18,7 @@ import (
 var asked = regexp.MustCompile(`\b(?:hostpath|kubevirt_hpp|local_pv_provisioner)_\w+`)
 
 // wantDocumented expects our metrics in an expression to be in the tables of a document, which tests of its generator and of pkg/localpv
-// keep to what is served. A case of the cluster sees that Prometheus has all of them.
+// keep to what is served.
 func wantDocumented(t *testing.T, expr, document string) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(docsDir, document))

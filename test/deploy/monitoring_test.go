@@ -18,21 +18,38 @@ const (
 	docsDir       = "../../docs"
 )
 
-// A case of the cluster has the monitor of the driver.
-func TestDevicesMonitor(t *testing.T) {
-	svc := manifest.Only[corev1.Service](t, manifest.Render(t, deployDir+"devices"), "Service")
-	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, deployDir+"devices/monitoring"), "ServiceMonitor")
-	selected, pods := labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels), labels.SelectorFromSet(svc.Spec.Selector)
-	set := manifest.Only[appsv1.DaemonSet](t, manifest.Render(t, deployDir+"devices"), "DaemonSet")
-	if selected.Empty() || !selected.Matches(labels.Set(svc.Labels)) || pods.Empty() || !pods.Matches(labels.Set(set.Spec.Template.Labels)) {
-		t.Errorf("the monitor selects %s, and the service, with %v, %s", selected, svc.Labels, pods)
-	}
-	if got := svc.Labels[monitor.Spec.JobLabel]; got != "local-pv-provisioner" {
-		t.Errorf("the label job will be %q", got)
-	}
-	endpoint := monitor.Spec.Endpoints[0]
-	if r := endpoint.RelabelConfigs[0]; endpoint.Port != svc.Spec.Ports[0].Name || !endpoint.HonorLabels || r.TargetLabel != "node" || r.SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
-		t.Errorf("the endpoint is %+v", endpoint)
+// A monitor selects the service of its program, and gives its targets the labels that alerts and dashboard go by.
+func TestMonitors(t *testing.T) {
+	for job, of := range map[string]struct{ service, monitor string }{
+		"hostpath-csi-driver":  {csiDir, monitoringDir},
+		"local-pv-provisioner": {deployDir + "devices", deployDir + "devices/monitoring"},
+	} {
+		t.Run(job, func(t *testing.T) {
+			service := manifest.Render(t, of.service)
+			svc, set := manifest.Only[corev1.Service](t, service, "Service"), manifest.Only[appsv1.DaemonSet](t, service, "DaemonSet")
+			monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, of.monitor), "ServiceMonitor")
+			selected, pods := labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels), labels.SelectorFromSet(svc.Spec.Selector)
+			if selected.Empty() || !selected.Matches(labels.Set(svc.Labels)) || pods.Empty() || !pods.Matches(labels.Set(set.Spec.Template.Labels)) {
+				t.Errorf("the monitor selects %s, and the service, with %v, %s", selected, svc.Labels, pods)
+			}
+			if got := svc.Labels[monitor.Spec.JobLabel]; got != job {
+				t.Errorf("the label job will be %q", got)
+			}
+			endpoint, labelled := monitor.Spec.Endpoints[0], map[string]string{}
+			for _, r := range endpoint.RelabelConfigs {
+				if len(r.SourceLabels) > 0 {
+					labelled[r.TargetLabel] = string(r.SourceLabels[0])
+				}
+			}
+			const node = "__meta_kubernetes_pod_node_name"
+			if endpoint.Port != svc.Spec.Ports[0].Name || labelled["node"] != node || labelled["instance"] != node {
+				t.Errorf("the endpoint is %+v", endpoint)
+			}
+			// Its metrics have a label "node" of their own, which would become "exported_node".
+			if job == "local-pv-provisioner" && !endpoint.HonorLabels {
+				t.Error("the own label of the agent is replaced")
+			}
+		})
 	}
 }
 

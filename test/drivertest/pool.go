@@ -184,28 +184,33 @@ func matches(e *csi.ListVolumesResponse_Entry, v Kept, want bool) error {
 	return nil
 }
 
-// MountedAndAttached expects one mount for each pod that has a volume, and one device of
-// each block volume that a pod has.
+// MountedAndAttached expects one mount for each pod that has a volume, and is AttachedOnly.
 func (p *Pool) MountedAndAttached(all []Kept) error {
 	var mounts []string
-	devices := make(map[string]bool)
 	for _, v := range all {
 		for _, pod := range v.Pods {
 			mounts = append(mounts, p.Target(pod))
 		}
-		if v.Block && len(v.Pods) > 0 {
-			devices[p.Image(v.ID)] = true
-		}
 	}
-	var problems []error
 	got, err := mountns.Below(p.Targets)
 	slices.Sort(got)
 	slices.Sort(mounts)
 	if err != nil || !slices.Equal(got, mounts) {
-		problems = append(problems, fmt.Errorf("mounted are %q, %v; want %q", got, err, mounts))
+		err = fmt.Errorf("mounted are %q, %v; want %q", got, err, mounts)
+	}
+	return errors.Join(err, p.AttachedOnly(all))
+}
+
+// AttachedOnly expects one device of each block volume that a pod has, and no others.
+func (p *Pool) AttachedOnly(all []Kept) error {
+	devices := make(map[string]bool)
+	for _, v := range all {
+		if v.Block && len(v.Pods) > 0 {
+			devices[p.Image(v.ID)] = true
+		}
 	}
 	attached, err := p.Attached()
-	problems = append(problems, err)
+	problems := []error{err}
 	for _, d := range attached {
 		if !devices[d.File] {
 			problems = append(problems, fmt.Errorf("%s is attached to %s", d.Name, d.File))

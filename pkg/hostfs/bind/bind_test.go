@@ -116,14 +116,14 @@ func TestParseFlags_errorNamesAllUnknown(t *testing.T) {
 	}
 }
 
-// scene is a volume on its own filesystem and a directory for targets.
-type scene struct {
+// A harness is a volume on its own filesystem and a directory for targets.
+type harness struct {
 	kernel *bind.Kernel
 	volume *dir.Dir
 	pods   string
 }
 
-func newScene(t *testing.T) scene {
+func newHarness(t *testing.T) harness {
 	t.Helper()
 	testenv.NeedRoot(t)
 	volume := filepath.Join(testenv.Tmpfs(t, 1<<20), "volume")
@@ -132,17 +132,17 @@ func newScene(t *testing.T) scene {
 	d, err := dir.Open(volume)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, d.Close()) })
-	return scene{kernel: kernel(t), volume: d, pods: t.TempDir()}
+	return harness{kernel: kernel(t), volume: d, pods: t.TempDir()}
 }
 
-func (s scene) publish(t *testing.T, name string, flags ...string) bind.Target {
+func (h harness) publish(t *testing.T, name string, flags ...string) bind.Target {
 	t.Helper()
-	target, err := bind.ParseTarget(filepath.Join(s.pods, name))
+	target, err := bind.ParseTarget(filepath.Join(h.pods, name))
 	must.Succeed(t, err)
 	parsed, err := bind.ParseFlags(flags)
 	must.Succeed(t, err)
-	must.Succeed(t, s.kernel.Publish(s.volume, target, parsed))
-	t.Cleanup(func() { must.Succeed(t, s.kernel.Unpublish(target, nil)) })
+	must.Succeed(t, h.kernel.Publish(h.volume, target, parsed))
+	t.Cleanup(func() { must.Succeed(t, h.kernel.Unpublish(target, nil)) })
 	return target
 }
 
@@ -162,22 +162,22 @@ func TestPublish_flags(t *testing.T) {
 		{[]string{"nodiratime"}, syscall.MS_NODIRATIME, 0},
 	} {
 		t.Run(strings.Join(c.flags, ","), func(t *testing.T) {
-			s := newScene(t)
-			target := s.publish(t, "a", c.flags...)
+			h := newHarness(t)
+			target := h.publish(t, "a", c.flags...)
 			var st syscall.Statfs_t
 			must.Succeed(t, syscall.Statfs(target.String(), &st))
 			if st.Flags&c.set != c.set || st.Flags&c.clear != 0 {
 				t.Errorf("mount flags %#x, want %#x set and %#x clear", st.Flags, c.set, c.clear)
 			}
 			// Publishing again adds no mount.
-			s.publish(t, "a", c.flags...)
+			h.publish(t, "a", c.flags...)
 		})
 	}
 }
 
 func TestPublish_readOnly(t *testing.T) {
-	s := newScene(t)
-	readOnly, writable := s.publish(t, "ro", "ro"), s.publish(t, "rw")
+	h := newHarness(t)
+	readOnly, writable := h.publish(t, "ro", "ro"), h.publish(t, "rw")
 	if err := os.WriteFile(filepath.Join(readOnly.String(), "file"), nil, 0o644); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("writing through the read-only publication: %v, want EROFS", err)
 	}
@@ -186,42 +186,42 @@ func TestPublish_readOnly(t *testing.T) {
 
 // Kubelet publishes again what its running pods have when it was restarted. Meanwhile the pool can have been mounted otherwise.
 func TestPublish_againAfterPoolWasRemounted(t *testing.T) {
-	s := newScene(t)
-	plain, named, readOnly := s.publish(t, "plain"), s.publish(t, "named", "exec"), s.publish(t, "ro", "ro")
-	pool := filepath.Dir(s.volume.String())
+	h := newHarness(t)
+	plain, named, readOnly := h.publish(t, "plain"), h.publish(t, "named", "exec"), h.publish(t, "ro", "ro")
+	pool := filepath.Dir(h.volume.String())
 	must.Succeed(t, syscall.Mount("", pool, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC|syscall.MS_NOATIME, ""))
 	for target, names := range map[bind.Target][]string{plain: nil, named: {"exec"}, readOnly: {"ro"}} {
 		flags, err := bind.ParseFlags(names)
 		must.Succeed(t, err)
-		must.Succeed(t, s.kernel.Publish(s.volume, target, flags))
+		must.Succeed(t, h.kernel.Publish(h.volume, target, flags))
 	}
-	must.ErrorIs(t, s.kernel.Publish(s.volume, readOnly, bind.Flags{}), bind.ErrOccupied)
+	must.ErrorIs(t, h.kernel.Publish(h.volume, readOnly, bind.Flags{}), bind.ErrOccupied)
 	noexec, err := bind.ParseFlags([]string{"noexec"})
 	must.Succeed(t, err)
-	must.ErrorIs(t, s.kernel.Publish(s.volume, plain, noexec), bind.ErrOccupied)
+	must.ErrorIs(t, h.kernel.Publish(h.volume, plain, noexec), bind.ErrOccupied)
 }
 
 func TestPublish_parentBehindLink(t *testing.T) {
-	s := newScene(t)
+	h := newHarness(t)
 	link := filepath.Join(t.TempDir(), "kubelet")
-	must.Succeed(t, os.Symlink(s.pods, link))
+	must.Succeed(t, os.Symlink(h.pods, link))
 	target, err := bind.ParseTarget(filepath.Join(link, "a"))
 	must.Succeed(t, err)
-	must.Succeed(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
-	must.Succeed(t, s.kernel.Unpublish(target, nil))
+	must.Succeed(t, h.kernel.Publish(h.volume, target, bind.Flags{}))
+	must.Succeed(t, h.kernel.Unpublish(target, nil))
 }
 
 func TestPublish_doesNotPropagateIntoPool(t *testing.T) {
-	s := newScene(t)
-	must.Succeed(t, os.Mkdir(filepath.Join(s.volume.String(), "sub"), 0o755))
+	h := newHarness(t)
+	must.Succeed(t, os.Mkdir(filepath.Join(h.volume.String(), "sub"), 0o755))
 	// A pool is on a shared mount under systemd.
-	must.Succeed(t, syscall.Mount("", filepath.Dir(s.volume.String()), "", syscall.MS_SHARED, ""))
-	target := s.publish(t, "a")
+	must.Succeed(t, syscall.Mount("", filepath.Dir(h.volume.String()), "", syscall.MS_SHARED, ""))
+	target := h.publish(t, "a")
 	below := filepath.Join(target.String(), "sub")
 	must.Succeed(t, syscall.Mount("tmpfs", below, "tmpfs", 0, ""))
 	defer func() { must.Succeed(t, syscall.Unmount(below, 0)) }()
 	var inPool, mounted syscall.Stat_t
-	must.Succeed(t, syscall.Stat(filepath.Join(s.volume.String(), "sub"), &inPool))
+	must.Succeed(t, syscall.Stat(filepath.Join(h.volume.String(), "sub"), &inPool))
 	must.Succeed(t, syscall.Stat(below, &mounted))
 	if inPool.Dev == mounted.Dev {
 		t.Error("a mount below the publication appeared in the pool")
@@ -230,14 +230,14 @@ func TestPublish_doesNotPropagateIntoPool(t *testing.T) {
 
 // A hostPath volume at the pool's own path has such a mount.
 func TestIsFilesystem_bindMount(t *testing.T) {
-	s := newScene(t)
-	path := s.volume.String()
+	h := newHarness(t)
+	path := h.volume.String()
 	must.Succeed(t, syscall.Mount(path, path, "", syscall.MS_BIND, ""))
 	defer func() { must.Succeed(t, syscall.Unmount(path, syscall.MNT_DETACH)) }()
 	for at, want := range map[string]bool{path: false, filepath.Dir(path): true} {
 		d, err := dir.Open(at)
 		must.Succeed(t, err)
-		got, err := s.kernel.IsFilesystem(d)
+		got, err := h.kernel.IsFilesystem(d)
 		must.Succeed(t, errors.Join(err, d.Close()))
 		if got != want {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", at, got, want)
@@ -281,7 +281,7 @@ func TestIsFilesystem_mountBelowVolume(t *testing.T) {
 
 // A directory is visible wherever its filesystem, or a part with the directory, is mounted.
 func TestLocate(t *testing.T) {
-	s := newScene(t)
+	h := newHarness(t)
 	root := t.TempDir()
 	at := func(elements ...string) string { return filepath.Join(append([]string{root}, elements...)...) }
 	for _, name := range []string{"outer/inside", "outer/disk", "outer-2", "disk", "own", "seen"} {
@@ -308,7 +308,7 @@ func TestLocate(t *testing.T) {
 		{"own", "outer", ""},
 		{"outer", "own", ""},
 	} {
-		inner, outer := s.locate(t, at(test.inner)), s.locate(t, at(test.outer))
+		inner, outer := h.locate(t, at(test.inner)), h.locate(t, at(test.outer))
 		if got := inner.Below(outer); (len(got) > 0) != (test.below != "") || len(got) > 0 && !slices.Contains(got, test.below) {
 			t.Errorf("%s is below %s at %q, want %q", test.inner, test.outer, got, test.below)
 		}
@@ -317,7 +317,7 @@ func TestLocate(t *testing.T) {
 
 // A directory mounted inside itself a dozen times has exponentially many paths.
 func TestLocate_manyMountsInside(t *testing.T) {
-	s := newScene(t)
+	h := newHarness(t)
 	root := t.TempDir()
 	must.Succeed(t, os.Mkdir(filepath.Join(root, "inner"), 0o755))
 	for i := range 12 {
@@ -326,16 +326,16 @@ func TestLocate_manyMountsInside(t *testing.T) {
 		must.Succeed(t, syscall.Mount(root, to, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(to, 0)) })
 	}
-	if got := s.locate(t, filepath.Join(root, "inner")).Below(s.locate(t, root)); !slices.Contains(got, "inner") || !slices.Contains(got, "7/inner") {
+	if got := h.locate(t, filepath.Join(root, "inner")).Below(h.locate(t, root)); !slices.Contains(got, "inner") || !slices.Contains(got, "7/inner") {
 		t.Errorf("the inner directory is visible at %q", got)
 	}
 }
 
-func (s *scene) locate(t *testing.T, path string) bind.Place {
+func (h *harness) locate(t *testing.T, path string) bind.Place {
 	t.Helper()
 	d, err := dir.Open(path)
 	must.Succeed(t, err)
-	place, err := s.kernel.Locate(d)
+	place, err := h.kernel.Locate(d)
 	must.Succeed(t, errors.Join(err, d.Close()))
 	return place
 }
@@ -426,12 +426,12 @@ func TestWithin(t *testing.T) {
 
 // The kernel gives the numbers of mounts in the mount table again.
 func TestWithinTakesNoMountForAnother(t *testing.T) {
-	s := newScene(t)
-	inside, sibling := filepath.Join(s.volume.String(), "inside"), filepath.Join(filepath.Dir(s.volume.String()), "sibling")
+	h := newHarness(t)
+	inside, sibling := filepath.Join(h.volume.String(), "inside"), filepath.Join(filepath.Dir(h.volume.String()), "sibling")
 	must.Succeed(t, os.Mkdir(inside, 0o755), os.Mkdir(sibling, 0o755))
-	id, err := s.volume.ID()
+	id, err := h.volume.ID()
 	must.Succeed(t, err)
-	at, err := s.kernel.Locate(s.volume)
+	at, err := h.kernel.Locate(h.volume)
 	must.Succeed(t, err)
 	pods := t.TempDir()
 	target, err := bind.ParseTarget(pods + "/target")
@@ -440,7 +440,7 @@ func TestWithinTakesNoMountForAnother(t *testing.T) {
 		for source, want := range map[string]int{sibling: -1, inside: 0} {
 			must.Succeed(t, syscall.Mount(source, pods, "", syscall.MS_BIND, ""))
 			for range 2 { // found in the table, and known
-				if got, err := target.Within([]bind.Root{{ID: id, At: at}}, s.kernel.MountRoot); got != want || err != nil {
+				if got, err := target.Within([]bind.Root{{ID: id, At: at}}, h.kernel.MountRoot); got != want || err != nil {
 					t.Errorf("through a mount of %s: within %d, %v; want %d", source, got, err, want)
 				}
 			}
@@ -451,44 +451,44 @@ func TestWithinTakesNoMountForAnother(t *testing.T) {
 
 // A link into the pool that takes the parent's place after Within has found none is not followed.
 func TestHeldTargetKeepsItsParent(t *testing.T) {
-	s := newScene(t)
-	pods, away := filepath.Join(s.pods, "pods"), filepath.Join(s.pods, "away")
+	h := newHarness(t)
+	pods, away := filepath.Join(h.pods, "pods"), filepath.Join(h.pods, "away")
 	must.Succeed(t, os.Mkdir(pods, 0o755))
 	target, err := bind.ParseTarget(filepath.Join(pods, "a"))
 	must.Succeed(t, err)
 	held, release, err := target.Hold()
 	must.Succeed(t, err)
 	defer release()
-	must.Succeed(t, os.Rename(pods, away), os.Symlink(s.volume.String(), pods))
-	own, err := s.volume.ID()
+	must.Succeed(t, os.Rename(pods, away), os.Symlink(h.volume.String(), pods))
+	own, err := h.volume.ID()
 	must.Succeed(t, err)
 	for at, want := range map[bind.Target]int{held: -1, target: 0} {
-		if got, err := at.Within([]bind.Root{{ID: own}}, s.kernel.MountRoot); got != want || err != nil {
+		if got, err := at.Within([]bind.Root{{ID: own}}, h.kernel.MountRoot); got != want || err != nil {
 			t.Errorf("within %d, %v; want %d", got, err, want)
 		}
 	}
 
-	must.Succeed(t, s.kernel.Publish(s.volume, held, bind.Flags{}))
-	must.Succeed(t, s.kernel.Publish(s.volume, held, bind.Flags{})) // the same again
+	must.Succeed(t, h.kernel.Publish(h.volume, held, bind.Flags{}))
+	must.Succeed(t, h.kernel.Publish(h.volume, held, bind.Flags{})) // the same again
 	if _, err := os.Stat(filepath.Join(away, "a", "program")); err != nil {
 		t.Errorf("the parent that was held: %v", err)
 	}
-	if there, err := s.volume.Exists("a"); there || err != nil {
+	if there, err := h.volume.Exists("a"); there || err != nil {
 		t.Errorf("the volume has the target: %v, %v", there, err)
 	}
-	must.Succeed(t, s.kernel.Unpublish(held, &own))
+	must.Succeed(t, h.kernel.Unpublish(held, &own))
 	if left, err := os.ReadDir(away); len(left) > 0 || err != nil {
 		t.Errorf("after Unpublish the parent has %v, %v", left, err)
 	}
 }
 
 func TestPublishDevice(t *testing.T) {
-	s := newScene(t)
+	h := newHarness(t)
 	dev := deviceNodes(t)
-	target, err := bind.ParseTarget(filepath.Join(s.pods, "device"))
+	target, err := bind.ParseTarget(filepath.Join(h.pods, "device"))
 	must.Succeed(t, err)
-	must.Succeed(t, s.kernel.PublishDevice(dev, "one", target))
-	t.Cleanup(func() { must.Succeed(t, s.kernel.Unpublish(target, nil)) })
+	must.Succeed(t, h.kernel.PublishDevice(dev, "one", target))
+	t.Cleanup(func() { must.Succeed(t, h.kernel.Unpublish(target, nil)) })
 
 	// ENXIO: there is no such device. EACCES would mean a nodev mount.
 	if _, err := os.Open(target.String()); !errors.Is(err, syscall.ENXIO) {
@@ -502,10 +502,10 @@ func TestPublishDevice(t *testing.T) {
 	}
 	// The flags of dev may differ after a restart of the driver.
 	must.Succeed(t, syscall.Mount("", dev.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC, ""))
-	must.Succeed(t, s.kernel.PublishDevice(dev, "one", target))
+	must.Succeed(t, h.kernel.PublishDevice(dev, "one", target))
 	// A nodev mount is not a valid publication.
 	must.Succeed(t, syscall.Mount("", target.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
-	if err := s.kernel.PublishDevice(dev, "one", target); !errors.Is(err, bind.ErrOccupied) {
+	if err := h.kernel.PublishDevice(dev, "one", target); !errors.Is(err, bind.ErrOccupied) {
 		t.Errorf("publishing over a nodev mount: %v, want ErrOccupied", err)
 	}
 }
@@ -677,14 +677,14 @@ func TestPublished_buriedSubPath(t *testing.T) {
 // The disk with kubelet's directory goes, and that of the volume does not. What is mounted is taken off; the directory below
 // can neither be removed nor looked at.
 func TestUnpublish_deadFilesystemOfTarget(t *testing.T) {
-	s := newScene(t)
-	s.pods = testenv.LoopFS(t, "xfs", 320<<20)
-	target, err := bind.ParseTarget(filepath.Join(s.pods, "target"))
+	h := newHarness(t)
+	h.pods = testenv.LoopFS(t, "xfs", 320<<20)
+	target, err := bind.ParseTarget(filepath.Join(h.pods, "target"))
 	must.Succeed(t, err)
-	must.Succeed(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
-	testenv.ShutDown(t, s.pods)
+	must.Succeed(t, h.kernel.Publish(h.volume, target, bind.Flags{}))
+	testenv.ShutDown(t, h.pods)
 	done := make(chan error, 1)
-	go func() { done <- s.kernel.Unpublish(target, nil) }()
+	go func() { done <- h.kernel.Unpublish(target, nil) }()
 	select {
 	case err := <-done:
 		must.ErrorIs(t, err, syscall.EIO)
@@ -698,20 +698,20 @@ func TestUnpublish_deadFilesystemOfTarget(t *testing.T) {
 
 // The kernel reports mounts that come and go, and not that what is mounted moves.
 func TestPublished_movedAwayAndBack(t *testing.T) {
-	s := newScene(t)
-	target := s.publish(t, "target")
-	pool, err := dir.Open(filepath.Dir(s.volume.String()))
+	h := newHarness(t)
+	target := h.publish(t, "target")
+	pool, err := dir.Open(filepath.Dir(h.volume.String()))
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, pool.Close()) }()
-	name := filepath.Base(s.volume.String())
+	name := filepath.Base(h.volume.String())
 	must.Succeed(t, pool.Rename(name, pool, "aside"))
-	published, err := s.kernel.Published(pool)
+	published, err := h.kernel.Published(pool)
 	must.Succeed(t, err)
 	if len(published["aside"]) != 1 {
 		t.Errorf("moved away, it is published at %v", published)
 	}
 	must.Succeed(t, pool.Rename("aside", pool, name))
-	published, err = s.kernel.Published(pool)
+	published, err = h.kernel.Published(pool)
 	must.Succeed(t, err)
 	if got := published[name]; len(got) != 1 || got[0].Path != target.String() {
 		t.Errorf("moved back, it is published at %v", published)

@@ -12,7 +12,7 @@ import (
 )
 
 // PerExtent is how long sharing one extent of a file takes, in which its writers wait, if a CPU is free for it:
-// 12 to 28 microseconds of CPU time were measured on XFS, and 10 to 19 on btrfs. `make bench` compares it with both.
+// 12 to 28 microseconds of CPU time were measured on XFS, and 10 to 19 on btrfs.
 const PerExtent = 30 * time.Microsecond
 
 // ErrFragmented reports a file of so many extents that sharing it would stop its writers for

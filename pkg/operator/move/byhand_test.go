@@ -14,7 +14,7 @@ import (
 
 // An administrator is what removes the PersistentVolume of a move by hand, takes a while, and makes another one.
 type administrator struct {
-	*world
+	*harness
 	began int // the look at which the PersistentVolume was removed; 0 for not yet
 }
 
@@ -54,29 +54,29 @@ func (a *administrator) wantMade(on string) {
 }
 
 // leads says whether the PersistentVolume was replaced, and leads to a node.
-func (w *world) leads(to string) bool {
-	w.Helper()
+func (h *harness) leads(to string) bool {
+	h.Helper()
 	volume := volumeOf("pv")
-	return w.has(volume) && volume.Annotations[movedBy] != "" && place.NodeOfVolume(volume) == to && volume.Annotations[reclaimPolicy] == ""
+	return h.has(volume) && volume.Annotations[movedBy] != "" && place.NodeOfVolume(volume) == to && volume.Annotations[reclaimPolicy] == ""
 }
 
 // What an administrator removes, to make it anew for the target since the source has lost the volume, is not made for the source before that.
 func TestTargetRecoveredSlowly(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	by := administrator{world: w}
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	by := administrator{harness: h}
 	undoing := 0
-	w.run("m", func(look int) {
-		m := w.move("m")
+	h.run("m", func(look int) {
+		m := h.move("m")
 		switch {
 		case m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil:
-			delete(w.records, nodeA)
-			deleteMove(w)
+			delete(h.records, nodeA)
+			deleteMove(h)
 		case m.Status.Phase == v1alpha1.Undoing && undoing == 0:
 			undoing = look
 		case undoing > 0 && look == undoing+long:
 			by.removes(look)
 		case by.began > 0 && look == by.began+while:
-			*w.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
+			*h.records[nodeB] = record{moved: "move-m"} // move-in --step=confirm
 			by.makes(nodeB, nil)
 		}
 	})
@@ -89,20 +89,20 @@ func TestSourceRecoveredAmidSwitch(t *testing.T) {
 	for name, takes := range map[string]int{"slowly": while, "at once": 0} {
 		for of, annotations := range map[string]map[string]string{"of the first": nil, "of the last": {movedBy: "move-m"}} {
 			t.Run(name+" "+of, func(t *testing.T) {
-				w := newWorld(t, moveOf("m"), appPod("data-0", false))
-				by := administrator{world: w}
-				w.run("m", func(look int) {
-					if by.began == 0 && w.move("m").Status.Phase == v1alpha1.Switching && w.leads(nodeB) {
-						delete(w.records, nodeB)
+				h := newHarness(t, moveOf("m"), appPod("data-0", false))
+				by := administrator{harness: h}
+				h.run("m", func(look int) {
+					if by.began == 0 && h.move("m").Status.Phase == v1alpha1.Switching && h.leads(nodeB) {
+						delete(h.records, nodeB)
 						by.removes(look)
 					}
 					if by.began > 0 && look == by.began+takes {
-						*w.records[nodeA] = record{} // move-out --step=undo --target-aborted
+						*h.records[nodeA] = record{} // move-out --step=undo --target-aborted
 						by.makes(nodeA, annotations)
 					}
 				})
-				if m := w.move("m"); m.Status.Phase != v1alpha1.Failed || !strings.Contains(w.says("m"), "node node-a again") {
-					t.Errorf("the move is %s, and says %q", m.Status.Phase, w.says("m"))
+				if m := h.move("m"); m.Status.Phase != v1alpha1.Failed || !strings.Contains(h.says("m"), "node node-a again") {
+					t.Errorf("the move is %s, and says %q", m.Status.Phase, h.says("m"))
 				}
 				by.wantMade(nodeA)
 			})
@@ -113,55 +113,55 @@ func TestSourceRecoveredAmidSwitch(t *testing.T) {
 // Once the PersistentVolume has led to the target, pods may have written there: the source does not take its place, though that object is removed
 // by hand and the target gone before the operator has noted it.
 func TestTargetIsGoneAfterItWasUsed(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	by := administrator{world: w}
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	by := administrator{harness: h}
 	waited := false
-	w.run("m", func(look int) {
+	h.run("m", func(look int) {
 		switch {
-		case by.began == 0 && w.move("m").Status.Phase == v1alpha1.Switching && w.leads(nodeB):
+		case by.began == 0 && h.move("m").Status.Phase == v1alpha1.Switching && h.leads(nodeB):
 			by.removes(look)
-			w.goes(nodeB)
+			h.goes(nodeB)
 		case by.began > 0 && look == by.began+long:
-			waited = w.records[nodeA] != nil && !w.records[nodeA].publishes() && !w.has(volumeOf("pv"))
-			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+			waited = h.records[nodeA] != nil && !h.records[nodeA].publishes() && !h.has(volumeOf("pv"))
+			must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 		}
 	})
 	if by.began == 0 || !waited {
-		t.Errorf("tested: %v; the source has %+v, and the move is %s: %s", by.began > 0, w.records[nodeA], w.move("m").Status.Phase, w.says("m"))
+		t.Errorf("tested: %v; the source has %+v, and the move is %s: %s", by.began > 0, h.records[nodeA], h.move("m").Status.Phase, h.says("m"))
 	}
-	w.wantNothingLeft()
+	h.wantNothingLeft()
 }
 
 // A PersistentVolume that was put back and then deleted with its claim is not made again, as long as the move waits for its target.
 func TestPutBackIsDeletedWithItsClaim(t *testing.T) {
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
 		t.Run(string(policy), func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
-			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = policy })(w)
-			by := administrator{world: w}
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = policy })(h)
+			by := administrator{harness: h}
 			undoing := 0
-			w.run("m", func(look int) {
-				m := w.move("m")
+			h.run("m", func(look int) {
+				m := h.move("m")
 				switch {
 				case m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil:
-					w.hangs = nodeB
-					deleteMove(w)
+					h.hangs = nodeB
+					deleteMove(h)
 				case m.Status.Phase == v1alpha1.Undoing && undoing == 0:
 					undoing = look
 				case undoing > 0 && look == undoing+long:
 					by.removes(look)
-					must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+					must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 				case by.began > 0 && look == by.began+while:
-					if w.has(volumeOf("pv")) {
+					if h.has(volumeOf("pv")) {
 						t.Error("the PersistentVolume was made again")
 					}
-					w.hangs = ""
+					h.hangs = ""
 				}
 			})
-			if by.began == 0 || w.has(volumeOf("pv")) || w.records[nodeB] != nil {
-				t.Errorf("the nodes have %+v", w.records)
+			if by.began == 0 || h.has(volumeOf("pv")) || h.records[nodeB] != nil {
+				t.Errorf("the nodes have %+v", h.records)
 			}
-			w.wantNothingLeft()
+			h.wantNothingLeft()
 		})
 	}
 }
@@ -171,31 +171,31 @@ func TestPutBackIsDeletedWithItsClaim(t *testing.T) {
 func TestVolumeGoesToAnotherClaimWhileTargetIsAway(t *testing.T) {
 	for name, anew := range map[string]string{"with its PersistentVolume": "pv", "with another PersistentVolume": "pv-2"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
-			by := administrator{world: w}
-			w.run("m", func(look int) {
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
+			by := administrator{harness: h}
+			h.run("m", func(look int) {
 				switch {
-				case by.began == 0 && w.move("m").Status.Phase == v1alpha1.Removing:
-					w.goes(nodeB)
+				case by.began == 0 && h.move("m").Status.Phase == v1alpha1.Removing:
+					h.goes(nodeB)
 					before := volumeOf("pv")
-					w.has(before)
+					h.has(before)
 					by.removes(look)
-					must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+					must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 					volume := before.DeepCopy()
 					volume.Name, volume.ResourceVersion = anew, ""
 					volume.Spec.ClaimRef = &corev1.ObjectReference{Namespace: space, Name: "data-2", UID: "claim data-2"}
-					must.Succeed(t, w.api.Create(t.Context(), volume))
+					must.Succeed(t, h.api.Create(t.Context(), volume))
 				case by.began > 0 && look == by.began+long:
-					if w.records[nodeA] == nil {
-						t.Errorf("the last copy is gone, and the move says %q", w.says("m"))
+					if h.records[nodeA] == nil {
+						t.Errorf("the last copy is gone, and the move says %q", h.says("m"))
 					}
-					w.comes(nodeB)
+					h.comes(nodeB)
 				}
 			})
-			if by.began == 0 || w.looked < by.began+long || w.records[nodeA] != nil || !w.records[nodeB].publishes() {
-				t.Errorf("the nodes have %+v", w.records)
+			if by.began == 0 || h.looked < by.began+long || h.records[nodeA] != nil || !h.records[nodeB].publishes() {
+				t.Errorf("the nodes have %+v", h.records)
 			}
-			w.wantNothingLeft()
+			h.wantNothingLeft()
 		})
 	}
 }

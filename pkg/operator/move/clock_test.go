@@ -42,13 +42,13 @@ func TestClockOfOperatorIsAnother(t *testing.T) {
 	for _, ahead := range []time.Duration{-time.Hour, time.Hour} {
 		waiting := appPod("waiting", false) // for its image, with the volume
 		waiting.CreationTimestamp.Time = time.Now().Add(ahead - 10*time.Minute)
-		w := newWorld(t, moveOf("m"), appPod("data-0", false), waiting)
-		w.ahead, w.clock = ahead, clockOf(t, ahead).Now
-		change(waiting, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending })(w)
-		w.run("m")
-		if w.has(waiting) || w.evicted > 6 {
-			t.Errorf("by a clock that is %v ahead pods were evicted %d times; the one that waits is there: %v", ahead, w.evicted, w.has(waiting))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false), waiting)
+		h.ahead, h.clock = ahead, clockOf(t, ahead).Now
+		change(waiting, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending })(h)
+		h.run("m")
+		if h.has(waiting) || h.evicted > 6 {
+			t.Errorf("by a clock that is %v ahead pods were evicted %d times; the one that waits is there: %v", ahead, h.evicted, h.has(waiting))
 		}
-		w.wantOn(nodeB)
+		h.wantOn(nodeB)
 	}
 }

@@ -89,15 +89,15 @@ func TestVolumesOfOnePod(t *testing.T) {
 		"another driver's is everywhere":    {append(withLogs(nodeA, local(nodeC), everywhere), pod()), to(""), nodeB},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, append(tt.objects, moveOf("m", tt.move))...)
-			w.reconcile("m")
-			m := w.move("m")
+			h := newHarness(t, append(tt.objects, moveOf("m", tt.move))...)
+			h.reconcile("m")
+			m := h.move("m")
 			if strings.HasPrefix(tt.want, "node-") {
 				if m.Status.Phase != v1alpha1.Copying || m.Status.TargetNode != tt.want {
-					t.Errorf("in the phase %s it goes to %q, want %s: %s", m.Status.Phase, m.Status.TargetNode, tt.want, w.says("m"))
+					t.Errorf("in the phase %s it goes to %q, want %s: %s", m.Status.Phase, m.Status.TargetNode, tt.want, h.says("m"))
 				}
-			} else if m.Status.Phase != v1alpha1.Pending || !strings.Contains(w.says("m"), tt.want) {
-				t.Errorf("in the phase %s it says %q, want %q", m.Status.Phase, w.says("m"), tt.want)
+			} else if m.Status.Phase != v1alpha1.Pending || !strings.Contains(h.says("m"), tt.want) {
+				t.Errorf("in the phase %s it says %q, want %q", m.Status.Phase, h.says("m"), tt.want)
 			}
 		})
 	}
@@ -178,11 +178,11 @@ func TestVolumesOfStatefulSetWithoutPods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := moveOf("m", to(""), func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = tt.claim })
-			w := newWorld(t, append(append(withClaim(tt.claim, nodeA), tt.objects...), tt.set, m)...)
-			w.reconcile("m")
-			w.has(m)
-			if strings.HasPrefix(tt.want, "node-") && m.Status.TargetNode != tt.want || !strings.HasPrefix(tt.want, "node-") && !strings.Contains(w.says("m"), tt.want) {
-				t.Errorf("in the phase %s it goes to %q, and says %q, want %q", m.Status.Phase, m.Status.TargetNode, w.says("m"), tt.want)
+			h := newHarness(t, append(append(withClaim(tt.claim, nodeA), tt.objects...), tt.set, m)...)
+			h.reconcile("m")
+			h.has(m)
+			if strings.HasPrefix(tt.want, "node-") && m.Status.TargetNode != tt.want || !strings.HasPrefix(tt.want, "node-") && !strings.Contains(h.says("m"), tt.want) {
+				t.Errorf("in the phase %s it goes to %q, and says %q, want %q", m.Status.Phase, m.Status.TargetNode, h.says("m"), tt.want)
 			}
 		})
 	}
@@ -191,13 +191,13 @@ func TestVolumesOfStatefulSetWithoutPods(t *testing.T) {
 // Of two moves of one pod's volumes each goes where the other does, whichever begins.
 func TestVolumesOfOnePodMeet(t *testing.T) {
 	for _, first := range []string{"m", "logs"} {
-		w := newWorld(t, append(withLogs(nodeA), using(appPod("data-0", false), "logs"), moveOf("m"), ofLogs(to(nodeC)))...)
+		h := newHarness(t, append(withLogs(nodeA), using(appPod("data-0", false), "logs"), moveOf("m"), ofLogs(to(nodeC)))...)
 		second := map[string]string{"m": "logs", "logs": "m"}[first]
-		w.reconcile(first)
-		w.reconcile(second)
+		h.reconcile(first)
+		h.reconcile(second)
 		one, two := moveOf(first), moveOf(second)
-		if w.has(one); !w.has(two) || one.Status.TargetNode != nodeC || two.Status.TargetNode != nodeC {
-			t.Errorf("the first goes to %q, the second to %q: %s", one.Status.TargetNode, two.Status.TargetNode, w.says(second))
+		if h.has(one); !h.has(two) || one.Status.TargetNode != nodeC || two.Status.TargetNode != nodeC {
+			t.Errorf("the first goes to %q, the second to %q: %s", one.Status.TargetNode, two.Status.TargetNode, h.says(second))
 		}
 	}
 }
@@ -214,15 +214,15 @@ func TestMovesThatBeginTogether(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := more("logs-0")
-			w := newWorld(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
-			change(volumeOf("pv"), sized("60Gi"))(w)
+			h := newHarness(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
+			change(volumeOf("pv"), sized("60Gi"))(h)
 			for range tt.looks {
-				w.reconcile("m")
+				h.reconcile("m")
 			}
-			w.reconcile("logs")
+			h.reconcile("logs")
 			one, two := moveOf("m"), moveOf("logs")
-			if w.has(one); !w.has(two) || one.Status.TargetNode != nodeB || two.Status.TargetNode != tt.want {
-				t.Errorf("the first goes to %q, the second to %q, want %s: %s", one.Status.TargetNode, two.Status.TargetNode, tt.want, w.says("logs"))
+			if h.has(one); !h.has(two) || one.Status.TargetNode != nodeB || two.Status.TargetNode != tt.want {
+				t.Errorf("the first goes to %q, the second to %q, want %s: %s", one.Status.TargetNode, two.Status.TargetNode, tt.want, h.says("logs"))
 			}
 		})
 	}

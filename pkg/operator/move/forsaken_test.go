@@ -31,76 +31,76 @@ var successors = map[string]successor{
 }
 
 // removeByForce takes the finalizer of a VolumeMove away, and makes another.
-func (w *world) removeByForce(other successor) {
-	w.Helper()
-	m := w.move("m")
-	w.forced, m.Finalizers = true, nil
-	w.update(m)
-	must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), m)))
+func (h *harness) removeByForce(other successor) {
+	h.Helper()
+	m := h.move("m")
+	h.forced, m.Finalizers = true, nil
+	h.update(m)
+	must.Succeed(h, client.IgnoreNotFound(h.api.Delete(h.Context(), m)))
 	if other != nil {
-		must.Succeed(w, w.api.Create(w.Context(), other()))
+		must.Succeed(h, h.api.Create(h.Context(), other()))
 	}
 }
 
 // settle runs operators until nothing of moves is left, and the other VolumeMove has ended or has nothing to do.
-func (w *world) settle(other successor) {
-	w.Helper()
+func (h *harness) settle(other successor) {
+	h.Helper()
 	next := "m"
 	if other != nil {
 		next = other().Name
 	}
 	for range 200 {
 		for _, name := range []string{"m", next} {
-			w.reconcile(name)
-			w.live()
+			h.reconcile(name)
+			h.live()
 		}
-		m := w.move(next)
-		if w.left() == 0 && (m == nil || m.Ended() && len(m.Finalizers) == 0 || strings.Contains(w.says(next), "node node-b has the volume")) {
+		m := h.move(next)
+		if h.left() == 0 && (m == nil || m.Ended() && len(m.Finalizers) == 0 || strings.Contains(h.says(next), "node node-b has the volume")) {
 			return
 		}
 	}
-	for _, pod := range w.movers() {
-		w.Logf("pod %s: %+v", pod.Name, pod.Status)
+	for _, pod := range h.movers() {
+		h.Logf("pod %s: %+v", pod.Name, pod.Status)
 	}
 	says := ""
-	if w.move(next) != nil {
-		says = w.says(next)
+	if h.move(next) != nil {
+		says = h.says(next)
 	}
-	w.Fatalf("it does not end: the nodes have %+v and %+v, and %d objects of moves are left: %s", w.records[nodeA], w.records[nodeB], w.left(), says)
+	h.Fatalf("it does not end: the nodes have %+v and %+v, and %d objects of moves are left: %s", h.records[nodeA], h.records[nodeB], h.left(), says)
 }
 
 // left is how many objects of moves there are in the driver's namespace.
-func (w *world) left() (n int) {
-	w.Helper()
+func (h *harness) left() (n int) {
+	h.Helper()
 	for _, list := range []client.ObjectList{&corev1.PodList{}, &corev1.SecretList{}, &networkingv1.NetworkPolicyList{}} {
-		must.Succeed(w, w.api.List(w.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+		must.Succeed(h, h.api.List(h.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
 		n += meta.LenList(list)
 	}
 	return n
 }
 
 // wantWhereItIs expects the volume where its PersistentVolume leads to: with another VolumeMove, on the target.
-func (w *world) wantWhereItIs(other successor) {
-	w.Helper()
+func (h *harness) wantWhereItIs(other successor) {
+	h.Helper()
 	volume := volumeOf("pv")
-	if on := place.NodeOfVolume(volume); !w.has(volume) || other != nil && place.NodeOfVolume(volume) != nodeB {
-		w.Errorf("the PersistentVolume leads to %q", on)
+	if on := place.NodeOfVolume(volume); !h.has(volume) || other != nil && place.NodeOfVolume(volume) != nodeB {
+		h.Errorf("the PersistentVolume leads to %q", on)
 	}
-	w.wantOn(place.NodeOfVolume(volume))
+	h.wantOn(place.NodeOfVolume(volume))
 }
 
 // afterEachLook does something with a move after its first look, its first two, and so on until it has ended.
-func afterEachLook(t *testing.T, do func(w *world, m *v1alpha1.VolumeMove)) {
+func afterEachLook(t *testing.T, do func(h *harness, m *v1alpha1.VolumeMove)) {
 	t.Helper()
 	for at, done := 1, false; !done; at += every() {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 		for range at {
-			w.reconcile("m")
-			w.live()
+			h.reconcile("m")
+			h.live()
 		}
-		m := w.move("m")
+		m := h.move("m")
 		done = m.Ended() && len(m.Finalizers) == 0
-		if do(w, m); t.Failed() {
+		if do(h, m); t.Failed() {
 			t.Fatalf("after look %d, in the phase %s", at, m.Status.Phase)
 		}
 	}
@@ -112,11 +112,11 @@ func TestRemovedByForce(t *testing.T) {
 	for name, other := range successors {
 		t.Run(name, func(t *testing.T) {
 			reached := map[v1alpha1.Phase]bool{}
-			afterEachLook(t, func(w *world, m *v1alpha1.VolumeMove) {
+			afterEachLook(t, func(h *harness, m *v1alpha1.VolumeMove) {
 				reached[m.Status.Phase] = true
-				w.removeByForce(other)
-				w.settle(other)
-				w.wantWhereItIs(other)
+				h.removeByForce(other)
+				h.settle(other)
+				h.wantWhereItIs(other)
 			})
 			if every() == 1 && len(reached) < 5 {
 				t.Errorf("removed in the phases %v only", reached)
@@ -130,20 +130,20 @@ func TestRemovedByForceAndKilled(t *testing.T) {
 	for _, looks := range []int{8, 16} {
 		for _, after := range []bool{false, true} {
 			for at := 1; ; at += every() {
-				w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+				h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 				for range looks {
-					w.reconcile("m")
-					w.live()
+					h.reconcile("m")
+					h.live()
 				}
 				other := successors["one of its name"]
-				w.removeByForce(other)
-				w.kill, w.after = w.writes+at, after
-				w.settle(other)
-				w.wantWhereItIs(other)
+				h.removeByForce(other)
+				h.kill, h.after = h.writes+at, after
+				h.settle(other)
+				h.wantWhereItIs(other)
 				if t.Failed() {
 					t.Fatalf("after %d looks, killed at write %d (%v)", looks, at, after)
 				}
-				if !w.killed {
+				if !h.killed {
 					break
 				}
 			}
@@ -154,134 +154,134 @@ func TestRemovedByForceAndKilled(t *testing.T) {
 // What an operator made that noted nothing of the beginning of its moves is removed, but for a Secret with a PersistentVolume, which may be missing.
 func TestRemovedByForceUnderEarlierOperator(t *testing.T) {
 	for phase, keeps := range map[v1alpha1.Phase]bool{v1alpha1.Copying: false, v1alpha1.Fenced: false, v1alpha1.Switching: true} {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
 		for range 100 {
-			if w.move("m").Status.Phase == phase {
+			if h.move("m").Status.Phase == phase {
 				break
 			}
-			w.reconcile("m")
-			w.live()
+			h.reconcile("m")
+			h.live()
 		}
-		w.reconcile("m")
+		h.reconcile("m")
 		for _, list := range []client.ObjectList{&corev1.PodList{}, &networkingv1.NetworkPolicyList{}} {
-			must.Succeed(t, w.api.List(t.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+			must.Succeed(t, h.api.List(t.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
 			must.Succeed(t, meta.EachListItem(list, func(o runtime.Object) error {
 				object := o.(client.Object)
 				delete(object.GetAnnotations(), begunAnnotation)
-				return w.api.Update(t.Context(), object)
+				return h.api.Update(t.Context(), object)
 			}))
 		}
-		w.removeByForce(nil)
+		h.removeByForce(nil)
 		for range 3 {
-			w.reconcile("m")
+			h.reconcile("m")
 		}
-		if secret := (&corev1.Secret{ObjectMeta: madeFor("m").meta("")}); w.has(secret) != keeps || keeps != (w.left() == 1) {
-			t.Errorf("in the phase %s the Secret is there: %v, want %v; %d objects are left", phase, !keeps, keeps, w.left())
+		if secret := (&corev1.Secret{ObjectMeta: madeFor("m").meta("")}); h.has(secret) != keeps || keeps != (h.left() == 1) {
+			t.Errorf("in the phase %s the Secret is there: %v, want %v; %d objects are left", phase, !keeps, keeps, h.left())
 		}
 	}
 }
 
 // What is made for a VolumeMove that is there, of the same name in another namespace, is no business of one that is removed.
 func TestRemovedByForceBesideAnother(t *testing.T) {
-	w := newWorld(t, moveOf("m"), moveOf("m", func(m *v1alpha1.VolumeMove) { m.Namespace, m.UID = "elsewhere", "other" }), appPod("data-0", false))
-	w.reconcile("m")
-	w.reconcile("m")
+	h := newHarness(t, moveOf("m"), moveOf("m", func(m *v1alpha1.VolumeMove) { m.Namespace, m.UID = "elsewhere", "other" }), appPod("data-0", false))
+	h.reconcile("m")
+	h.reconcile("m")
 	other := moveOf("m", func(m *v1alpha1.VolumeMove) { m.Namespace, m.UID = "elsewhere", "other" })
 	pod := &corev1.Pod{ObjectMeta: objects{move: other, namespace: storage}.meta("-in")}
 	pod.Labels[roleLabel] = string(roleIn)
 	pod.Spec.NodeName, pod.Spec.Containers = nodeC, []corev1.Container{{Args: []string{"move-in"}}}
-	must.Succeed(t, w.api.Create(t.Context(), pod))
-	w.removeByForce(nil)
+	must.Succeed(t, h.api.Create(t.Context(), pod))
+	h.removeByForce(nil)
 	for range 100 {
-		w.reconcile("m")
-		w.live()
+		h.reconcile("m")
+		h.live()
 	}
-	if !w.has(pod) || w.left() != 1 {
-		t.Errorf("%d objects are left", w.left())
+	if !h.has(pod) || h.left() != 1 {
+		t.Errorf("%d objects are left", h.left())
 	}
 }
 
 // One whose claim goes with it is given up on both nodes.
 func TestRemovedByForceWithItsClaim(t *testing.T) {
-	afterEachLook(t, func(w *world, _ *v1alpha1.VolumeMove) {
-		w.replicas = false
-		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
-		w.removeByForce(nil)
-		w.settle(nil)
-		if w.records[nodeA] != nil && (w.records[nodeA].role != "" || w.records[nodeB] != nil) {
-			t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
+	afterEachLook(t, func(h *harness, _ *v1alpha1.VolumeMove) {
+		h.replicas = false
+		must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))), h.api.Delete(t.Context(), claimOf("data")))
+		h.removeByForce(nil)
+		h.settle(nil)
+		if h.records[nodeA] != nil && (h.records[nodeA].role != "" || h.records[nodeB] != nil) {
+			t.Errorf("the nodes have %+v and %+v", h.records[nodeA], h.records[nodeB])
 		}
 	})
 }
 
 // Nor does a copy stay that is confirmed, and to which no PersistentVolume leads.
 func TestRemovedByForceWithItsClaimWhenConfirmed(t *testing.T) {
-	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 	for range 100 {
-		if has := w.records[nodeB]; has != nil && has.moved != "" {
+		if has := h.records[nodeB]; has != nil && has.moved != "" {
 			break
 		}
-		w.reconcile("m")
-		w.live()
+		h.reconcile("m")
+		h.live()
 	}
-	w.replicas = false
-	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
-	w.removeByForce(nil)
-	w.settle(nil)
-	if w.records[nodeB] != nil || !w.records[nodeA].publishes() {
-		t.Errorf("the nodes have %+v and %+v", w.records[nodeA], w.records[nodeB])
+	h.replicas = false
+	must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))), h.api.Delete(t.Context(), claimOf("data")))
+	h.removeByForce(nil)
+	h.settle(nil)
+	if h.records[nodeB] != nil || !h.records[nodeA].publishes() {
+		t.Errorf("the nodes have %+v and %+v", h.records[nodeA], h.records[nodeB])
 	}
 }
 
 // One that has ended, and waits for a mover of a node without kubelet, is not ended once more: another one may have taken the volume on.
 func TestRemovedByForceAfterItsEnd(t *testing.T) {
 	for _, comesBack := range []bool{true, false} {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 		for range 100 {
-			if w.move("m").Ended() {
+			if h.move("m").Ended() {
 				break
 			}
-			w.reconcile("m")
-			w.live()
+			h.reconcile("m")
+			h.live()
 		}
 		stays := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleRemove))}
-		w.has(stays)
+		h.has(stays)
 		stays.Finalizers = []string{"test/kubelet"}
-		w.update(stays)
-		w.reconcile("m")
+		h.update(stays)
+		h.reconcile("m")
 		volume := volumeOf("pv")
-		w.has(volume)
+		h.has(volume)
 		volume.Annotations[movedBy], volume.Spec.NodeAffinity = "move-n", onNode(nodeC)
-		w.update(volume)
-		delete(w.records, nodeB)
-		w.records[nodeC] = &record{moved: "move-n"}
-		w.removeByForce(nil)
-		w.has(stays)
+		h.update(volume)
+		delete(h.records, nodeB)
+		h.records[nodeC] = &record{moved: "move-n"}
+		h.removeByForce(nil)
+		h.has(stays)
 		stays.Finalizers = nil
-		w.update(stays)
+		h.update(stays)
 		if !comesBack {
-			w.goes(nodeA)
+			h.goes(nodeA)
 		}
-		w.settle(nil)
+		h.settle(nil)
 	}
 }
 
 // Its NetworkPolicy, by which it is heard of, stays until the move has ended, whatever deletes it.
 func TestNetworkPolicyIsDeletedBeforeItsMoveIsRemovedByForce(t *testing.T) {
-	afterEachLook(t, func(w *world, _ *v1alpha1.VolumeMove) {
+	afterEachLook(t, func(h *harness, _ *v1alpha1.VolumeMove) {
 		policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
-		must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), policy)))
-		w.removeByForce(nil)
-		w.settle(nil)
-		w.wantWhereItIs(nil)
+		must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), policy)))
+		h.removeByForce(nil)
+		h.settle(nil)
+		h.wantWhereItIs(nil)
 	})
 }
 
 // movers are the pods of moves.
-func (w *world) movers() []corev1.Pod {
-	w.Helper()
+func (h *harness) movers() []corev1.Pod {
+	h.Helper()
 	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	must.Succeed(h, h.api.List(h.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
 	return pods.Items
 }
 
@@ -289,138 +289,138 @@ func (w *world) movers() []corev1.Pod {
 func TestLateMover(t *testing.T) {
 	for _, force := range []bool{false, true} {
 		for _, late := range []role{roleIn, roleOut, roleConfirm} {
-			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 			pods := map[role]corev1.Pod{}
 			for range 100 {
 				if _, there := pods[roleConfirm]; there {
 					break
 				}
-				w.reconcile("m")
-				for _, pod := range w.movers() {
+				h.reconcile("m")
+				for _, pod := range h.movers() {
 					pods[role(pod.Labels[roleLabel])] = pod
 				}
-				w.live()
+				h.live()
 			}
 			if force {
-				w.removeByForce(nil)
+				h.removeByForce(nil)
 			} else {
-				deleteMove(w)
+				deleteMove(h)
 			}
-			w.settle(nil)
+			h.settle(nil)
 			pod := pods[late]
 			pod.ResourceVersion, pod.UID = "", ""
-			must.Succeed(t, w.api.Create(t.Context(), &pod), w.api.Create(t.Context(), moveOf("n", to(nodeB))))
-			w.run("n")
-			w.wantOn(nodeB)
+			must.Succeed(t, h.api.Create(t.Context(), &pod), h.api.Create(t.Context(), moveOf("n", to(nodeB))))
+			h.run("n")
+			h.wantOn(nodeB)
 		}
 	}
 }
 
 // An operator looks for such a mover, too, where no other move meets it.
 func TestLateMoverIsLookedFor(t *testing.T) {
-	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-	for len(w.movers()) == 0 {
-		w.reconcile("m")
+	h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	for len(h.movers()) == 0 {
+		h.reconcile("m")
 	}
-	late := w.movers()[0]
-	deleteMove(w)
-	w.settle(nil)
+	late := h.movers()[0]
+	deleteMove(h)
+	h.settle(nil)
 	late.ResourceVersion, late.UID = "", ""
-	must.Succeed(t, w.api.Create(t.Context(), &late))
-	w.lookUntilNothingIsLeft()
-	w.wantOn(nodeA)
+	must.Succeed(t, h.api.Create(t.Context(), &late))
+	h.lookUntilNothingIsLeft()
+	h.wantOn(nodeA)
 }
 
 // lookUntilNothingIsLeft has operators look for late movers until the VolumeMove m alone is left.
-func (w *world) lookUntilNothingIsLeft() {
-	w.Helper()
+func (h *harness) lookUntilNothingIsLeft() {
+	h.Helper()
 	for range 50 {
-		w.look()
-		w.reconcile("m")
-		w.live()
-		if w.left() == 0 {
+		h.look()
+		h.reconcile("m")
+		h.live()
+		if h.left() == 0 {
 			return
 		}
 	}
-	w.Errorf("%d objects of moves are left", w.left())
+	h.Errorf("%d objects of moves are left", h.left())
 }
 
 // It is ended by the uid of its move, whatever a VolumeMove of the same name does meanwhile or has done.
 func TestLateMoverBesideOneOfItsName(t *testing.T) {
 	for _, late := range []role{roleOut, roleIn} {
 		for _, phase := range []v1alpha1.Phase{v1alpha1.Copying, v1alpha1.Succeeded} {
-			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-			for len(w.movers()) < 2 {
-				w.reconcile("m")
-				w.live()
+			h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			for len(h.movers()) < 2 {
+				h.reconcile("m")
+				h.live()
 			}
-			all := w.movers()
+			all := h.movers()
 			pod := all[slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Labels[roleLabel] == string(late) })]
-			w.removeByForce(successors["one of its name"])
-			w.runUntil("m", phase)
+			h.removeByForce(successors["one of its name"])
+			h.runUntil("m", phase)
 			pod.ResourceVersion, pod.UID = "", ""
-			must.Succeed(t, w.api.Create(t.Context(), &pod))
-			w.lookUntilNothingIsLeft()
-			if w.run("m"); w.move("m").Status.Phase != v1alpha1.Succeeded {
-				t.Errorf("%s made late in the phase %s: %s", late, phase, w.says("m"))
+			must.Succeed(t, h.api.Create(t.Context(), &pod))
+			h.lookUntilNothingIsLeft()
+			if h.run("m"); h.move("m").Status.Phase != v1alpha1.Succeeded {
+				t.Errorf("%s made late in the phase %s: %s", late, phase, h.says("m"))
 			}
-			w.wantOn(nodeB)
+			h.wantOn(nodeB)
 		}
 	}
 }
 
 // runUntil reconciles until a move is in a phase.
-func (w *world) runUntil(name string, phase v1alpha1.Phase) {
-	w.Helper()
+func (h *harness) runUntil(name string, phase v1alpha1.Phase) {
+	h.Helper()
 	for range 200 {
-		if w.move(name).Status.Phase == phase {
+		if h.move(name).Status.Phase == phase {
 			return
 		}
-		w.reconcile(name)
-		w.live()
+		h.reconcile(name)
+		h.live()
 	}
-	w.Fatalf("the phase is %s, not %s: %s", w.move(name).Status.Phase, phase, w.says(name))
+	h.Fatalf("the phase is %s, not %s: %s", h.move(name).Status.Phase, phase, h.says(name))
 }
 
 // Nor does one stay that is made for a VolumeMove that has ended, and is there.
 func TestLateMoverOfOneThatHasEnded(t *testing.T) {
 	for phase, on := range map[v1alpha1.Phase]string{v1alpha1.Succeeded: nodeB, v1alpha1.Failed: nodeA} {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-		for len(w.movers()) < 2 {
-			w.reconcile("m")
-			w.live()
+		h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		for len(h.movers()) < 2 {
+			h.reconcile("m")
+			h.live()
 		}
-		pod := w.movers()[0]
-		if m := w.move("m"); phase == v1alpha1.Failed {
+		pod := h.movers()[0]
+		if m := h.move("m"); phase == v1alpha1.Failed {
 			m.Status.Phase = v1alpha1.Undoing
-			w.update(m)
+			h.update(m)
 		}
-		w.run("m")
+		h.run("m")
 		pod.ResourceVersion, pod.UID = "", ""
-		must.Succeed(t, w.api.Create(t.Context(), &pod))
-		w.lookUntilNothingIsLeft()
-		if is := w.move("m").Status.Phase; is != phase {
+		must.Succeed(t, h.api.Create(t.Context(), &pod))
+		h.lookUntilNothingIsLeft()
+		if is := h.move("m").Status.Phase; is != phase {
 			t.Errorf("the move is %s, want %s", is, phase)
 		}
-		w.wantOn(on)
+		h.wantOn(on)
 	}
 }
 
 // What the Secret notes of the switch outlasts the certificates, which are renewed while the old copy cannot be removed: by it both copies of a
 // volume go whose namespace is deleted, with the VolumeMove by force.
 func TestCertificatesAreRenewedBeforeRemovalByForce(t *testing.T) {
-	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 	ahead := time.Duration(0)
-	w.clock = func() time.Time { return time.Now().Add(ahead) }
-	w.runUntil("m", v1alpha1.Removing)
-	w.hangs = nodeA
+	h.clock = func() time.Time { return time.Now().Add(ahead) }
+	h.runUntil("m", v1alpha1.Removing)
+	h.hangs = nodeA
 	look := func() *corev1.Secret {
 		for range 10 {
-			w.reconcile("m")
-			w.live()
+			h.reconcile("m")
+			h.live()
 		}
 		secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
-		w.has(secret)
+		h.has(secret)
 		return secret
 	}
 	before := look()
@@ -435,17 +435,17 @@ func TestCertificatesAreRenewedBeforeRemovalByForce(t *testing.T) {
 		}
 	}
 	volume := volumeOf("pv")
-	w.replicas = false
-	must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")), client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
-	delete(w.records, nodeB)
-	w.has(volume)
+	h.replicas = false
+	must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")), client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))))
+	delete(h.records, nodeB)
+	h.has(volume)
 	volume.Finalizers = nil
-	w.update(volume)
-	must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), volumeOf("pv"))))
-	w.hangs = ""
-	w.removeByForce(nil)
-	w.settle(nil)
-	if w.records[nodeA] != nil {
-		t.Errorf("the source keeps %+v", w.records[nodeA])
+	h.update(volume)
+	must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), volumeOf("pv"))))
+	h.hangs = ""
+	h.removeByForce(nil)
+	h.settle(nil)
+	if h.records[nodeA] != nil {
+		t.Errorf("the source keeps %+v", h.records[nodeA])
 	}
 }

@@ -18,14 +18,14 @@ func TestWaitForOthersHasPauses(t *testing.T) {
 	guarded := func(v *corev1.PersistentVolume) {
 		v.Finalizers = append(slices.Clone(ownFinalizers), "example.com/keep")
 	}
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	r := &Reconciler{Client: h.Client, APIReader: h.api, Reports: h, DriverNamespace: storage}
 	looks := 0
-	w.run("m", func(look int) {
+	h.run("m", func(look int) {
 		if look == 5 {
-			change(volumeOf("pv"), guarded)(w)
+			change(volumeOf("pv"), guarded)(h)
 		}
-		if !strings.Contains(w.says("m"), "example.com/keep") {
+		if !strings.Contains(h.says("m"), "example.com/keep") {
 			return
 		}
 		result := must.Value(r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}}))(t)
@@ -33,13 +33,13 @@ func TestWaitForOthersHasPauses(t *testing.T) {
 			t.Errorf("it looks again after %v", result.RequeueAfter)
 		}
 		if looks == 3 {
-			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = slices.Clone(ownFinalizers) })(w)
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = slices.Clone(ownFinalizers) })(h)
 		}
 	})
 	if looks == 0 {
 		t.Error("it has waited for nothing")
 	}
-	if m := w.move("m"); m.Status.Phase != v1alpha1.Succeeded {
+	if m := h.move("m"); m.Status.Phase != v1alpha1.Succeeded {
 		t.Errorf("the move is %s", m.Status.Phase)
 	}
 }

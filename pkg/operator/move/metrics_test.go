@@ -57,21 +57,21 @@ func (c *clock) now() time.Time { return c.Time }
 
 func (c *clock) pass(d time.Duration) { c.Time = c.Add(d) }
 
-// A watched is a world with one operator, and what it shows of the moves.
+// A watched is a harness with one operator, and what it shows of the moves.
 type watched struct {
-	*world
+	*harness
 	*clock
 	operator *Reconciler
 	metrics  prometheus.Collector
 }
 
-func watch(t *testing.T, w *world) *watched {
+func watch(t *testing.T, h *harness) *watched {
 	t.Helper()
 	c := &clock{time.Now().Truncate(time.Second)}
 	return &watched{
-		w, c,
-		&Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage, Now: c.now},
-		Metrics(w.api, closed(), c.now),
+		h, c,
+		&Reconciler{Client: h.Client, APIReader: h.api, Reports: h, DriverNamespace: storage, Now: c.now},
+		Metrics(h.api, closed(), c.now),
 	}
 }
 
@@ -99,7 +99,7 @@ func (w *watched) wantNone(metric string) {
 
 // Each look of a whole move is 10 s after the one before. The metrics say what is.
 func TestMetricsOfMove(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m"), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m"), appPod("data-0", false)))
 	w.want("moves", "Pending", 1)
 	w.wantNone("move_idle_seconds")
 	seen := map[v1alpha1.Phase]bool{}
@@ -133,7 +133,7 @@ func TestMetricsOfMove(t *testing.T) {
 
 // A fence grows old while a pod is not ended, and nothing gets further.
 func TestMetricsOfFenceThatWaits(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m", func(m *v1alpha1.VolumeMove) { m.Spec.When = v1alpha1.WhenUnpublished }), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m", func(m *v1alpha1.VolumeMove) { m.Spec.When = v1alpha1.WhenUnpublished }), appPod("data-0", false)))
 	for range 12 {
 		w.look()
 		w.live()
@@ -160,7 +160,7 @@ func TestMetricsOfFenceThatWaits(t *testing.T) {
 
 // Once the source publishes the volume again there is no fence, also while the target does not answer.
 func TestMetricsOfFenceUndoneWithoutTarget(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m"), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m"), appPod("data-0", false)))
 	w.keeps = true
 	for range 12 {
 		w.look()
@@ -188,7 +188,7 @@ func TestMetricsOfFenceUndoneWithoutTarget(t *testing.T) {
 
 // An operator that was away while the fence went up and all was handed over has seen a fence.
 func TestMetricsOfFenceUnseen(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m"), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m"), appPod("data-0", false)))
 	w.replicas = false
 	for range 6 {
 		w.look()
@@ -212,7 +212,7 @@ func (w *watched) report(line string) {
 
 // A mover that works gets further, also while it sends nothing. One that fails again and again does not, unless it gets further than before.
 func TestProgress(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m"), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m"), appPod("data-0", false)))
 	for range 4 {
 		w.look()
 		w.live()
@@ -263,7 +263,7 @@ func (w *watched) restarts(times int32) {
 
 // The API server is not written to for each report.
 func TestProgressIsWrittenOnceAMinute(t *testing.T) {
-	w := watch(t, newWorld(t, moveOf("m"), appPod("data-0", false)))
+	w := watch(t, newHarness(t, moveOf("m"), appPod("data-0", false)))
 	for range 4 {
 		w.look()
 		w.live()
@@ -281,11 +281,11 @@ func TestProgressIsWrittenOnceAMinute(t *testing.T) {
 
 // Of several operators one shows moves. One that cannot list them shows nothing, and the rest of a scrape is answered.
 func TestMetricsNotKnown(t *testing.T) {
-	w := newWorld(t, moveOf("m"))
-	if got := shows(t, Metrics(w.api, make(chan struct{}), time.Now), "moves"); len(got) > 0 {
+	h := newHarness(t, moveOf("m"))
+	if got := shows(t, Metrics(h.api, make(chan struct{}), time.Now), "moves"); len(got) > 0 {
 		t.Errorf("an operator that is not elected shows %v", got)
 	}
-	failing := interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+	failing := interceptor.NewClient(h.api.(client.WithWatch), interceptor.Funcs{
 		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 			return errors.New("there is no such kind")
 		},

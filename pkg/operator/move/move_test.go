@@ -15,34 +15,34 @@ import (
 )
 
 func TestMove(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.run("m")
-	w.wantOn(nodeB)
-	m := w.move("m")
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	h.run("m")
+	h.wantOn(nodeB)
+	m := h.move("m")
 	if s := m.Status; s.Phase != v1alpha1.Succeeded || s.Passes != 2 || s.Standstill == nil || s.Standstill.Seconds == nil || s.SourceNode != nodeA || s.TargetNode != nodeB {
 		t.Errorf("the status is %+v", s)
 	}
-	if !strings.Contains(w.says("m"), "moved from node node-a to node node-b") {
-		t.Errorf("it says %q", w.says("m"))
+	if !strings.Contains(h.says("m"), "moved from node node-a to node node-b") {
+		t.Errorf("it says %q", h.says("m"))
 	}
 }
 
 // Without Evict a move waits for the pods, and says which.
 func TestMoveWaitsForPods(t *testing.T) {
-	w := newWorld(t, moveOf("m", func(m *v1alpha1.VolumeMove) { m.Spec.When = v1alpha1.WhenUnpublished }), appPod("data-0", false))
-	w.replicas = false
-	w.run("m", func(look int) {
+	h := newHarness(t, moveOf("m", func(m *v1alpha1.VolumeMove) { m.Spec.When = v1alpha1.WhenUnpublished }), appPod("data-0", false))
+	h.replicas = false
+	h.run("m", func(look int) {
 		if look < 30 {
 			return
 		}
-		if pod := appPod("data-0", false); w.has(pod) {
-			if said := w.says("m"); !strings.Contains(said, "pod data-0") || w.move("m").Status.Phase != v1alpha1.Fenced {
-				t.Fatalf("it says %q in the phase %s", said, w.move("m").Status.Phase)
+		if pod := appPod("data-0", false); h.has(pod) {
+			if said := h.says("m"); !strings.Contains(said, "pod data-0") || h.move("m").Status.Phase != v1alpha1.Fenced {
+				t.Fatalf("it says %q in the phase %s", said, h.move("m").Status.Phase)
 			}
-			must.Succeed(t, w.api.Delete(t.Context(), pod))
+			must.Succeed(t, h.api.Delete(t.Context(), pod))
 		}
 	})
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }
 
 // However many writes an operator has made before it is killed, and whether the last was made or not, the next one goes on.
@@ -50,14 +50,14 @@ func TestKilledAtAnyWrite(t *testing.T) {
 	for name, after := range map[string]bool{"before the write": false, "after the write": true} {
 		t.Run(name, func(t *testing.T) {
 			for kill := 1; ; kill += every() {
-				w := newWorld(t, moveOf("m"), appPod("data-0", false))
-				w.kill, w.after = kill, after
-				w.run("m")
-				w.wantOn(nodeB)
+				h := newHarness(t, moveOf("m"), appPod("data-0", false))
+				h.kill, h.after = kill, after
+				h.run("m")
+				h.wantOn(nodeB)
 				if t.Failed() {
 					t.Fatalf("killed at write %d", kill)
 				}
-				if !w.killed {
+				if !h.killed {
 					if kill < 20 {
 						t.Errorf("a move makes %d writes: nothing was tested", kill)
 					}
@@ -69,18 +69,18 @@ func TestKilledAtAnyWrite(t *testing.T) {
 }
 
 // eachLook runs a move again and again, with something done at each look in turn.
-func eachLook(t *testing.T, do func(w *world), check func(w *world)) {
+func eachLook(t *testing.T, do func(h *harness), check func(h *harness)) {
 	t.Helper()
 	for at := 0; ; at += every() {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
 		done := false
-		w.run("m", func(look int) {
+		h.run("m", func(look int) {
 			if look == at {
-				do(w)
+				do(h)
 				done = true
 			}
 		})
-		check(w)
+		check(h)
 		if t.Failed() {
 			t.Fatalf("at look %d", at)
 		}
@@ -96,16 +96,16 @@ func eachLook(t *testing.T, do func(w *world), check func(w *world)) {
 // Until the switch a VolumeMove that is deleted undoes the move, and after it completes it.
 func TestDeletedAtAnyStep(t *testing.T) {
 	undone, completed := 0, 0
-	eachLook(t, func(w *world) {
-		must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), moveOf("m"))))
-	}, func(w *world) {
+	eachLook(t, func(h *harness) {
+		must.Succeed(h, client.IgnoreNotFound(h.api.Delete(h.Context(), moveOf("m"))))
+	}, func(h *harness) {
 		switch {
-		case w.records[nodeA] != nil:
+		case h.records[nodeA] != nil:
 			undone++
-			w.wantOn(nodeA)
+			h.wantOn(nodeA)
 		default:
 			completed++
-			w.wantOn(nodeB)
+			h.wantOn(nodeB)
 		}
 	})
 	if undone == 0 || completed == 0 {
@@ -117,19 +117,19 @@ func TestDeletedAtAnyStep(t *testing.T) {
 func TestKilledWhileUndoing(t *testing.T) {
 	for _, from := range []int{4, 6, 8} {
 		for kill := 1; ; kill += every() {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
-			w.keeps = true
-			w.run("m", func(look int) {
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
+			h.keeps = true
+			h.run("m", func(look int) {
 				if look == from {
-					must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
-					w.kill = w.writes + kill
+					must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
+					h.kill = h.writes + kill
 				}
 			})
-			w.wantOn(nodeA)
+			h.wantOn(nodeA)
 			if t.Failed() {
 				t.Fatalf("deleted at look %d, killed at write %d", from, kill)
 			}
-			if !w.killed {
+			if !h.killed {
 				break
 			}
 		}
@@ -138,21 +138,21 @@ func TestKilledWhileUndoing(t *testing.T) {
 
 // A claim that is deleted takes its volume with it, wherever that is then.
 func TestClaimDeletedAtAnyStep(t *testing.T) {
-	eachLook(t, func(w *world) {
-		w.replicas = false
-		must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), appPod("data-0", false))))
-		must.Succeed(w, w.api.Delete(w.Context(), claimOf("data")))
-		if w.move("m").Status.Phase == "" { // it would wait for a claim of the name
-			must.Succeed(w, w.api.Delete(w.Context(), moveOf("m")))
+	eachLook(t, func(h *harness) {
+		h.replicas = false
+		must.Succeed(h, client.IgnoreNotFound(h.api.Delete(h.Context(), appPod("data-0", false))))
+		must.Succeed(h, h.api.Delete(h.Context(), claimOf("data")))
+		if h.move("m").Status.Phase == "" { // it would wait for a claim of the name
+			must.Succeed(h, h.api.Delete(h.Context(), moveOf("m")))
 		}
-	}, func(w *world) {
-		w.wantNothingLeft()
+	}, func(h *harness) {
+		h.wantNothingLeft()
 		volume := volumeOf("pv")
-		if !w.has(volume) || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-			w.Fatalf("the PersistentVolume is %+v", volume)
+		if !h.has(volume) || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+			h.Fatalf("the PersistentVolume is %+v", volume)
 		}
-		if at := place.NodeOfVolume(volume); len(w.records) != 1 || w.records[at] == nil || !w.records[at].publishes() {
-			w.Errorf("the volume is on %s; the nodes have %+v", at, w.records)
+		if at := place.NodeOfVolume(volume); len(h.records) != 1 || h.records[at] == nil || !h.records[at].publishes() {
+			h.Errorf("the volume is on %s; the nodes have %+v", at, h.records)
 		}
 	})
 }
@@ -163,29 +163,29 @@ func TestWriteThatComesLate(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
 		for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain} {
 			for at, late := 1, true; late; at += every() {
-				w := newWorld(t, moveOf("m"), appPod("data-0", false))
+				h := newHarness(t, moveOf("m"), appPod("data-0", false))
 				volume := volumeOf("pv")
-				w.has(volume)
+				h.has(volume)
 				volume.Spec.PersistentVolumeReclaimPolicy = policy
-				w.update(volume)
+				h.update(volume)
 				late = false
-				w.pause, w.between = at, func() {
+				h.pause, h.between = at, func() {
 					late = true
-					if m := w.move("m"); deleted && m != nil && m.DeletionTimestamp == nil {
-						deleteMove(w)
+					if m := h.move("m"); deleted && m != nil && m.DeletionTimestamp == nil {
+						deleteMove(h)
 					}
-					w.run("m")
+					h.run("m")
 				}
-				w.run("m")
-				w.live()
-				w.live()
+				h.run("m")
+				h.live()
+				h.live()
 				on := nodeA
-				if w.records[nodeA] == nil {
+				if h.records[nodeA] == nil {
 					on = nodeB
 				}
-				w.has(volume)
+				h.has(volume)
 				if place.NodeOfVolume(volume) != on || volume.Spec.PersistentVolumeReclaimPolicy != policy || volume.DeletionTimestamp != nil || volume.Annotations[reclaimPolicy] != "" {
-					t.Errorf("write %d comes late (the VolumeMove is deleted: %v): the nodes have %+v, and the PersistentVolume is %+v", at, deleted, w.records, volume)
+					t.Errorf("write %d comes late (the VolumeMove is deleted: %v): the nodes have %+v, and the PersistentVolume is %+v", at, deleted, h.records, volume)
 				}
 			}
 		}
@@ -194,25 +194,25 @@ func TestWriteThatComesLate(t *testing.T) {
 
 // A read that fails at any time shows nothing of what it was about.
 func TestReadFailsAtAnyTime(t *testing.T) {
-	for on, meanwhile := range map[string]func(w *world){
-		nodeB: func(*world) {},
-		nodeA: func(w *world) {
-			if m := w.move("m"); m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil {
-				deleteMove(w)
+	for on, meanwhile := range map[string]func(h *harness){
+		nodeB: func(*harness) {},
+		nodeA: func(h *harness) {
+			if m := h.move("m"); m.Status.Phase == v1alpha1.Switching && m.DeletionTimestamp == nil {
+				deleteMove(h)
 			}
 		},
 	} {
 		reads := []string{""}
 		for i := 0; i < len(reads); i += every() {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
-			w.fail = reads[i]
-			w.run("m", func(int) { meanwhile(w) })
-			w.wantOn(on)
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
+			h.fail = reads[i]
+			h.run("m", func(int) { meanwhile(h) })
+			h.wantOn(on)
 			if t.Failed() {
 				t.Fatalf("it fails to %s", reads[i])
 			}
 			if i == 0 {
-				reads = append(reads, w.reads...)
+				reads = append(reads, h.reads...)
 			}
 		}
 		if len(reads) < 40 {
@@ -224,40 +224,40 @@ func TestReadFailsAtAnyTime(t *testing.T) {
 // Movers that are deleted at any time are made again.
 func TestMoverDeletedAtAnyStep(t *testing.T) {
 	for _, of := range []role{roleOut, roleIn, roleConfirm, roleVouch, roleRemove} {
-		eachLook(t, func(w *world) {
+		eachLook(t, func(h *harness) {
 			pods := &corev1.PodList{}
-			must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.MatchingLabels{roleLabel: string(of)}))
+			must.Succeed(h, h.api.List(h.Context(), pods, client.InNamespace(storage), client.MatchingLabels{roleLabel: string(of)}))
 			for i := range pods.Items {
-				delete(w.logs, pods.Items[i].Name)
-				must.Succeed(w, w.api.Delete(w.Context(), &pods.Items[i]))
+				delete(h.logs, pods.Items[i].Name)
+				must.Succeed(h, h.api.Delete(h.Context(), &pods.Items[i]))
 			}
-		}, func(w *world) { w.wantOn(nodeB) })
+		}, func(h *harness) { h.wantOn(nodeB) })
 	}
 }
 
 // A size that csi-resizer writes at any time is that of the volume afterwards.
 func TestGrowthAtAnyStep(t *testing.T) {
 	size := resource.MustParse("20Gi")
-	grow := func(w *world) {
-		if volume := volumeOf("pv"); w.has(volume) {
+	grow := func(h *harness) {
+		if volume := volumeOf("pv"); h.has(volume) {
 			volume.Spec.Capacity[corev1.ResourceStorage] = size
 			metav1.SetMetaDataAnnotation(&volume.ObjectMeta, preResize, "10Gi")
-			w.update(volume)
-			w.keeps = false
+			h.update(volume)
+			h.keeps = false
 		}
 	}
 	for at := 0; at < 40; at += 2 * every() {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
 		grown := false
-		w.run("m", func(look int) {
-			if look >= at && !grown && w.has(volumeOf("pv")) {
-				grow(w)
+		h.run("m", func(look int) {
+			if look >= at && !grown && h.has(volumeOf("pv")) {
+				grow(h)
 				grown = true
 			}
 		})
-		w.wantOn(nodeB)
+		h.wantOn(nodeB)
 		volume := volumeOf("pv")
-		if w.has(volume); grown && volume.Spec.Capacity.Storage().Cmp(size) != 0 {
+		if h.has(volume); grown && volume.Spec.Capacity.Storage().Cmp(size) != 0 {
 			t.Fatalf("grown at look %d, the volume has %s", at, volume.Spec.Capacity.Storage())
 		}
 	}
@@ -265,71 +265,71 @@ func TestGrowthAtAnyStep(t *testing.T) {
 
 // There and back.
 func TestMoveBack(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.run("m")
-	w.wantOn(nodeB)
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	h.run("m")
+	h.wantOn(nodeB)
 	// The names of the stand-in's nodes change their places.
-	w.records[nodeA], w.records[nodeB] = w.records[nodeB], nil
-	delete(w.records, nodeB)
+	h.records[nodeA], h.records[nodeB] = h.records[nodeB], nil
+	delete(h.records, nodeB)
 	volume := volumeOf("pv")
-	w.has(volume)
+	h.has(volume)
 	volume.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{nodeA}
-	w.update(volume)
+	h.update(volume)
 	pod := appPod("data-0", false)
-	must.Succeed(t, w.api.Delete(t.Context(), pod))
-	w.schedule()
-	must.Succeed(t, w.api.Create(t.Context(), moveOf("again", later)))
-	w.run("again")
-	w.wantOn(nodeB)
+	must.Succeed(t, h.api.Delete(t.Context(), pod))
+	h.schedule()
+	must.Succeed(t, h.api.Create(t.Context(), moveOf("again", later)))
+	h.run("again")
+	h.wantOn(nodeB)
 }
 
 // A target that does not answer keeps no pod from the source after the move was undone.
 func TestUndoWithoutTarget(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.keeps = true
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	h.keeps = true
 	for range 12 {
-		w.reconcile("m")
-		w.live()
+		h.reconcile("m")
+		h.live()
 	}
-	if w.records[nodeA].role != "source" {
+	if h.records[nodeA].role != "source" {
 		t.Fatal("the source is not fenced")
 	}
 	down := node(nodeB)
-	w.has(down)
+	h.has(down)
 	down.Status.Conditions[0].Status = corev1.ConditionUnknown
-	w.update(down)
-	must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+	h.update(down)
+	must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
 	for range 5 {
-		w.reconcile("m")
+		h.reconcile("m")
 		pods := &corev1.PodList{}
-		must.Succeed(t, w.api.List(t.Context(), pods, client.MatchingLabels{roleLabel: string(roleUndo)}))
+		must.Succeed(t, h.api.List(t.Context(), pods, client.MatchingLabels{roleLabel: string(roleUndo)}))
 		for i := range pods.Items {
-			w.mover(&pods.Items[i], nil)
+			h.mover(&pods.Items[i], nil)
 		}
 	}
-	if !w.records[nodeA].publishes() || w.records[nodeB] == nil {
-		t.Errorf("the nodes have %+v", w.records)
+	if !h.records[nodeA].publishes() || h.records[nodeB] == nil {
+		t.Errorf("the nodes have %+v", h.records)
 	}
-	w.run("m")
-	w.wantOn(nodeA)
+	h.run("m")
+	h.wantOn(nodeA)
 }
 
 // A last pass that takes long fills what is read of the mover's log, and pods stand still all the same.
 func TestLongLastPass(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	said := ""
-	w.run("m", func(int) {
-		pod := w.moverOf(roleOut)
-		if said != "" || pod == nil || !strings.Contains(w.logs[pod.Name], `"unused"`) {
+	h.run("m", func(int) {
+		pod := h.moverOf(roleOut)
+		if said != "" || pod == nil || !strings.Contains(h.logs[pod.Name], `"unused"`) {
 			return
 		}
-		w.reconcile("m")
-		w.logs[pod.Name] = "{\"event\":\"passing\",\"bytes\":1}\n"
-		w.reconcile("m")
-		said = w.says("m")
+		h.reconcile("m")
+		h.logs[pod.Name] = "{\"event\":\"passing\",\"bytes\":1}\n"
+		h.reconcile("m")
+		said = h.says("m")
 	})
 	if !strings.Contains(said, "no pod uses the volume any more") {
 		t.Errorf("it says %q", said)
 	}
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }

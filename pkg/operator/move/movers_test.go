@@ -48,13 +48,13 @@ func TestWordsOfMovers(t *testing.T) {
 
 // A mover has of the node what the driver has, without what shows on the host, and no more rights than it needs.
 func TestMoverPod(t *testing.T) {
-	w := newWorld(t)
+	h := newHarness(t)
 	object := moveOf("m", func(m *v1alpha1.VolumeMove) {
 		m.Spec.BytesPerSecond, m.Spec.Snapshots = 1<<20, v1alpha1.LeaveSnapshots
 		m.Status.SourceNode, m.Status.TargetNode, m.Status.VolumeHandle = nodeA, nodeB, "pvc-1"
 		m.Status.PromisedBytes = 10 * gib
 	})
-	m := (&Reconciler{Client: w.Client, APIReader: w.api, DriverNamespace: storage}).reconciliation(object).movers
+	m := (&Reconciler{Client: h.Client, APIReader: h.api, DriverNamespace: storage}).reconciliation(object).movers
 	pod, err := m.newPod(t.Context(), roleOut, m.args(roleOut, volumeOf("pv")))
 	must.Succeed(t, err)
 	c := pod.Spec.Containers[0]
@@ -88,10 +88,10 @@ func TestMoverPod(t *testing.T) {
 
 // The movers of a move reach each other on one port, and nothing else, nor does anything else reach them.
 func TestNetworkOfMovers(t *testing.T) {
-	w := newWorld(t)
-	must.Succeed(t, objects{move: moveOf("m"), api: apiServer{w.Client, w.api}, namespace: storage}.networkPolicy(t.Context()))
+	h := newHarness(t)
+	must.Succeed(t, objects{move: moveOf("m"), api: apiServer{h.Client, h.api}, namespace: storage}.networkPolicy(t.Context()))
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: madeFor("m").meta("")}
-	w.has(policy)
+	h.has(policy)
 	movers := metav1.LabelSelector{MatchLabels: map[string]string{moveLabel: "move-m"}}
 	ports := []networkingv1.NetworkPolicyPort{{Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(intstr.FromInt32(8444))}}
 	peers := []networkingv1.NetworkPolicyPeer{{PodSelector: &movers}}
@@ -190,16 +190,16 @@ func (silent) Lines(ctx context.Context, _, _ string) (string, error) {
 // A kubelet that does not answer holds up no other move: one is looked at at a time.
 func TestKubeletThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
-		r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: silent{}, DriverNamespace: storage}
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
+		r := &Reconciler{Client: h.Client, APIReader: h.api, Reports: silent{}, DriverNamespace: storage}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		for range 8 {
 			_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}})
 			must.Succeed(t, err, ctx.Err())
-			w.live()
+			h.live()
 		}
-		if said := w.says("m"); !strings.Contains(said, "mover on node node-a reports") {
+		if said := h.says("m"); !strings.Contains(said, "mover on node node-a reports") {
 			t.Errorf("it says %q", said)
 		}
 	})
@@ -208,14 +208,14 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 // What kubelet refuses a mover for is said, and it is asked again now and then.
 func TestKubeletThatRefusesMovers(t *testing.T) {
 	for _, of := range []role{roleIn, roleOut} {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
 		pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
 		refused, said := 0, 0
-		w.run("m", func(int) {
-			if refused > 0 && strings.Contains(w.says("m"), "OutOfpods too many pods") {
+		h.run("m", func(int) {
+			if refused > 0 && strings.Contains(h.says("m"), "OutOfpods too many pods") {
 				said++
 			}
-			if refused == 5 || !w.has(pod) || pod.Status.Phase == corev1.PodSucceeded {
+			if refused == 5 || !h.has(pod) || pod.Status.Phase == corev1.PodSucceeded {
 				return
 			}
 			refused++
@@ -224,12 +224,12 @@ func TestKubeletThatRefusesMovers(t *testing.T) {
 				pod.CreationTimestamp.Time = time.Now().Add(-idle)
 			}
 			pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods", Message: "too many pods"}
-			w.update(pod)
+			h.update(pod)
 		})
 		if said < 4 {
 			t.Errorf("%s is refused %d times, and that is said %d times", of, refused, said)
 		}
-		w.wantOn(nodeB)
+		h.wantOn(nodeB)
 	}
 }
 
@@ -257,23 +257,23 @@ func TestImageThatKnowsNoMovers(t *testing.T) {
 
 // Movers that have failed once, and go on, have pods stop as others do.
 func TestMoversThatHadFailed(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	failed := 0
-	w.run("m", func(int) {
+	h.run("m", func(int) {
 		for _, of := range []role{roleIn, roleOut} {
 			pod := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(of))}
-			if !w.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
+			if !h.has(pod) || len(pod.Status.ContainerStatuses) > 0 {
 				continue
 			}
 			failed++
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1, LastTerminationState: corev1.ContainerState{
 				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: "connection reset\n"},
 			}}}
-			w.update(pod)
+			h.update(pod)
 		}
 	})
 	if failed != 2 {
 		t.Errorf("%d movers had failed", failed)
 	}
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }

@@ -21,11 +21,11 @@ import (
 )
 
 // change changes an object that is there.
-func change[O client.Object](o O, do func(O)) func(*world) {
-	return func(w *world) {
-		w.has(o)
+func change[O client.Object](o O, do func(O)) func(*harness) {
+	return func(h *harness) {
+		h.has(o)
 		do(o)
-		w.update(o)
+		h.update(o)
 	}
 }
 
@@ -43,7 +43,7 @@ func TestRefusals(t *testing.T) {
 	onlyA := func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": nodeA} }
 	for name, tt := range map[string]struct {
 		move   func(*v1alpha1.VolumeMove)
-		before func(*world)
+		before func(*harness)
 		want   string
 	}{
 		"no claim":              {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
@@ -53,34 +53,34 @@ func TestRefusals(t *testing.T) {
 		"shared pool":           {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
 		"hostile handle":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
 		"foreign finalizer":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
-		"snapshots":             {nil, func(w *world) { must.Succeed(w, w.api.Create(w.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
+		"snapshots":             {nil, func(h *harness) { must.Succeed(h, h.api.Create(h.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
 		"to itself":             {to(nodeA), nil, "has the volume"},
 		"to no node":            {to("node-x"), nil, "there is no node node-x"},
 		"no room":               {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
 		"cordoned":              {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
-		"no driver":             {to(nodeB), func(w *world) { must.Succeed(w, w.api.Delete(w.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
+		"no driver":             {to(nodeB), func(h *harness) { must.Succeed(h, h.api.Delete(h.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
 		"earlier driver":        {to(nodeB), earlierDriver(nodeB), "the driver on node node-b has the image driver:v0, from before the last change of its DaemonSet"},
 		"earlier driver has it": {to(nodeB), earlierDriver(nodeA), "the driver on node node-a has the image driver:v0"},
-		"the driver goes": {nil, func(w *world) {
+		"the driver goes": {nil, func(h *harness) {
 			object := &v1beta1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Finalizers: []string{v1beta1.Finalizer}}}
-			must.Succeed(w, w.api.Create(w.Context(), object), w.api.Delete(w.Context(), object))
+			must.Succeed(h, h.api.Create(h.Context(), object), h.api.Delete(h.Context(), object))
 		}, "the HostPathProvisioner hpp is being deleted"},
 		"pod is pinned": {nil, change(appPod("data-0", false), onlyA), "no node can take the volume"},
 		"taint": {to(nodeB), change(node(nodeB), func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
 		}), "does not tolerate the taint gpu"},
-		"anti-affinity": {to(nodeB), func(w *world) {
+		"anti-affinity": {to(nodeB), func(h *harness) {
 			apart := func(p *corev1.Pod) {
 				p.Labels = map[string]string{"app": "db"}
 				p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 					LabelSelector: &metav1.LabelSelector{MatchLabels: p.Labels}, TopologyKey: corev1.LabelHostname,
 				}}}}
 			}
-			change(appPod("data-0", false), apart)(w)
+			change(appPod("data-0", false), apart)(h)
 			other := appPod("data-1", false)
 			apart(other)
 			other.Spec.NodeName, other.Spec.Volumes = nodeB, nil
-			must.Succeed(w, w.api.Create(w.Context(), other))
+			must.Succeed(h, h.api.Create(h.Context(), other))
 		}, "pod data-0 may not run on node node-b, by the anti-affinity to pod data-1"},
 		"topology of a class": {to(nodeB), change(class(), allow(nodeA)), "the topologies"},
 		"claim of a pod": {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) {
@@ -92,16 +92,16 @@ func TestRefusals(t *testing.T) {
 			if tt.move != nil {
 				tt.move(m)
 			}
-			w := newWorld(t, m, appPod("data-0", false))
+			h := newHarness(t, m, appPod("data-0", false))
 			if tt.before != nil {
-				tt.before(w)
+				tt.before(h)
 			}
-			w.reconcile("m")
-			if got := w.move("m"); got.Status.Phase != v1alpha1.Pending || len(got.Finalizers) > 0 || !strings.Contains(w.says("m"), tt.want) {
-				t.Errorf("in the phase %s it says %q, want %q", got.Status.Phase, w.says("m"), tt.want)
+			h.reconcile("m")
+			if got := h.move("m"); got.Status.Phase != v1alpha1.Pending || len(got.Finalizers) > 0 || !strings.Contains(h.says("m"), tt.want) {
+				t.Errorf("in the phase %s it says %q, want %q", got.Status.Phase, h.says("m"), tt.want)
 			}
-			w.wantNothingLeft()
-			must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+			h.wantNothingLeft()
+			must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
 		})
 	}
 }
@@ -114,20 +114,20 @@ func TestSnapshotsOnAnotherNodeKeepNothing(t *testing.T) {
 		"status":   map[string]any{"snapshotHandle": "snapshot-1@" + nodeB},
 	}}
 	left.SetGroupVersionKind(place.SnapshotContent)
-	w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-	must.Succeed(t, w.api.Create(t.Context(), left))
-	w.run("m", func(look int) {
-		if look == 20 && w.move("m").Status.Phase == v1alpha1.Pending {
-			t.Fatalf("it waits: %s", w.says("m"))
+	h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+	must.Succeed(t, h.api.Create(t.Context(), left))
+	h.run("m", func(look int) {
+		if look == 20 && h.move("m").Status.Phase == v1alpha1.Pending {
+			t.Fatalf("it waits: %s", h.says("m"))
 		}
 	})
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }
 
 // earlierDriver has a node still run what the DaemonSet was before.
-func earlierDriver(on string) func(*world) {
-	return func(w *world) {
-		change(driverSet(), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "2"} })(w)
+func earlierDriver(on string) func(*harness) {
+	return func(h *harness) {
+		change(driverSet(), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "2"} })(h)
 		for _, name := range []string{nodeA, nodeB, nodeC} {
 			change(driverPod(name), func(p *corev1.Pod) {
 				p.Labels[templateGeneration] = "2"
@@ -135,7 +135,7 @@ func earlierDriver(on string) func(*world) {
 				if name == on {
 					p.Labels[templateGeneration], p.Spec.Containers[1].Image = "1", "driver:v0"
 				}
-			})(w)
+			})(h)
 		}
 	}
 }
@@ -148,17 +148,17 @@ func allow(name string) func(*storagev1.StorageClass) {
 
 // Two moves of one claim go one after the other.
 func TestSecondMoveWaits(t *testing.T) {
-	w := newWorld(t, moveOf("a"), moveOf("b"), appPod("data-0", false))
-	w.run("a", func(int) {
-		if w.move("a").Ended() {
+	h := newHarness(t, moveOf("a"), moveOf("b"), appPod("data-0", false))
+	h.run("a", func(int) {
+		if h.move("a").Ended() {
 			return
 		}
-		w.reconcile("b")
-		if b := w.move("b"); b.Status.Phase != v1alpha1.Pending || !strings.Contains(w.says("b"), "VolumeMove a") {
-			t.Fatalf("the second is %s: %q", b.Status.Phase, w.says("b"))
+		h.reconcile("b")
+		if b := h.move("b"); b.Status.Phase != v1alpha1.Pending || !strings.Contains(h.says("b"), "VolumeMove a") {
+			t.Fatalf("the second is %s: %q", b.Status.Phase, h.says("b"))
 		}
 	})
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }
 
 // So do two of one volume, which another claim in another namespace may have had when the first began: that one waits for the target's word, which a
@@ -166,17 +166,17 @@ func TestSecondMoveWaits(t *testing.T) {
 func TestSecondMoveOfVolumeWaits(t *testing.T) {
 	first := begun(moveOf("first"), nodeA)
 	first.Namespace, first.Spec.ClaimName, first.Status.VolumeHandle, first.Status.Phase = "another", "before", "pvc-1", v1alpha1.Removing
-	w := newWorld(t, first, moveOf("m"), appPod("data-0", false))
-	w.reconcile("m")
-	if m := w.move("m"); m.Status.Phase != v1alpha1.Pending || !strings.Contains(w.says("m"), "VolumeMove first") {
-		t.Errorf("the second is %s: %q", m.Status.Phase, w.says("m"))
+	h := newHarness(t, first, moveOf("m"), appPod("data-0", false))
+	h.reconcile("m")
+	if m := h.move("m"); m.Status.Phase != v1alpha1.Pending || !strings.Contains(h.says("m"), "VolumeMove first") {
+		t.Errorf("the second is %s: %q", m.Status.Phase, h.says("m"))
 	}
 }
 
 // For a move that has begun pods may stand still: those that wait to begin, of which a tenant may make thousands, do not hold it up.
 func TestMovesThatWaitGoLast(t *testing.T) {
-	w := newWorld(t, moveOf("a"), moveOf("b", func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "none" }), appPod("data-0", false))
-	r := &Reconciler{Client: w.Client, APIReader: w.api, Reports: w, DriverNamespace: storage}
+	h := newHarness(t, moveOf("a"), moveOf("b", func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "none" }), appPod("data-0", false))
+	r := &Reconciler{Client: h.Client, APIReader: h.api, Reports: h, DriverNamespace: storage}
 	next := func(name string) int {
 		t.Helper()
 		result := must.Value(r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}}))(t)
@@ -200,38 +200,38 @@ func TestPodsThatStay(t *testing.T) {
 		"budget": {false, true, "pod alone, which its disruption budget keeps"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), appPod("alone", tt.bare))
-			w.replicas, w.keeps = false, tt.keeps
-			w.run("m", func(look int) {
+			h := newHarness(t, moveOf("m"), appPod("alone", tt.bare))
+			h.replicas, h.keeps = false, tt.keeps
+			h.run("m", func(look int) {
 				if look != 20 {
 					return
 				}
-				if said := w.says("m"); !strings.Contains(said, tt.want) || !w.has(appPod("alone", tt.bare)) {
+				if said := h.says("m"); !strings.Contains(said, tt.want) || !h.has(appPod("alone", tt.bare)) {
 					t.Fatalf("it says %q", said)
 				}
-				w.keeps = false
-				change(moveOf("m"), func(m *v1alpha1.VolumeMove) { m.Spec.Force = true })(w)
+				h.keeps = false
+				change(moveOf("m"), func(m *v1alpha1.VolumeMove) { m.Spec.Force = true })(h)
 			})
-			w.wantOn(nodeB)
+			h.wantOn(nodeB)
 		})
 	}
 }
 
 // What the target has of that name stays, and the move can be undone.
 func TestNameIsTaken(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.records[nodeB] = &record{move: "other", role: "target"}
-	w.run("m", func(look int) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	h.records[nodeB] = &record{move: "other", role: "target"}
+	h.run("m", func(look int) {
 		if look == 15 {
-			if !strings.Contains(w.says("m"), "the volume exists there") {
-				t.Errorf("it says %q", w.says("m"))
+			if !strings.Contains(h.says("m"), "the volume exists there") {
+				t.Errorf("it says %q", h.says("m"))
 			}
-			must.Succeed(t, w.api.Delete(t.Context(), moveOf("m")))
+			must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
 		}
 	})
-	if w.records[nodeB] == nil {
+	if h.records[nodeB] == nil {
 		t.Error("what another move has made is gone")
 	}
-	delete(w.records, nodeB)
-	w.wantOn(nodeA)
+	delete(h.records, nodeB)
+	h.wantOn(nodeA)
 }

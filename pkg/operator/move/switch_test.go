@@ -21,21 +21,21 @@ import (
 func TestRetainedVolumeIsPutBack(t *testing.T) {
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimDelete} {
 		t.Run(string(policy), func(t *testing.T) {
-			w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = policy })(w)
+			h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.PersistentVolumeReclaimPolicy = policy })(h)
 			gone := false
-			w.run("m", func(int) {
-				if volume := volumeOf("pv"); w.has(volume) && volume.DeletionTimestamp != nil && !gone {
-					w.goes(nodeB)
+			h.run("m", func(int) {
+				if volume := volumeOf("pv"); h.has(volume) && volume.DeletionTimestamp != nil && !gone {
+					h.goes(nodeB)
 					gone = true
 				}
 			})
 			volume := volumeOf("pv")
-			if !w.has(volume) || volume.DeletionTimestamp != nil || volume.Spec.PersistentVolumeReclaimPolicy != policy || place.NodeOfVolume(volume) != nodeA {
+			if !h.has(volume) || volume.DeletionTimestamp != nil || volume.Spec.PersistentVolumeReclaimPolicy != policy || place.NodeOfVolume(volume) != nodeA {
 				t.Errorf("after the move was undone the PersistentVolume is %+v", volume)
 			}
-			if !gone || w.move("m").Status.Phase != v1alpha1.Failed || !w.publishes(nodeA) {
-				t.Errorf("the target went: %v; the move is %s, the source has %+v", gone, w.move("m").Status.Phase, w.records[nodeA])
+			if !gone || h.move("m").Status.Phase != v1alpha1.Failed || !h.publishes(nodeA) {
+				t.Errorf("the target went: %v; the move is %s, the source has %+v", gone, h.move("m").Status.Phase, h.records[nodeA])
 			}
 		})
 	}
@@ -62,23 +62,23 @@ func TestStatusIsNotTrusted(t *testing.T) {
 	object.Phase, object.Volume, object.VolumeUID = v1alpha1.Switching, "victim", "victim's"
 	for name, status := range map[string]v1alpha1.VolumeMoveStatus{"its handle": handle, "its object": object} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, victim(), forged(status), appPod("data-0", false))
+			h := newHarness(t, victim(), forged(status), appPod("data-0", false))
 			if status.Phase == v1alpha1.Switching {
-				w.records[nodeB] = &record{moved: "move-m"}
-				delete(w.records, nodeA)
+				h.records[nodeB] = &record{moved: "move-m"}
+				delete(h.records, nodeA)
 			}
 			for range long {
-				w.reconcile("m")
-				w.live()
+				h.reconcile("m")
+				h.live()
 				pods := &corev1.PodList{}
-				must.Succeed(t, w.api.List(t.Context(), pods, client.MatchingLabels{roleLabel: string(roleOut)}))
+				must.Succeed(t, h.api.List(t.Context(), pods, client.MatchingLabels{roleLabel: string(roleOut)}))
 				for i := range pods.Items {
 					if argsOf(&pods.Items[i])["volume"] == "pvc-2" {
 						t.Fatal("the volume of another claim is copied")
 					}
 				}
 			}
-			if v := victim(); !w.has(v) || v.UID != "victim's" || v.DeletionTimestamp != nil || place.NodeOfVolume(v) != nodeA {
+			if v := victim(); !h.has(v) || v.UID != "victim's" || v.DeletionTimestamp != nil || place.NodeOfVolume(v) != nodeA {
 				t.Errorf("the volume of another claim is %+v", v)
 			}
 		})
@@ -89,33 +89,33 @@ func TestStatusIsNotTrusted(t *testing.T) {
 func TestTargetSetUpAnew(t *testing.T) {
 	for name, away := range map[string]bool{"at once": false, "while the source does not answer": true} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
 			answers := func(is corev1.ConditionStatus) {
-				change(node(nodeA), func(n *corev1.Node) { n.Status.Conditions[0].Status = is })(w)
+				change(node(nodeA), func(n *corev1.Node) { n.Status.Conditions[0].Status = is })(h)
 			}
 			removing := 0
-			w.run("m", func(int) {
-				if w.move("m").Status.Phase != v1alpha1.Removing {
+			h.run("m", func(int) {
+				if h.move("m").Status.Phase != v1alpha1.Removing {
 					return
 				}
 				switch removing++; {
 				case removing == 1 && away:
 					answers(corev1.ConditionUnknown)
 				case removing == 1 || removing == 5:
-					delete(w.records, nodeB)
+					delete(h.records, nodeB)
 				case removing == 6:
 					answers(corev1.ConditionTrue)
 				case removing == long:
-					if w.records[nodeA] == nil || !strings.Contains(w.says("m"), "node node-b") {
-						t.Fatalf("the last copy is gone: %q", w.says("m"))
+					if h.records[nodeA] == nil || !strings.Contains(h.says("m"), "node node-b") {
+						t.Fatalf("the last copy is gone: %q", h.says("m"))
 					}
-					w.replicas = false
-					must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
-					must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+					h.replicas = false
+					must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))))
+					must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 				}
 			})
 			if removing < long {
-				t.Errorf("the move ended after %d looks, and the source has %+v", removing, w.records[nodeA])
+				t.Errorf("the move ended after %d looks, and the source has %+v", removing, h.records[nodeA])
 			}
 		})
 	}
@@ -123,56 +123,56 @@ func TestTargetSetUpAnew(t *testing.T) {
 
 // A claim that is deleted leaves a volume with the policy Retain behind: its last copy is not removed before the PersistentVolume is deleted.
 func TestRetainedVolumeOutlivesItsClaim(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
 		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-	})(w)
+	})(h)
 	removing := 0
-	w.run("m", func(int) {
-		if w.move("m").Status.Phase != v1alpha1.Removing {
+	h.run("m", func(int) {
+		if h.move("m").Status.Phase != v1alpha1.Removing {
 			return
 		}
 		switch removing++; removing {
 		case 1:
-			delete(w.records, nodeB) // its disk is lost
-			w.replicas = false
-			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))))
-			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+			delete(h.records, nodeB) // its disk is lost
+			h.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))))
+			must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 		case long:
-			if w.records[nodeA] == nil {
+			if h.records[nodeA] == nil {
 				t.Fatal("the last copy of a retained volume is gone")
 			}
-			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = nil })(w)
-			must.Succeed(t, w.api.Delete(t.Context(), volumeOf("pv")))
+			change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = nil })(h)
+			must.Succeed(t, h.api.Delete(t.Context(), volumeOf("pv")))
 		}
 	})
 	if removing < long {
-		t.Errorf("the move ended after %d looks, and the source has %+v", removing, w.records[nodeA])
+		t.Errorf("the move ended after %d looks, and the source has %+v", removing, h.records[nodeA])
 	}
-	w.wantNothingLeft()
+	h.wantNothingLeft()
 }
 
 // The same while a move is undone: a copy that is whole is not removed before the source answers.
 func TestRetainedVolumeIsUndone(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	change(volumeOf("pv"), func(v *corev1.PersistentVolume) {
 		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-	})(w)
-	w.replicas, w.keeps = false, true
-	w.run("m", func(look int) {
+	})(h)
+	h.replicas, h.keeps = false, true
+	h.run("m", func(look int) {
 		switch look {
 		case 12:
-			w.goes(nodeA)
-			must.Succeed(t, w.api.Delete(t.Context(), claimOf("data")))
+			h.goes(nodeA)
+			must.Succeed(t, h.api.Delete(t.Context(), claimOf("data")))
 		case 12 + long:
-			if w.records[nodeA] == nil || w.records[nodeB] == nil || !strings.Contains(w.says("m"), "node node-a is gone") {
-				t.Errorf("the nodes have %+v, and the move says %q", w.records, w.says("m"))
+			if h.records[nodeA] == nil || h.records[nodeB] == nil || !strings.Contains(h.says("m"), "node node-a is gone") {
+				t.Errorf("the nodes have %+v, and the move says %q", h.records, h.says("m"))
 			}
-			w.comes(nodeA)
+			h.comes(nodeA)
 		}
 	})
-	if !w.records[nodeA].publishes() || w.records[nodeB] != nil {
-		t.Errorf("the nodes have %+v", w.records)
+	if !h.records[nodeA].publishes() || h.records[nodeB] != nil {
+		t.Errorf("the nodes have %+v", h.records)
 	}
 }
 
@@ -180,21 +180,21 @@ func TestRetainedVolumeIsUndone(t *testing.T) {
 func TestCopyIsLostBeforeConfirm(t *testing.T) {
 	for name, deleted := range map[string]bool{"it is copied again": false, "it is undone": true} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, moveOf("m"), appPod("data-0", false))
+			h := newHarness(t, moveOf("m"), appPod("data-0", false))
 			lost := false
-			w.run("m", func(int) {
-				if m := w.move("m"); m.Status.Phase == v1alpha1.Switching && !lost {
+			h.run("m", func(int) {
+				if m := h.move("m"); m.Status.Phase == v1alpha1.Switching && !lost {
 					lost = true
-					delete(w.records, nodeB)
+					delete(h.records, nodeB)
 					if deleted {
-						must.Succeed(t, w.api.Delete(t.Context(), m))
+						must.Succeed(t, h.api.Delete(t.Context(), m))
 					}
 				}
 			})
 			if !lost {
 				t.Error("nothing was tested")
 			}
-			w.wantOn(map[bool]string{false: nodeB, true: nodeA}[deleted])
+			h.wantOn(map[bool]string{false: nodeB, true: nodeA}[deleted])
 		})
 	}
 }
@@ -203,28 +203,28 @@ func TestCopyIsLostBeforeConfirm(t *testing.T) {
 func TestPodsThatComeToFence(t *testing.T) {
 	slow := appPod("slow", false)
 	slow.Finalizers = []string{"example.com/slow"}
-	w := newWorld(t, moveOf("m"), slow)
-	w.ahead = time.Minute
-	w.run("m", func(look int) {
+	h := newHarness(t, moveOf("m"), slow)
+	h.ahead = time.Minute
+	h.run("m", func(look int) {
 		if look == 2*long {
-			change(appPod("slow", false), func(p *corev1.Pod) { p.Finalizers = nil })(w)
+			change(appPod("slow", false), func(p *corev1.Pod) { p.Finalizers = nil })(h)
 		}
 	})
-	if w.evicted > 3 {
-		t.Errorf("pods are evicted %d times", w.evicted)
+	if h.evicted > 3 {
+		t.Errorf("pods are evicted %d times", h.evicted)
 	}
-	w.wantOn(nodeB)
+	h.wantOn(nodeB)
 }
 
 // The clock of the API server that makes pods is ahead of that of the operator's.
 func TestClocksOfAPIServersAreApart(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
-	w.ahead = 5 * time.Minute
-	w.run("m")
-	w.live()
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	h.ahead = 5 * time.Minute
+	h.run("m")
+	h.live()
 	pod := appPod("data-0", false)
-	if w.has(pod); pod.Spec.NodeName != nodeB {
-		t.Errorf("the pod waits on %s: %s", pod.Spec.NodeName, w.says("m"))
+	if h.has(pod); pod.Spec.NodeName != nodeB {
+		t.Errorf("the pod waits on %s: %s", pod.Spec.NodeName, h.says("m"))
 	}
 }
 
@@ -239,39 +239,39 @@ func TestPodsBoundToSource(t *testing.T) {
 }
 
 func podsBoundToSource(t *testing.T, bind func(*corev1.Pod)) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	made := 0
-	w.run("m", func(int) {
+	h.run("m", func(int) {
 		pod := appPod(fmt.Sprint("bound-", made), false)
-		if w.move("m").Status.Phase != v1alpha1.Removing || made > 0 && w.has(appPod(fmt.Sprint("bound-", made-1), false)) {
+		if h.move("m").Status.Phase != v1alpha1.Removing || made > 0 && h.has(appPod(fmt.Sprint("bound-", made-1), false)) {
 			return
 		}
 		made++
 		pod.Status.Phase = corev1.PodPending
 		bind(pod)
-		must.Succeed(t, w.api.Create(t.Context(), pod))
+		must.Succeed(t, h.api.Create(t.Context(), pod))
 	})
-	if made != 1 || !strings.Contains(w.says("m"), "pod bound-0") {
-		t.Errorf("it was made %d times, and the move says %q", made, w.says("m"))
+	if made != 1 || !strings.Contains(h.says("m"), "pod bound-0") {
+		t.Errorf("it was made %d times, and the move says %q", made, h.says("m"))
 	}
 }
 
 // What is saved of a PersistentVolume is what kubectl takes, on the node that has the volume.
 func TestSavedVolumeCanBeApplied(t *testing.T) {
 	for _, undone := range []bool{false, true} {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
 		looked, want := 0, nodeB
 		if undone {
 			want = nodeA
 		}
-		w.run("m", func(int) {
+		h.run("m", func(int) {
 			volume := volumeOf("pv")
-			if there := w.has(volume); there && volume.DeletionTimestamp != nil && undone && len(w.wasGone) == 0 {
-				w.goes(nodeB)
+			if there := h.has(volume); there && volume.DeletionTimestamp != nil && undone && len(h.wasGone) == 0 {
+				h.goes(nodeB)
 			} else if !there {
 				looked++
 				secret := &corev1.Secret{ObjectMeta: madeFor("m").meta("")}
-				w.has(secret)
+				h.has(secret)
 				saved := &corev1.PersistentVolume{}
 				must.Succeed(t, json.Unmarshal(secret.Data[volumeFile], saved))
 				if saved.Kind != "PersistentVolume" || saved.APIVersion != "v1" || place.NodeOfVolume(saved) != want || saved.Spec.ClaimRef.UID != "claim data" {

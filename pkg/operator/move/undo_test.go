@@ -13,52 +13,52 @@ import (
 
 // Undone runs a move that is to be undone from when it is in a phase, while the disk of a node does not answer, although its node does. After
 // a while it looks at what there is, and then the disk answers.
-func undone(t *testing.T, phase v1alpha1.Phase, hangs string, by func(w *world), look func(w *world)) *world {
+func undone(t *testing.T, phase v1alpha1.Phase, hangs string, by func(h *harness), look func(h *harness)) *harness {
 	t.Helper()
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	at := 0
-	w.run("m", func(now int) {
+	h.run("m", func(now int) {
 		switch {
-		case at == 0 && w.move("m").Status.Phase == phase:
+		case at == 0 && h.move("m").Status.Phase == phase:
 			at = now
-			w.hangs = hangs
-			by(w)
+			h.hangs = hangs
+			by(h)
 		case at > 0 && now == at+long:
-			look(w)
-			w.hangs = ""
+			look(h)
+			h.hangs = ""
 		}
 	})
-	if w.hangs != "" || at == 0 {
+	if h.hangs != "" || at == 0 {
 		t.Error("nothing was tested")
 	}
-	return w
+	return h
 }
 
 var undoable = []v1alpha1.Phase{v1alpha1.Fenced, v1alpha1.Switching}
 
-func deleteMove(w *world) { must.Succeed(w, w.api.Delete(w.Context(), moveOf("m"))) }
+func deleteMove(h *harness) { must.Succeed(h, h.api.Delete(h.Context(), moveOf("m"))) }
 
 // A target whose disk does not answer keeps no pod from the source, whenever the VolumeMove is deleted before the PersistentVolume leads to it.
 func TestUndoWithoutDiskOfTarget(t *testing.T) {
 	for _, phase := range undoable {
-		w := undone(t, phase, nodeB, deleteMove, func(w *world) {
-			if !w.records[nodeA].publishes() {
-				t.Errorf("undone in the phase %s, the source has %+v: %s", phase, w.records[nodeA], w.says("m"))
+		h := undone(t, phase, nodeB, deleteMove, func(h *harness) {
+			if !h.records[nodeA].publishes() {
+				t.Errorf("undone in the phase %s, the source has %+v: %s", phase, h.records[nodeA], h.says("m"))
 			}
 		})
-		w.wantOn(nodeA)
+		h.wantOn(nodeA)
 	}
 }
 
 // A source whose disk does not answer has no copy be removed, which may be the only one.
 func TestUndoWithoutDiskOfSource(t *testing.T) {
 	for _, phase := range undoable {
-		w := undone(t, phase, nodeA, deleteMove, func(w *world) {
-			if w.records[nodeB] == nil {
-				t.Errorf("undone in the phase %s, the copy is gone: %s", phase, w.says("m"))
+		h := undone(t, phase, nodeA, deleteMove, func(h *harness) {
+			if h.records[nodeB] == nil {
+				t.Errorf("undone in the phase %s, the copy is gone: %s", phase, h.says("m"))
 			}
 		})
-		w.wantOn(nodeA)
+		h.wantOn(nodeA)
 	}
 }
 
@@ -66,63 +66,63 @@ func TestUndoWithoutDiskOfSource(t *testing.T) {
 // there.
 func TestUndoWithoutVolumeOnSource(t *testing.T) {
 	for _, phase := range undoable {
-		w := newWorld(t, moveOf("m"), appPod("data-0", false))
+		h := newHarness(t, moveOf("m"), appPod("data-0", false))
 		at, kept := 0, false
-		w.run("m", func(now int) {
+		h.run("m", func(now int) {
 			switch {
-			case at == 0 && w.move("m").Status.Phase == phase && w.records[nodeB] != nil && w.records[nodeB].fence != "":
+			case at == 0 && h.move("m").Status.Phase == phase && h.records[nodeB] != nil && h.records[nodeB].fence != "":
 				at = now
-				delete(w.records, nodeA)
-				deleteMove(w)
+				delete(h.records, nodeA)
+				deleteMove(h)
 			case at > 0 && now == at+long:
-				kept = w.records[nodeB] != nil && strings.Contains(w.says("m"), nodeA)
-				w.replicas = false
-				must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
+				kept = h.records[nodeB] != nil && strings.Contains(h.says("m"), nodeA)
+				h.replicas = false
+				must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))), h.api.Delete(t.Context(), claimOf("data")))
 			}
 		})
-		if at == 0 || !kept || w.records[nodeB] != nil {
-			t.Errorf("undone in the phase %s (%v), the last copy was kept: %v, and node-b has %+v in the end", phase, at > 0, kept, w.records[nodeB])
+		if at == 0 || !kept || h.records[nodeB] != nil {
+			t.Errorf("undone in the phase %s (%v), the last copy was kept: %v, and node-b has %+v in the end", phase, at > 0, kept, h.records[nodeB])
 		}
-		w.wantNothingLeft()
+		h.wantNothingLeft()
 	}
 }
 
 // An operator that was down when the volume was moved, and deleted after that with its claim, removes what is left on the source.
 func TestVolumeDeletedBeforeSwitchIsNoted(t *testing.T) {
-	w := newWorld(t, moveOf("m"), appPod("data-0", false))
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
 	deleted := false
-	w.run("m", func(int) {
+	h.run("m", func(int) {
 		volume := volumeOf("pv")
-		if deleted || w.move("m").Status.Phase != v1alpha1.Switching || !w.has(volume) || volume.Annotations[movedBy] == "" || volume.Annotations[reclaimPolicy] != "" {
+		if deleted || h.move("m").Status.Phase != v1alpha1.Switching || !h.has(volume) || volume.Annotations[movedBy] == "" || volume.Annotations[reclaimPolicy] != "" {
 			return
 		}
-		deleted, w.replicas = true, false
+		deleted, h.replicas = true, false
 		volume.Finalizers = nil
-		w.update(volume)
+		h.update(volume)
 		confirmed := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleConfirm))}
 		for _, object := range []client.Object{appPod("data-0", false), claimOf("data"), volume, confirmed} {
-			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), object)))
+			must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), object)))
 		}
-		delete(w.records, nodeB)
+		delete(h.records, nodeB)
 	})
-	if !deleted || len(w.records) > 0 {
-		t.Errorf("deleted: %v, and the nodes have %+v: %s", deleted, w.records, w.says("m"))
+	if !deleted || len(h.records) > 0 {
+		t.Errorf("deleted: %v, and the nodes have %+v: %s", deleted, h.records, h.says("m"))
 	}
-	w.wantNothingLeft()
+	h.wantNothingLeft()
 }
 
 // A volume whose claim was deleted is given up on each of the nodes that answers.
 func TestGiveUpWithoutDisk(t *testing.T) {
-	for hangs, given := range map[string]func(w *world) bool{
-		nodeA: func(w *world) bool { return w.records[nodeB] == nil },
-		nodeB: func(w *world) bool { return w.records[nodeA].publishes() },
+	for hangs, given := range map[string]func(h *harness) bool{
+		nodeA: func(h *harness) bool { return h.records[nodeB] == nil },
+		nodeB: func(h *harness) bool { return h.records[nodeA].publishes() },
 	} {
-		undone(t, v1alpha1.Fenced, hangs, func(w *world) {
-			w.replicas = false
-			must.Succeed(t, client.IgnoreNotFound(w.api.Delete(t.Context(), appPod("data-0", false))), w.api.Delete(t.Context(), claimOf("data")))
-		}, func(w *world) {
-			if !given(w) {
-				t.Errorf("without the disk of %s the nodes have %+v: %s", hangs, w.records, w.says("m"))
+		undone(t, v1alpha1.Fenced, hangs, func(h *harness) {
+			h.replicas = false
+			must.Succeed(t, client.IgnoreNotFound(h.api.Delete(t.Context(), appPod("data-0", false))), h.api.Delete(t.Context(), claimOf("data")))
+		}, func(h *harness) {
+			if !given(h) {
+				t.Errorf("without the disk of %s the nodes have %+v: %s", hangs, h.records, h.says("m"))
 			}
 		}).wantNothingLeft()
 	}
@@ -132,32 +132,32 @@ func TestGiveUpWithoutDisk(t *testing.T) {
 func TestUndoWithLateMover(t *testing.T) {
 	tested := 0
 	for at := 1; at < 12; at++ {
-		w := newWorld(t, moveOf("m", to(nodeB)), appPod("data-0", false))
-		w.pause = at
-		w.between = func() {
-			w.pause = 0
-			deleteMove(w)
+		h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+		h.pause = at
+		h.between = func() {
+			h.pause = 0
+			deleteMove(h)
 			undoes := &corev1.Pod{ObjectMeta: madeFor("m").meta("-" + string(roleUndo))}
 			for range 100 {
-				if w.has(undoes) && undoes.Status.Phase == corev1.PodSucceeded {
+				if h.has(undoes) && undoes.Status.Phase == corev1.PodSucceeded {
 					tested++
 					return
 				}
-				w.reconcile("m")
-				w.live()
+				h.reconcile("m")
+				h.live()
 			}
 		}
 		for range 20 {
-			if w.reconcile("m"); w.pause == 0 {
+			if h.reconcile("m"); h.pause == 0 {
 				break
 			}
-			w.live()
+			h.live()
 		}
-		w.live() // while the next operator looks at other moves
-		w.live()
-		w.settle(nil)
-		if w.move("m") == nil && (!w.records[nodeA].publishes() || w.records[nodeB] != nil) {
-			t.Errorf("write %d is late, and the nodes have %+v and %+v", at, w.records[nodeA], w.records[nodeB])
+		h.live() // while the next operator looks at other moves
+		h.live()
+		h.settle(nil)
+		if h.move("m") == nil && (!h.records[nodeA].publishes() || h.records[nodeB] != nil) {
+			t.Errorf("write %d is late, and the nodes have %+v and %+v", at, h.records[nodeA], h.records[nodeB])
 		}
 	}
 	if tested == 0 {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
@@ -396,5 +397,31 @@ func TestMonitoringHasTheUpstreamLabel(t *testing.T) {
 	}
 	if found < 5 {
 		t.Errorf("there are %d such objects", found)
+	}
+}
+
+// Each monitor selects one of the Services, by labels that the operator does not change, and a port of it.
+func TestMonitorsSelectServices(t *testing.T) {
+	objects := rendered(t, testConfig, allFacts, onePoolSpec())
+	for monitor, want := range map[string]string{serviceMonitor: MetricsService, operatorMonitor: "hostpath-provisioner-operator-metrics"} {
+		spec := objects["ServiceMonitor "+monitor].Object["spec"].(map[string]any)
+		selected, _, err := unstructured.NestedStringMap(spec, "selector", "matchLabels")
+		must.Succeed(t, err)
+		port := spec["endpoints"].([]any)[0].(map[string]any)["port"]
+		var got []string
+		for name, object := range objects {
+			kind, of, _ := strings.Cut(name, " ")
+			if kind == "Service" && len(selected) > 0 && labels.SelectorFromSet(selected).Matches(labels.Set(object.GetLabels())) {
+				got = append(got, of)
+				ports, _, err := unstructured.NestedSlice(object.Object, "spec", "ports")
+				must.Succeed(t, err)
+				if ports[0].(map[string]any)["name"] != port {
+					t.Errorf("%s has the ports %v, want %v", of, ports, port)
+				}
+			}
+		}
+		if diff := cmp.Diff([]string{want}, got); diff != "" {
+			t.Errorf("%s selects other Services (-want +got):\n%s", monitor, diff)
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // The Operator Lifecycle Manager mounts a certificate, renews it, and configures the webhooks with paths that a ClusterServiceVersion has.
 func TestMountedCertificate(t *testing.T) {
-	p := &port{world: newWorld(t, nil, 1)}
+	p := &port{harness: newHarness(t, nil, 1)}
 	dir := t.TempDir()
 	write := func() []byte {
 		certificate, key, err := p.replicas[0].rotation.issue(time.Now())

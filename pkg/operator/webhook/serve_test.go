@@ -22,7 +22,7 @@ import (
 
 // A port is one that a server of webhooks serves.
 type port struct {
-	*world
+	*harness
 	address string
 	client  *http.Client
 	// validate and restores are called with the calls that the server lets through.
@@ -31,7 +31,7 @@ type port struct {
 
 func newPort(t *testing.T, l limits) *port {
 	t.Helper()
-	p := &port{world: newWorld(t, nil, 1)}
+	p := &port{harness: newHarness(t, nil, 1)}
 	must.Succeed(t, p.replicas[0].refresh(t.Context()))
 	p.serve(l, p.replicas[0])
 	return p

@@ -33,8 +33,6 @@ type View struct {
 	Peers    *Peers
 	// Errors is how many the filesystem has counted, or volume.Unknown.
 	Errors int64
-	// Contender is a driver that waits for the pool, although it is not shared; empty for none.
-	Contender string
 	// SinceBoot is how long the node is up.
 	SinceBoot func() time.Duration
 	// Lock takes a volume, on all nodes of a shared pool, or returns volume.ErrBusy.

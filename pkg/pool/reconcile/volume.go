@@ -56,7 +56,7 @@ func (p *View) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		ReadOnly:   whole.ReadOnly,
 		Unenforced: true,
 	}
-	facts.FilesystemErrors, facts.Contender = max(0, p.Errors), p.Contender
+	facts.FilesystemErrors = max(0, p.Errors)
 	switch {
 	case e.Record == nil:
 		facts.Unpromised = true

@@ -42,13 +42,8 @@ type Guard struct {
 	looks, looked time.Time
 	// signed says that this driver has written its sign of life into that pool: another there is newer.
 	signed bool
-	// node is the lock of the node, and waiting that of the driver that waits for it; nil without.
-	node, waiting *store.NodeLock
-	signs         store.Signs
-	// waiter is who waits for the pool, and waits since when it was seen to; nil for no driver.
-	waiter *store.Server
-	waits  time.Time
-	logged bool
+	node   *store.NodeLock // nil without
+	signs  store.Signs
 }
 
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
@@ -61,54 +56,7 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	if err == nil {
 		err = g.claim(s, alone)
 	}
-	switch {
-	case errors.Is(err, store.ErrServed):
-		g.wait(s)
-	case err == nil:
-		g.meet(s)
-	}
 	return err
-}
-
-// wait shows the driver that serves the pool that this one is configured with it too.
-func (g *Guard) wait(s *store.Store) {
-	g.beat()
-	if err := s.Nodes().WriteWaiter(&g.self); err != nil {
-		g.Log.V(4).Info("Failed to write who waits for the pool", "err", err.Error())
-	}
-}
-
-// meet notes who waits for the pool. What a driver left that waits no more is removed.
-func (g *Guard) meet(s *store.Store) {
-	by, sign, err := s.Nodes().Waiter()
-	if err != nil {
-		g.waiter, g.logged = nil, false
-		return
-	}
-	if by.Instance == g.self.Instance || g.signs.Unchanged("waiter", sign) >= aliveFor {
-		g.waiter, g.logged = nil, false
-		_ = s.Nodes().WriteWaiter(nil) // tried again
-		return
-	}
-	if g.waiter == nil {
-		g.waits = time.Now()
-	}
-	g.waiter = &by
-	if g.Contender() != "" && !g.logged {
-		g.logged = true
-		g.Log.Error(errContended, "Two drivers are configured with the pool", "waits", by.String())
-	}
-}
-
-var errContended = errors.New("another driver waits for it, and it is not shared")
-
-// Contender is the driver that waits for the pool which this one serves; empty for none. One that
-// waits in the update of a driver, for less than 30 seconds, is none.
-func (g *Guard) Contender() string {
-	if g.waiter == nil || time.Since(g.waits) < aliveFor {
-		return ""
-	}
-	return g.waiter.String()
 }
 
 // lockNode keeps other drivers of this node from serving the pool until Release. It is not certain to be alone where
@@ -121,9 +69,9 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	if g.Dev == nil {
 		return true, nil
 	}
-	at, first := store.ServerByte(uuid), g.node == nil
+	first := g.node == nil
 	if first {
-		g.node = store.NewNodeLock(g.Dev, at)
+		g.node = store.NewNodeLock(g.Dev, store.ServerByte(uuid))
 	}
 	began := time.Now()
 	alone, err = g.node.Try()
@@ -132,17 +80,11 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 		alone, err = g.node.Try()
 	}
 	if err != nil && g.outlived(s) {
-		release(&g.waiting)
 		return false, g.overtake(s)
 	}
 	if err != nil {
-		if g.waiting == nil {
-			g.waiting = store.NewNodeLock(g.Dev, at+1)
-		}
-		_, _ = g.waiting.Try() // it informs people
 		return false, servedBy(s)
 	}
-	release(&g.waiting)
 	return alone && !g.OwnDev, nil
 }
 
@@ -248,14 +190,9 @@ func servedBy(s *store.Store) error {
 // Release lets other drivers of this node serve the pool.
 func (g *Guard) Release() {
 	g.signed = false
-	release(&g.node)
-	release(&g.waiting)
-}
-
-func release(lock **store.NodeLock) {
-	if *lock != nil {
-		(*lock).Release()
-		*lock = nil
+	if g.node != nil {
+		g.node.Release()
+		g.node = nil
 	}
 }
 

@@ -1,12 +1,9 @@
 package serve_test
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,42 +167,6 @@ func TestDriversWithAndWithoutLoopControl(t *testing.T) {
 				one.Withdraw(s)
 				one.Release()
 				must.Succeed(t, two.Acquire(s, uuid))
-			})
-		})
-	}
-}
-
-// The driver that serves knows of the one that waits, and not of one that does so in an update.
-func TestWaitingDriverIsSeen(t *testing.T) {
-	for _, node := range []string{"node-1", "node-2"} {
-		t.Run(node, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, dev := aPool(t), aDev(t)
-				one, two := aGuard(t, "node-1", dev), aGuard(t, node, dev)
-				if node == "node-2" {
-					two.Dev = aDev(t)
-				}
-				want := func(want bool) {
-					t.Helper()
-					must.Succeed(t, one.Acquire(s, uuid))
-					if got := one.Contender(); (got != "") != want || want && !strings.Contains(got, node) {
-						t.Errorf("%q waits, want a driver: %v", got, want)
-					}
-				}
-				want(false)
-				must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
-				want(false)
-				for range 3 {
-					time.Sleep(10 * time.Second)
-					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
-					must.Succeed(t, one.Acquire(s, uuid))
-				}
-				want(true)
-				time.Sleep(30 * time.Second) // two is gone
-				want(false)
-				if _, _, err := s.Nodes().Waiter(); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("its sign is there: %v", err)
-				}
 			})
 		})
 	}

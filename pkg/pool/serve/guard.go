@@ -18,10 +18,7 @@ func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 		in.meetNodes()
 		return nil
 	}
-	err = c.guard.Acquire(in.Store, uuid)
-	contender := c.guard.Contender()
-	c.contender.Store(&contender)
-	return err
+	return c.guard.Acquire(in.Store, uuid)
 }
 
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of

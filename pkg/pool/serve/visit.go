@@ -182,9 +182,6 @@ func (p *Pool) View() *reconcile.View {
 	if id := p.identity.Load(); id != nil {
 		s.Enforcer = id.enforcer
 	}
-	if contender := p.checks.contender.Load(); contender != nil {
-		s.Contender = *contender
-	}
 	return s
 }
 

@@ -41,8 +41,6 @@ type checks struct {
 
 	guard   Guard
 	guarded atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
-	// contender is the driver that waits for the pool; empty, or nil, for none.
-	contender atomic.Pointer[string]
 }
 
 // state is what the last check of a pool found.

@@ -24,8 +24,6 @@ const (
 	// snapshotsName has the snapshots. It is made with the first.
 	snapshotsName = "snapshots"
 	lockName      = "lock"
-	// waiterName has the sign of life of a driver that waits for a pool which is not shared.
-	waiterName = "lock.waiting"
 	// coveredName is an empty file in a pool that another filesystem was mounted over.
 	coveredName = "covered"
 	// publishedName has what each node of a shared pool has published, as empty files

@@ -38,14 +38,8 @@ const maxServer = 4 << 10 // bytes
 // Server is the driver that served the pool last, and its sign of life, which differs as long
 // as it is alive. Both are zero where it has ended well, and the driver where that was being
 // written.
-func (n Nodes) Server() (by Server, sign string, err error) { return n.readServer(lockName) }
-
-// Waiter is Server for the driver that waits for the pool, which another one serves. Errors:
-// fs.ErrNotExist.
-func (n Nodes) Waiter() (by Server, sign string, err error) { return n.readServer(waiterName) }
-
-func (n Nodes) readServer(name string) (by Server, sign string, err error) {
-	data, err := n.store.own.ReadFile(name, maxServer)
+func (n Nodes) Server() (by Server, sign string, err error) {
+	data, err := n.store.own.ReadFile(lockName, maxServer)
 	// After a loss of power a filesystem may have the length of what was not synced, and zeroes.
 	data = bytes.TrimRight(data, "\x00")
 	if err != nil || json.Unmarshal(data, &by) != nil {
@@ -55,35 +49,19 @@ func (n Nodes) readServer(name string) (by Server, sign string, err error) {
 }
 
 // WriteServer writes which driver serves the pool, or with nil that none does. It is no more than a
-// sign: it is written in place, and not synced.
+// sign: it is written in place, and not synced. The file is made if it is missing.
 func (n Nodes) WriteServer(by *Server) error {
 	if by == nil {
 		return dir.Rewrite(n.store.own, lockName, nil)
 	}
-	return n.writeSign(lockName, by)
-}
-
-// WriteWaiter writes which driver waits for the pool, or with nil that none does.
-func (n Nodes) WriteWaiter(by *Server) error {
-	if by == nil {
-		if err := n.store.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	return n.writeSign(waiterName, by)
-}
-
-// writeSign makes the file if it is missing.
-func (n Nodes) writeSign(name string, by *Server) error {
 	data, err := json.Marshal(by)
 	if err != nil {
 		return err
 	}
 	data = append(data, '\n')
-	err = dir.Rewrite(n.store.own, name, data)
+	err = dir.Rewrite(n.store.own, lockName, data)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = n.store.own.WriteFile(name, data)
+		err = n.store.own.WriteFile(lockName, data)
 	}
 	return err
 }
@@ -133,8 +111,7 @@ func (l *NodeLock) Release() {
 	}
 }
 
-// ServerByte is the byte of a pool in the files that the drivers of one node lock. The byte
-// after it is of a driver that waits for the pool.
+// ServerByte is the byte of a pool in the files that the drivers of one node lock. Earlier ones that wait for the pool lock the byte after it.
 func ServerByte(uuid string) int64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, uuid) // never fails

@@ -14,16 +14,16 @@ import (
 // A claim waits for its first pod, is bound on the node of that, holds what pods
 // write for as long as it is there, and leaves nothing.
 func TestVolumeLifecycleOnCluster(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "64Mi")
-	s.wantEvent("PersistentVolumeClaim", "data", "WaitForFirstConsumer")
-	s.wantUnmade("data")
-	s.pod("first", with("data", "/data"), on(nodeB))
-	pod := s.ready("first")
+	h := begin(t)
+	h.claim("data", "64Mi")
+	h.wantEvent("PersistentVolumeClaim", "data", "WaitForFirstConsumer")
+	h.wantUnmade("data")
+	h.pod("first", with("data", "/data"), on(nodeB))
+	pod := h.ready("first")
 
-	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(t.Context(), "data", metav1.GetOptions{})
 	must.Succeed(t, err)
-	volume := s.volume("data")
+	volume := h.volume("data")
 	want := resource.MustParse("64Mi")
 	if got := claim.Status.Capacity.Storage(); got.Cmp(want) != 0 {
 		t.Errorf("the claim has %v, want %v", got, &want)
@@ -31,36 +31,36 @@ func TestVolumeLifecycleOnCluster(t *testing.T) {
 	if got := volume.Spec.Capacity.Storage(); got.Cmp(want) != 0 {
 		t.Errorf("the volume has %v, want %v", got, &want)
 	}
-	if got := s.nodeOf(volume); got != nodeB || pod.Spec.NodeName != nodeB {
+	if got := h.nodeOf(volume); got != nodeB || pod.Spec.NodeName != nodeB {
 		t.Errorf("the volume is for %s and the pod on %s, want both on %s", got, pod.Spec.NodeName, nodeB)
 	}
 
-	s.mustRun("first", "echo hello >/data/file; sync -f /data")
-	path := filepath.Join(s.disk(volume), "file")
-	s.wantFile(path, "hello\n")
+	h.mustRun("first", "echo hello >/data/file; sync -f /data")
+	path := filepath.Join(h.disk(volume), "file")
+	h.wantFile(path, "hello\n")
 
-	s.remove("first")
-	s.wantFile(path, "hello\n")
-	s.pod("second", with("data", "/data"))
-	if node := s.ready("second").Spec.NodeName; node != nodeB {
+	h.remove("first")
+	h.wantFile(path, "hello\n")
+	h.pod("second", with("data", "/data"))
+	if node := h.ready("second").Spec.NodeName; node != nodeB {
 		t.Errorf("the second pod is on %s, want it where its volume is, on %s", node, nodeB)
 	}
-	if got := s.mustRun("second", "cat /data/file"); got != "hello\n" {
+	if got := h.mustRun("second", "cat /data/file"); got != "hello\n" {
 		t.Errorf("the second pod reads %q", got)
 	}
-	s.remove("second")
-	s.removeClaim("data")
+	h.remove("second")
+	h.removeClaim("data")
 }
 
 // wantUnmade says that a claim is not bound, and that nothing is made for it.
-func (s *scene) wantUnmade(name string) {
-	s.Helper()
-	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
-	must.Succeed(s, err)
+func (h *harness) wantUnmade(name string) {
+	h.Helper()
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(h.Context(), name, metav1.GetOptions{})
+	must.Succeed(h, err)
 	if claim.Status.Phase != corev1.ClaimPending || claim.Spec.VolumeName != "" {
-		s.Errorf("the claim is %s with volume %q, want it to wait for a pod", claim.Status.Phase, claim.Spec.VolumeName)
+		h.Errorf("the claim is %s with volume %q, want it to wait for a pod", claim.Status.Phase, claim.Spec.VolumeName)
 	}
 	if found, err := onDisks(); err != nil || found != "" {
-		s.Errorf("there is %s (%v), want nothing made before there is a pod", found, err)
+		h.Errorf("there is %s (%v), want nothing made before there is a pod", found, err)
 	}
 }

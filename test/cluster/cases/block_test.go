@@ -29,10 +29,10 @@ func withDevice(claim, path string) func(*corev1.Pod) {
 }
 
 // attached are the loop devices of the machine on the file of a block volume.
-func (s *scene) attached(volume *corev1.PersistentVolume) []string {
-	s.Helper()
+func (h *harness) attached(volume *corev1.PersistentVolume) []string {
+	h.Helper()
 	all, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	var found []string
 	for _, file := range all {
 		// The file may have gone meanwhile, with its device.
@@ -45,19 +45,19 @@ func (s *scene) attached(volume *corev1.PersistentVolume) []string {
 }
 
 // deviceSize is how many bytes a device of a pod has.
-func (s *scene) deviceSize(pod, device string) int64 {
-	s.Helper()
-	text := s.mustRun(pod, "blockdev --getsize64 "+device)
+func (h *harness) deviceSize(pod, device string) int64 {
+	h.Helper()
+	text := h.mustRun(pod, "blockdev --getsize64 "+device)
 	size, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	return size
 }
 
 // wantClaimSize waits until a claim has a size.
-func (s *scene) wantClaimSize(name, want string) {
-	s.Helper()
-	s.until("claim "+name+" to have "+want, func(ctx context.Context) (string, error) {
-		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, name, metav1.GetOptions{})
+func (h *harness) wantClaimSize(name, want string) {
+	h.Helper()
+	h.until("claim "+name+" to have "+want, func(ctx context.Context) (string, error) {
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}

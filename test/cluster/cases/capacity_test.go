@@ -56,21 +56,21 @@ func capacities(ctx context.Context) (map[string]map[string]int64, error) {
 }
 
 // capacity is what the cluster knows to be free of class hostpath-csi on a node.
-func (s *scene) capacity(node string) int64 {
-	s.Helper()
-	all, err := capacities(s.Context())
-	must.Succeed(s, err)
+func (h *harness) capacity(node string) int64 {
+	h.Helper()
+	all, err := capacities(h.Context())
+	must.Succeed(h, err)
 	bytes, ok := all["hostpath-csi"][node]
 	if !ok {
-		s.Fatalf("no capacity is known of %s: %v", node, all)
+		h.Fatalf("no capacity is known of %s: %v", node, all)
 	}
 	return bytes
 }
 
 // wantCapacity waits until a capacity is this, or less by what it is rounded by.
-func (s *scene) wantCapacity(class, node string, want int64) {
-	s.Helper()
-	s.until(fmt.Sprintf("capacity %d MiB of %s on %s", want/mib, class, node), func(ctx context.Context) (string, error) {
+func (h *harness) wantCapacity(class, node string, want int64) {
+	h.Helper()
+	h.until(fmt.Sprintf("capacity %d MiB of %s on %s", want/mib, class, node), func(ctx context.Context) (string, error) {
 		all, err := capacities(ctx)
 		if err != nil {
 			return "", err
@@ -84,23 +84,23 @@ func (s *scene) wantCapacity(class, node string, want int64) {
 }
 
 // free is what the filesystem of a pool has free.
-func (s *scene) free(node, pool string) int64 {
-	s.Helper()
+func (h *harness) free(node, pool string) int64 {
+	h.Helper()
 	var stat syscall.Statfs_t
-	must.Succeed(s, syscall.Statfs(c.Nodes[node].Disk(pool), &stat))
+	must.Succeed(h, syscall.Statfs(c.Nodes[node].Disk(pool), &stat))
 	return int64(stat.Bavail) * stat.Bsize
 }
 
 // room is what a pool has for volumes, if it has none: all that is free, or on btrfs what is left of that beside
 // its trees (docs/capacity.md).
-func (s *scene) room(node, pool string) int64 {
-	s.Helper()
+func (h *harness) room(node, pool string) int64 {
+	h.Helper()
 	d, err := dir.Open(c.Nodes[node].Disk(pool))
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	defer func() { _ = d.Close() }() // opened for reading
 	trees, err := quota.TreesOf(d)
-	must.Succeed(s, err)
-	free := s.free(node, pool)
+	must.Succeed(h, err)
+	free := h.free(node, pool)
 	if trees.Copies == 0 {
 		return free
 	}
@@ -115,11 +115,11 @@ func near(a, b int64) bool { return max(a-b, b-a) <= quantum }
 // knows: until then a capacity grows by itself. A volume that is gone from the pool may
 // still be in its trash, and what the trash had is free with one of btrfs' next commits.
 // Promised is what volumes of now are promised.
-func (s *scene) settle(node string, promised int64) {
-	s.Helper()
+func (h *harness) settle(node string, promised int64) {
+	h.Helper()
 	const pool = "/var/hpvolumes"
 	disk := c.Nodes[node].Disk(pool)
-	s.until("the trash of "+node+" to be empty", func(context.Context) (string, error) {
+	h.until("the trash of "+node+" to be empty", func(context.Context) (string, error) {
 		left, err := filepath.Glob(filepath.Join(disk, ".hostpath-provisioner/trash/*/*"))
 		if err != nil || len(left) == 0 {
 			return "", err
@@ -127,16 +127,16 @@ func (s *scene) settle(node string, promised int64) {
 		return fmt.Sprintf("%d volumes", len(left)), nil
 	})
 	for _, args := range [][]string{{"filesystem", "sync"}, {"subvolume", "sync"}, {"filesystem", "sync"}} {
-		if out, err := exec.CommandContext(s.Context(), "btrfs", append(args, disk)...).CombinedOutput(); err != nil {
-			s.Fatalf("btrfs %v: %v: %s", args, err, out)
+		if out, err := exec.CommandContext(h.Context(), "btrfs", append(args, disk)...).CombinedOutput(); err != nil {
+			h.Fatalf("btrfs %v: %v: %s", args, err, out)
 		}
 	}
-	s.until(fmt.Sprintf("the capacity of %s to be what its disk has room for but %d MiB", node, promised/mib), func(ctx context.Context) (string, error) {
+	h.until(fmt.Sprintf("the capacity of %s to be what its disk has room for but %d MiB", node, promised/mib), func(ctx context.Context) (string, error) {
 		all, err := capacities(ctx)
 		if err != nil {
 			return "", err
 		}
-		got, want := all["hostpath-csi"][node], s.room(node, pool)-promised
+		got, want := all["hostpath-csi"][node], h.room(node, pool)-promised
 		if near(got, want) {
 			return "", nil
 		}
@@ -147,9 +147,9 @@ func (s *scene) settle(node string, promised int64) {
 // There is one object for each class and node, which says what the disk has free
 // and what was promised of it.
 func TestCapacityObjects(t *testing.T) {
-	s := begin(t)
-	s.settle(nodeA, 0)
-	s.settle(nodeB, 0)
+	h := begin(t)
+	h.settle(nodeA, 0)
+	h.settle(nodeB, 0)
 	all, err := capacities(t.Context())
 	must.Succeed(t, err)
 	if len(all) != len(poolPaths) {
@@ -160,7 +160,7 @@ func TestCapacityObjects(t *testing.T) {
 			t.Errorf("there are capacities of %d nodes for %s, want 2: %v", len(all[class]), class, all[class])
 		}
 		for _, node := range []string{nodeA, nodeB} {
-			s.wantCapacity(class, node, s.room(node, pool)+quantum)
+			h.wantCapacity(class, node, h.room(node, pool)+quantum)
 		}
 	}
 }
@@ -170,36 +170,36 @@ func filler(node string) string { return "filler-" + node }
 
 // fill takes all but some bytes of the pool of a node, in which there is no other
 // volume, and returns how many.
-func (s *scene) fill(node string, leave int64) (taken int64) {
-	s.Helper()
-	s.settle(node, 0)
-	size := (s.capacity(node) - leave) / mib
+func (h *harness) fill(node string, leave int64) (taken int64) {
+	h.Helper()
+	h.settle(node, 0)
+	size := (h.capacity(node) - leave) / mib
 	name := filler(node)
-	s.claim(name, fmt.Sprintf("%dMi", size))
-	s.pod(name, with(name, "/data"), on(node))
-	s.ready(name)
-	s.wantCapacity("hostpath-csi", node, leave)
+	h.claim(name, fmt.Sprintf("%dMi", size))
+	h.pod(name, with(name, "/data"), on(node))
+	h.ready(name)
+	h.wantCapacity("hostpath-csi", node, leave)
 	return size * mib
 }
 
 // A pod that fits only on one node lands there, also if it would rather be on the
 // other.
 func TestSchedulingByCapacity(t *testing.T) {
-	s := begin(t)
-	s.fill(nodeA, 512*mib)
+	h := begin(t)
+	h.fill(nodeA, 512*mib)
 	for i := range 3 {
 		name := fmt.Sprintf("user-%d", i)
-		s.claim(name, "1Gi")
-		s.pod(name, with(name, "/data"), preferring(nodeA))
+		h.claim(name, "1Gi")
+		h.pod(name, with(name, "/data"), preferring(nodeA))
 	}
 	for i := range 3 {
-		if got := s.ready(fmt.Sprintf("user-%d", i)).Spec.NodeName; got != nodeB {
+		if got := h.ready(fmt.Sprintf("user-%d", i)).Spec.NodeName; got != nodeB {
 			t.Errorf("user-%d is on %s, where it has no room", i, got)
 		}
 	}
-	s.claim("small", "256Mi")
-	s.pod("small", with("small", "/data"), preferring(nodeA))
-	if got := s.ready("small").Spec.NodeName; got != nodeA {
+	h.claim("small", "256Mi")
+	h.pod("small", with("small", "/data"), preferring(nodeA))
+	if got := h.ready("small").Spec.NodeName; got != nodeA {
 		t.Errorf("the small one is on %s, want it where it prefers to be and has room", got)
 	}
 }

@@ -19,21 +19,21 @@ import (
 // A volume grows under the pod that uses it: the claim, the limit that the kernel
 // keeps, what df shows in the pod, and what kubelet shows of it.
 func TestExpandInUse(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "64Mi")
-	s.pod("user", with("data", "/data"))
-	before := s.ready("user")
-	s.wantSpace("user", "/data", 64*mib)
-	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.mustRun("user", "rm /data/big; sync -f /data")
+	h := begin(t)
+	h.claim("data", "64Mi")
+	h.pod("user", with("data", "/data"))
+	before := h.ready("user")
+	h.wantSpace("user", "/data", 64*mib)
+	h.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	h.mustRun("user", "rm /data/big; sync -f /data")
 
-	s.resize("data", "256Mi")
-	s.wantClaimSize("data", "256Mi")
-	s.wantSpace("user", "/data", 256*mib)
-	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.wantNoSpace("user", "dd if=/dev/zero of=/data/bigger bs=1M count=150")
-	s.wantShown(before.Spec.NodeName, "data", 256*mib)
-	after := s.ready("user")
+	h.resize("data", "256Mi")
+	h.wantClaimSize("data", "256Mi")
+	h.wantSpace("user", "/data", 256*mib)
+	h.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	h.wantNoSpace("user", "dd if=/dev/zero of=/data/bigger bs=1M count=150")
+	h.wantShown(before.Spec.NodeName, "data", 256*mib)
+	after := h.ready("user")
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Error("the pod did not live through the growth of its volume")
 	}
@@ -43,36 +43,36 @@ func TestExpandInUse(t *testing.T) {
 // is asked for while it is away, and what is asked for later. Of a device it has to
 // know anew where it is.
 func TestExpandAfterKubeletRestart(t *testing.T) {
-	s := begin(t)
+	h := begin(t)
 	node := c.Nodes[nodeA]
-	s.claim("data", "64Mi")
-	s.claim("disk", "64Mi", asBlock)
-	s.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
-	before := s.ready("user")
-	disk := s.volume("disk")
+	h.claim("data", "64Mi")
+	h.claim("disk", "64Mi", asBlock)
+	h.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
+	before := h.ready("user")
+	disk := h.volume("disk")
 
 	must.Succeed(t, node.StopKubelet(t.Context()))
 	for _, claim := range []string{"data", "disk"} {
-		s.resize(claim, "128Mi")
+		h.resize(claim, "128Mi")
 	}
 	must.Succeed(t, node.StartKubelet(t.Context()))
 	for _, size := range []string{"128Mi", "192Mi"} {
 		for _, claim := range []string{"data", "disk"} {
-			s.resize(claim, size)
-			s.wantClaimSize(claim, size)
+			h.resize(claim, size)
+			h.wantClaimSize(claim, size)
 		}
 		bytes := resource.MustParse(size)
-		if got := s.deviceSize("user", "/dev/disk"); got != bytes.Value() {
+		if got := h.deviceSize("user", "/dev/disk"); got != bytes.Value() {
 			t.Errorf("the device has %d bytes, want %s", got, size)
 		}
 	}
-	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.wantNoSpace("user", "dd if=/dev/zero of=/data/bigger bs=1M count=100")
-	s.mustRun("user", "dd if=/dev/zero of=/dev/disk bs=1M seek=191 count=1 conv=fsync")
-	if got := s.attached(disk); len(got) != 1 {
+	h.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	h.wantNoSpace("user", "dd if=/dev/zero of=/data/bigger bs=1M count=100")
+	h.mustRun("user", "dd if=/dev/zero of=/dev/disk bs=1M seek=191 count=1 conv=fsync")
+	if got := h.attached(disk); len(got) != 1 {
 		t.Errorf("the volume has the devices %q, want one", got)
 	}
-	after := s.ready("user")
+	after := h.ready("user")
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Error("the pod did not live through the growth of its volumes")
 	}
@@ -82,13 +82,13 @@ func TestExpandAfterKubeletRestart(t *testing.T) {
 // kubelet starts which was started again itself, as when its node reboots. The claims say why they did not grow, and grow
 // when they are lowered to what fits.
 func TestExpandBeyondPoolCapacity(t *testing.T) {
-	s := begin(t)
-	s.claim("data", "64Mi")
-	s.claim("disk", "64Mi", asBlock)
+	h := begin(t)
+	h.claim("data", "64Mi")
+	h.claim("disk", "64Mi", asBlock)
 	start := func() {
 		t.Helper()
-		s.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
-		s.ready("user")
+		h.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
+		h.ready("user")
 	}
 	each := func(do func(claim string)) {
 		for _, claim := range []string{"data", "disk"} {
@@ -96,16 +96,16 @@ func TestExpandBeyondPoolCapacity(t *testing.T) {
 		}
 	}
 	start()
-	s.mustRun("user", "echo still here >/data/file; sync -f /data; cp /data/file /dev/disk")
-	each(func(claim string) { s.resize(claim, "100Gi") })
-	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
+	h.mustRun("user", "echo still here >/data/file; sync -f /data; cp /data/file /dev/disk")
+	each(func(claim string) { h.resize(claim, "100Gi") })
+	each(func(claim string) { h.wantCondition(claim, "bytes to promise") })
 
 	restart := func() {
 		t.Helper()
-		s.remove("user")
+		h.remove("user")
 		start()
 		for _, from := range []string{"/data/file", "/dev/disk"} {
-			if got := s.mustRun("user", "head -n 1 "+from); got != "still here\n" {
+			if got := h.mustRun("user", "head -n 1 "+from); got != "still here\n" {
 				t.Errorf("%s has %q after a restart", from, got)
 			}
 		}
@@ -114,27 +114,27 @@ func TestExpandBeyondPoolCapacity(t *testing.T) {
 	must.Succeed(t, c.Nodes[nodeA].StopKubelet(t.Context()))
 	must.Succeed(t, c.Nodes[nodeA].StartKubelet(t.Context()))
 	restart()
-	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
-	s.mustRun("user", "rm /data/big; sync -f /data")
-	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
+	h.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	h.mustRun("user", "rm /data/big; sync -f /data")
+	each(func(claim string) { h.wantCondition(claim, "bytes to promise") })
 
 	// At the first start kubelet learns that the size it was to grow to is given up.
-	each(func(claim string) { s.resize(claim, "128Mi") })
+	each(func(claim string) { h.resize(claim, "128Mi") })
 	restart()
-	each(func(claim string) { s.wantCondition(claim, "(re-)start a pod") })
+	each(func(claim string) { h.wantCondition(claim, "(re-)start a pod") })
 	restart()
-	each(func(claim string) { s.wantClaimSize(claim, "128Mi") })
-	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=100")
-	if got := s.deviceSize("user", "/dev/disk"); got != 128*mib {
+	each(func(claim string) { h.wantClaimSize(claim, "128Mi") })
+	h.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=100")
+	if got := h.deviceSize("user", "/dev/disk"); got != 128*mib {
 		t.Errorf("the device has %d bytes, want %d", got, 128*mib)
 	}
 }
 
 // wantCondition waits until a condition of a claim has some words in its message.
-func (s *scene) wantCondition(claim, words string) {
-	s.Helper()
-	s.until(fmt.Sprintf("a condition of claim %s with %q", claim, words), func(ctx context.Context) (string, error) {
-		found, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
+func (h *harness) wantCondition(claim, words string) {
+	h.Helper()
+	h.until(fmt.Sprintf("a condition of claim %s with %q", claim, words), func(ctx context.Context) (string, error) {
+		found, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(ctx, claim, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
@@ -147,35 +147,35 @@ func (s *scene) wantCondition(claim, words string) {
 	})
 }
 
-func (s *scene) resize(claim, size string) {
-	s.Helper()
+func (h *harness) resize(claim, size string) {
+	h.Helper()
 	patch := fmt.Sprintf(`{"spec": {"resources": {"requests": {"storage": %q}}}}`, size)
-	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
+	if _, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Patch(h.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		h.Fatal(err)
 	}
 }
 
 // wantSpace wants df in a pod to show a volume of that many bytes. On btrfs it shows
 // the whole filesystem, whatever the volume's size is.
-func (s *scene) wantSpace(pod, path string, bytes int64) {
-	s.Helper()
+func (h *harness) wantSpace(pod, path string, bytes int64) {
+	h.Helper()
 	if poolKind == "btrfs" {
 		bytes = c.Pools[0].Bytes
 	}
-	text := s.mustRun(pod, "df -P -k "+path)
-	s.Logf("df in the pod:\n%s", text)
+	text := h.mustRun(pod, "df -P -k "+path)
+	h.Logf("df in the pod:\n%s", text)
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	fields := strings.Fields(lines[len(lines)-1])
 	if want := strconv.FormatInt(bytes>>10, 10); len(fields) < 2 || fields[1] != want {
-		s.Errorf("df in the pod shows no volume of %s KiB:\n%s", want, text)
+		h.Errorf("df in the pod shows no volume of %s KiB:\n%s", want, text)
 	}
 }
 
 // wantShown waits for kubelet to show the size of a claim's volume.
-func (s *scene) wantShown(node, claim string, want int64) {
-	s.Helper()
-	s.until(fmt.Sprintf("kubelet to show the size of %s, %d", claim, want), func(ctx context.Context) (string, error) {
-		got, err := s.shown(ctx, node, claim)
+func (h *harness) wantShown(node, claim string, want int64) {
+	h.Helper()
+	h.until(fmt.Sprintf("kubelet to show the size of %s, %d", claim, want), func(ctx context.Context) (string, error) {
+		got, err := h.shown(ctx, node, claim)
 		if got == want {
 			return "", err
 		}
@@ -185,7 +185,7 @@ func (s *scene) wantShown(node, claim string, want int64) {
 
 // shown is the size of a claim's volume in kubelet's statistics, or 0 if they do
 // not have it yet.
-func (s *scene) shown(ctx context.Context, node, claim string) (int64, error) {
+func (h *harness) shown(ctx context.Context, node, claim string) (int64, error) {
 	text, err := c.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("stats/summary").DoRaw(ctx)
 	if err != nil {
 		return 0, err
@@ -203,7 +203,7 @@ func (s *scene) shown(ctx context.Context, node, claim string) (int64, error) {
 	}
 	for _, pod := range summary.Pods {
 		for _, volume := range pod.Volumes {
-			if ref := volume.PVCRef; ref != nil && ref.Namespace == s.namespace && ref.Name == claim {
+			if ref := volume.PVCRef; ref != nil && ref.Namespace == h.namespace && ref.Name == claim {
 				return volume.CapacityBytes, nil
 			}
 		}

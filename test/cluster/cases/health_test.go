@@ -15,34 +15,34 @@ import (
 // What the driver says of a volume reaches who has the claim: that it is lost, and that it
 // is back. A stand-in for the health monitor makes the events of it.
 func TestLostVolumeIsReportedOnClaim(t *testing.T) {
-	s := begin(t)
+	h := begin(t)
 	for _, name := range []string{"lost", "well"} {
-		s.claim(name, "64Mi")
-		s.pod(name, with(name, "/data"), on(nodeA))
+		h.claim(name, "64Mi")
+		h.pod(name, with(name, "/data"), on(nodeA))
 	}
-	s.ready("lost")
-	s.ready("well")
-	s.mustRun("lost", "echo hello >/data/file")
+	h.ready("lost")
+	h.ready("well")
+	h.mustRun("lost", "echo hello >/data/file")
 
-	path := s.disk(s.volume("lost"))
+	path := h.disk(h.volume("lost"))
 	// No name of a volume, so that it is none meanwhile.
 	away := filepath.Join(filepath.Dir(path), ".away")
-	s.rename(path, away)
+	h.rename(path, away)
 	t.Cleanup(func() {
 		if _, err := os.Lstat(away); err == nil {
-			s.rename(away, path)
+			h.rename(away, path)
 		}
 	})
 	want := health.Facts{Volume: filepath.Base(path), Missing: true}.Condition().Message
-	s.wantEvent("PersistentVolumeClaim", "lost", "VolumeConditionAbnormal", want)
+	h.wantEvent("PersistentVolumeClaim", "lost", "VolumeConditionAbnormal", want)
 
-	s.rename(away, path)
-	s.wantEvent("PersistentVolumeClaim", "lost", "VolumeConditionNormal")
-	if got := s.mustRun("lost", "cat /data/file"); got != "hello\n" {
+	h.rename(away, path)
+	h.wantEvent("PersistentVolumeClaim", "lost", "VolumeConditionNormal")
+	if got := h.mustRun("lost", "cat /data/file"); got != "hello\n" {
 		t.Errorf("the volume that is back holds %q", got)
 	}
 	// Nothing is said of others, and nothing said twice.
-	events, err := c.Client.CoreV1().Events(s.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=PersistentVolumeClaim"})
+	events, err := c.Client.CoreV1().Events(h.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=PersistentVolumeClaim"})
 	must.Succeed(t, err)
 	got := map[string]int{}
 	for _, e := range events.Items {
@@ -55,7 +55,7 @@ func TestLostVolumeIsReportedOnClaim(t *testing.T) {
 	}
 }
 
-func (s *scene) rename(from, to string) {
-	s.Helper()
-	must.Succeed(s, os.Rename(from, to))
+func (h *harness) rename(from, to string) {
+	h.Helper()
+	must.Succeed(h, os.Rename(from, to))
 }

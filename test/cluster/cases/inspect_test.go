@@ -30,14 +30,14 @@ type aReport struct {
 // What a person types first: in the driver's container, which has no shell, without a
 // word on the pools.
 func TestInspectInDriverContainer(t *testing.T) {
-	s := begin(t)
-	s.claim("inspected", "64Mi")
-	s.pod("inspected", with("inspected", "/data"), on(nodeA))
-	user := s.ready("inspected")
-	handle := s.volume("inspected").Spec.CSI.VolumeHandle
+	h := begin(t)
+	h.claim("inspected", "64Mi")
+	h.pod("inspected", with("inspected", "/data"), on(nodeA))
+	user := h.ready("inspected")
+	handle := h.volume("inspected").Spec.CSI.VolumeHandle
 	seen := 0
-	for _, pod := range s.driverPods() {
-		out, err := s.exec(cluster.Namespace, pod, "driver", "/hostpath-csi-driver", "inspect", "--output=json")
+	for _, pod := range h.driverPods() {
+		out, err := h.exec(cluster.Namespace, pod, "driver", "/hostpath-csi-driver", "inspect", "--output=json")
 		var report aReport
 		if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil {
 			t.Fatalf("inspect in %s: %v, %v:\n%s", pod, err, jsonErr, out)
@@ -60,65 +60,65 @@ func TestInspectInDriverContainer(t *testing.T) {
 	if seen != 1 {
 		t.Errorf("the volume is seen %d times, want once", seen)
 	}
-	s.wantInPlugin("inspected", handle)
-	s.remove("inspected")
-	s.removeClaim("inspected")
+	h.wantInPlugin("inspected", handle)
+	h.remove("inspected")
+	h.removeClaim("inspected")
 }
 
 // wantInPlugin has kubectl hostpath, which kubectl finds in the PATH, show a claim on nodeA and the pools of both nodes.
-func (s *scene) wantInPlugin(claim, handle string) {
-	s.Helper()
+func (h *harness) wantInPlugin(claim, handle string) {
+	h.Helper()
 	var volumes []struct{ Namespace, Claim, ID, Node, Condition string }
-	s.plugin(&volumes, "volumes")
+	h.plugin(&volumes, "volumes")
 	found := 0
 	for _, v := range volumes {
-		if v.Namespace == s.namespace && v.Claim == claim && v.ID == handle && v.Node == nodeA {
+		if v.Namespace == h.namespace && v.Claim == claim && v.ID == handle && v.Node == nodeA {
 			found++
 		}
 	}
 	if found != 1 {
-		s.Errorf("kubectl hostpath volumes has the claim %d times, want once: %+v", found, volumes)
+		h.Errorf("kubectl hostpath volumes has the claim %d times, want once: %+v", found, volumes)
 	}
 	var pools []struct {
 		Node, Pool string
 		SizeBytes  int64
 	}
-	s.plugin(&pools, "pools")
+	h.plugin(&pools, "pools")
 	nodes := map[string]bool{}
 	for _, p := range pools {
 		nodes[p.Node] = p.Pool != "" && p.SizeBytes > 0
 	}
 	if !nodes[nodeA] || !nodes[nodeB] {
-		s.Errorf("kubectl hostpath pools has %+v, want pools of %s and %s", pools, nodeA, nodeB)
+		h.Errorf("kubectl hostpath pools has %+v, want pools of %s and %s", pools, nodeA, nodeB)
 	}
 	var findings []struct{ Check, Found, Problem string }
-	s.plugin(&findings, "doctor")
+	h.plugin(&findings, "doctor")
 	for _, f := range findings {
 		// Other cases have nodes of their own.
 		if (f.Check == "driver" || f.Check == "registration") && (strings.Contains(f.Problem, nodeA) || strings.Contains(f.Problem, nodeB)) {
-			s.Errorf("kubectl hostpath doctor says of a cluster in order: %+v", f)
+			h.Errorf("kubectl hostpath doctor says of a cluster in order: %+v", f)
 		}
 	}
 	if len(findings) < 8 {
-		s.Errorf("kubectl hostpath doctor has made %d checks, want 8: %+v", len(findings), findings)
+		h.Errorf("kubectl hostpath doctor has made %d checks, want 8: %+v", len(findings), findings)
 	}
 	var report aReport
-	s.plugin(&report, "inspect", nodeA)
+	h.plugin(&report, "inspect", nodeA)
 	if report.Node != nodeA {
-		s.Errorf("kubectl hostpath inspect %s has the report of %s", nodeA, report.Node)
+		h.Errorf("kubectl hostpath inspect %s has the report of %s", nodeA, report.Node)
 	}
 }
 
 // plugin runs kubectl hostpath. Its exit status is 2 where other cases have something abnormal.
-func (s *scene) plugin(into any, arguments ...string) {
-	s.Helper()
-	s.pluginWhile(into, func() {}, arguments...)
+func (h *harness) plugin(into any, arguments ...string) {
+	h.Helper()
+	h.pluginWhile(into, func() {}, arguments...)
 }
 
 // pluginWhile is plugin that does something every few seconds until the plugin ends.
-func (s *scene) pluginWhile(into any, meanwhile func(), arguments ...string) {
-	s.Helper()
-	command := exec.CommandContext(s.Context(), filepath.Join(c.Programs, "kubectl"), append(append([]string{"hostpath"}, arguments...), "--kubeconfig="+c.Kubeconfig, "-o", "json")...)
+func (h *harness) pluginWhile(into any, meanwhile func(), arguments ...string) {
+	h.Helper()
+	command := exec.CommandContext(h.Context(), filepath.Join(c.Programs, "kubectl"), append(append([]string{"hostpath"}, arguments...), "--kubeconfig="+c.Kubeconfig, "-o", "json")...)
 	command.Env = append(os.Environ(), "PATH="+c.Programs+":"+os.Getenv("PATH"))
 	var out []byte
 	ended := make(chan error, 1)
@@ -136,10 +136,10 @@ func (s *scene) pluginWhile(into any, meanwhile func(), arguments ...string) {
 		case err := <-ended:
 			var status *exec.ExitError
 			if err != nil && (!errors.As(err, &status) || status.ExitCode() != 2) {
-				s.Fatalf("kubectl hostpath %s: %v", strings.Join(arguments, " "), err)
+				h.Fatalf("kubectl hostpath %s: %v", strings.Join(arguments, " "), err)
 			}
 			if err := json.Unmarshal(out, into); err != nil {
-				s.Fatalf("kubectl hostpath %s: %v in\n%s", strings.Join(arguments, " "), err, out)
+				h.Fatalf("kubectl hostpath %s: %v in\n%s", strings.Join(arguments, " "), err, out)
 			}
 			return
 		}

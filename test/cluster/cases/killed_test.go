@@ -30,16 +30,16 @@ var killEvery int
 // A victim is hostpath-provisioner, run on a node without a pod, that is killed before one of its steps: system calls
 // that change something, and lines that it prints.
 type victim struct {
-	*scene
+	*harness
 	*trap.Trap
 	node        string
 	environment []string
 	args        []string
 }
 
-func (s *scene) victim(node string, environment []string, args ...string) victim {
-	s.Helper()
-	return victim{s, trap.New(s.T, program(s.T, "hostpath-provisioner")), node, environment, append(args, "--kubeconfig="+c.Kubeconfig)}
+func (h *harness) victim(node string, environment []string, args ...string) victim {
+	h.Helper()
+	return victim{h, trap.New(h.T, program(h.T, "hostpath-provisioner")), node, environment, append(args, "--kubeconfig="+c.Kubeconfig)}
 }
 
 // program is one of the programs as it was built for the images.
@@ -89,19 +89,19 @@ func (r *started) kill() error {
 // The pool is on the nodes' filesystem with quotas, beside that of the driver. The killed process is not asked again: what
 // is half done has to be finished, or undone, by the next one itself.
 func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
-	s := begin(t)
-	p := killedProvisioner{victim: s.victim(nodeA, []string{"NODE_NAME=" + nodeA, "PV_DIR=/var/hpvolumes/.killed"},
+	h := begin(t)
+	p := killedProvisioner{victim: h.victim(nodeA, []string{"NODE_NAME=" + nodeA, "PV_DIR=/var/hpvolumes/.killed"},
 		"--health-address="+probes, "--metrics-address=", "--v=2")}
 	p.pool = c.Nodes[nodeA].Disk("/var/hpvolumes/.killed")
-	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(p.pool)) })
+	h.Cleanup(func() { must.Succeed(h, os.RemoveAll(p.pool)) })
 	immediate := storagev1.VolumeBindingImmediate
 	_, err := c.Client.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: p.namespace}, Provisioner: "kubevirt.io/hostpath-provisioner", VolumeBindingMode: &immediate}, metav1.CreateOptions{})
-	must.Succeed(s, err)
-	s.Cleanup(func() { s.removeClass(p.namespace) })
+	must.Succeed(h, err)
+	h.Cleanup(func() { h.removeClass(p.namespace) })
 
 	p.restart()
-	defer func() { must.Succeed(s, p.process.kill()) }()
+	defer func() { must.Succeed(h, p.process.kill()) }()
 	for n := 1; ; n += max(1, killEvery/4) { // one takes a second or two
 		name := fmt.Sprintf("killed-%d", n)
 		created := p.killedCreating(n, name, false)
@@ -288,28 +288,28 @@ func TestMigrationKilledBeforeEachStep_goesOnBothWays(t *testing.T) {
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
-			s := begin(t)
+			h := begin(t)
 			const name = "pvc-33333333-2222-3333-4444-555555555555"
 			from := filepath.Join(tt.directory, name)
-			s.Cleanup(func() {
+			h.Cleanup(func() {
 				if tt.directory != "/var/plain" {
-					must.Succeed(s, os.RemoveAll(c.Nodes[nodeA].Disk(tt.directory)))
+					must.Succeed(h, os.RemoveAll(c.Nodes[nodeA].Disk(tt.directory)))
 				}
 			})
-			s.oldVolume(nodeA, tt.provisioner, tt.source, from, "data")
-			if got := s.wrote("data", "before"); got != "before\n" {
+			h.oldVolume(nodeA, tt.provisioner, tt.source, from, "data")
+			if got := h.wrote("data", "before"); got != "before\n" {
 				t.Fatalf("the pod reads %q", got)
 			}
 
 			m := killedMigration{places: []string{c.Nodes[nodeA].Disk(from), c.Nodes[nodeA].Disk("/var/plain/" + name)}}
-			m.victim = s.victim(nodeA, []string{
+			m.victim = h.victim(nodeA, []string{
 				"NODE_NAME=" + nodeA, "TO_CLASS=hostpath-csi-plain", "FROM_DIR=" + tt.directory, `DATADIR=[{"name":"plain","path":"/var/plain"}]`,
-			}, "migrate", "--claim="+s.namespace+"/data", "--apply", "--save-dir="+t.TempDir(),
+			}, "migrate", "--claim="+h.namespace+"/data", "--apply", "--save-dir="+t.TempDir(),
 				"--socket=/var/lib/kubelet/plugins/kubevirt.io.hostpath-provisioner/csi.sock")
 			for n, goOn := 1, true; goOn; n += killEvery {
 				goOn = m.killed(n)
 				m.complete()
-				if now := s.volume("data"); now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != name {
+				if now := h.volume("data"); now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != name {
 					t.Fatalf("after step %d: PersistentVolume %+v", n, now.Spec)
 				}
 				back := m.killed(n, "--undo")
@@ -318,15 +318,15 @@ func TestMigrationKilledBeforeEachStep_goesOnBothWays(t *testing.T) {
 				}
 				goOn = goOn || back
 				m.complete("--undo")
-				if now := s.volume("data"); now.Spec.CSI != nil || now.Name != name {
+				if now := h.volume("data"); now.Spec.CSI != nil || now.Name != name {
 					t.Fatalf("after step %d back: PersistentVolume %+v", n, now.Spec)
 				}
 			}
 			m.complete()
-			if got := s.wrote("data", "after"); got != "before\nafter\n" {
+			if got := h.wrote("data", "after"); got != "before\nafter\n" {
 				t.Errorf("the pod reads %q", got)
 			}
-			s.removeClaim("data")
+			h.removeClaim("data")
 		})
 	}
 }

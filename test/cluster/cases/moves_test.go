@@ -29,8 +29,8 @@ var volumeMoves = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevi
 // The API server refuses a VolumeMove that makes no sense, and changes of what its move has begun with.
 func TestMoveValidation(t *testing.T) {
 	const file = operatorDir + "/hostpathprovisioner.kubevirt.io_volumemoves.yaml"
-	s := begin(t)
-	s.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
+	h := begin(t)
+	h.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
 	must.Succeed(t, c.Established(t.Context(), "-f", file))
 	object := func(name, spec string) *unstructured.Unstructured {
 		move := provisioner(t, name, spec)
@@ -38,7 +38,7 @@ func TestMoveValidation(t *testing.T) {
 		move.SetKind("VolumeMove")
 		return move
 	}
-	client := s.moves()
+	client := h.moves()
 	refused := func(err error, want string) string {
 		if want == "" && err == nil || want != "" && apierrors.IsInvalid(err) && strings.Contains(err.Error(), want) {
 			return ""
@@ -91,64 +91,64 @@ func TestMoveValidation(t *testing.T) {
 // is left on the node before. With it go a volume of the provisioner from before CSI, and one of the upstream driver.
 func TestVolumeMoves(t *testing.T) {
 	const name, claim, pod = "moving", "data-writer-0", "writer-0"
-	s := begin(t)
-	client := s.withOperator()
+	h := begin(t)
+	client := h.withOperator()
 	if _, err := client.Create(t.Context(), provisioner(t, name, onePool("")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.endProvisioner(name) })
-	s.condition(client, name, "Available", "True")
+	t.Cleanup(func() { h.endProvisioner(name) })
+	h.condition(client, name, "Available", "True")
 
-	s.writersOn(nodeA, nodeB, 1, counting)
-	s.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync -f /data")
-	first := s.claimNamed(claim)
-	s.undone("undone", claim, pod)
+	h.writersOn(nodeA, nodeB, 1, counting)
+	h.mustRun(pod, "mkdir /data/dir && echo hello >/data/dir/file && ln /data/dir/file /data/link && chown 1000:1000 /data/dir; sync -f /data")
+	first := h.claimNamed(claim)
+	h.undone("undone", claim, pod)
 	legs := []func(from string){
 		func(from string) {
-			earlier := s.earlierVolumes(from)
-			s.moveAndGrow("there", claim, "96Mi")
-			s.wantEarlier(earlier, otherNode(from))
+			earlier := h.earlierVolumes(from)
+			h.moveAndGrow("there", claim, "96Mi")
+			h.wantEarlier(earlier, otherNode(from))
 		},
 		func(from string) {
-			s.kubectlDrain(from)
-			s.drain(from, func() {}, claim)
+			h.kubectlDrain(from)
+			h.drain(from, func() {}, claim)
 		},
 	}
 	if !testing.Short() {
-		legs = append(legs, func(from string) { s.drainBoth(from, claim) })
+		legs = append(legs, func(from string) { h.drainBoth(from, claim) })
 	}
 	for i, move := range legs {
-		before := s.volume(claim)
-		directory := s.disk(before)
-		written := s.numbers(pod)
-		move(s.nodeOf(before))
-		s.allReady("writer")
-		after := s.volume(claim)
-		if after.Name != before.Name || s.nodeOf(after) == s.nodeOf(before) || after.Spec.PersistentVolumeReclaimPolicy != before.Spec.PersistentVolumeReclaimPolicy {
+		before := h.volume(claim)
+		directory := h.disk(before)
+		written := h.numbers(pod)
+		move(h.nodeOf(before))
+		h.allReady("writer")
+		after := h.volume(claim)
+		if after.Name != before.Name || h.nodeOf(after) == h.nodeOf(before) || after.Spec.PersistentVolumeReclaimPolicy != before.Spec.PersistentVolumeReclaimPolicy {
 			t.Fatalf("the volume was %+v, and is %+v", before.Spec, after.Spec)
 		}
-		if now := s.claimNamed(claim); now.UID != first.UID || now.Status.Phase != corev1.ClaimBound {
+		if now := h.claimNamed(claim); now.UID != first.UID || now.Status.Phase != corev1.ClaimBound {
 			t.Fatalf("the claim is %+v", now)
 		}
-		if at := s.ready(pod).Spec.NodeName; at != s.nodeOf(after) {
+		if at := h.ready(pod).Spec.NodeName; at != h.nodeOf(after) {
 			t.Fatalf("the pod is on %s", at)
 		}
-		if now := s.numbers(pod); now < written {
+		if now := h.numbers(pod); now < written {
 			t.Fatalf("the pod had written %d numbers, and there are %d", written, now)
 		}
-		s.wantFile(filepath.Join(s.disk(after), "link"), "hello\n")
-		s.wantGone(directory)
-		s.wantClaimSize(claim, "96Mi")
-		s.wantPromised(s.nodeOf(after), map[string]int64{after.Spec.CSI.VolumeHandle: 96 * mib})
+		h.wantFile(filepath.Join(h.disk(after), "link"), "hello\n")
+		h.wantGone(directory)
+		h.wantClaimSize(claim, "96Mi")
+		h.wantPromised(h.nodeOf(after), map[string]int64{after.Spec.CSI.VolumeHandle: 96 * mib})
 		// The operator removes it when the move has ended.
-		s.until(fmt.Sprintf("nothing to be left of move %d", i), func(ctx context.Context) (string, error) {
+		h.until(fmt.Sprintf("nothing to be left of move %d", i), func(ctx context.Context) (string, error) {
 			return c.Kubectl(ctx, "get", "pods,secrets,networkpolicies", "-n", cluster.Namespace, "-l", "hostpathprovisioner.kubevirt.io/move", "-o", "name")
 		})
-		s.kubectl("uncordon", s.nodeOf(before))
+		h.kubectl("uncordon", h.nodeOf(before))
 	}
-	s.mustRun(pod, "dd if=/dev/zero of=/data/big bs=1M count=80 && rm /data/big")
-	s.removeSet("writer")
-	s.kubectl("delete", "pvc", "-n", s.namespace, claim)
+	h.mustRun(pod, "dd if=/dev/zero of=/data/big bs=1M count=80 && rm /data/big")
+	h.removeSet("writer")
+	h.kubectl("delete", "pvc", "-n", h.namespace, claim)
 }
 
 // keepingPolicy keeps the operator from the first step of replacing a PersistentVolume.
@@ -170,79 +170,79 @@ spec: {policyName: keeps-volumes, validationActions: [Deny]}
 `
 
 // undone undoes a move when the copy is whole and the source has handed the volume over: the pod goes on where it was.
-func (s *scene) undone(name, claim, pod string) {
-	s.Helper()
-	before := s.volume(claim)
-	from := s.nodeOf(before)
-	s.applyText(keepingPolicy)
-	s.until("the policy to hold", func(ctx context.Context) (string, error) {
+func (h *harness) undone(name, claim, pod string) {
+	h.Helper()
+	before := h.volume(claim)
+	from := h.nodeOf(before)
+	h.applyText(keepingPolicy)
+	h.until("the policy to hold", func(ctx context.Context) (string, error) {
 		_, err := c.Kubectl(ctx, "patch", "pv", before.Name, "--dry-run=server", `--patch={"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 		if err == nil {
 			return "it does not", nil
 		}
 		return "", nil
 	})
-	written := s.numbers(pod)
-	s.move(name, claim, "Evict")
-	s.untilStatus(s.moves(), name, "the policy to refuse the switch", "volumes keep their policies")
-	must.Succeed(s, s.moves().Delete(s.Context(), name, metav1.DeleteOptions{}))
-	s.moveGone(name)
-	s.kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "keeps-volumes")
-	s.allReady("writer")
-	after := s.volume(claim)
-	if after.UID != before.UID || after.DeletionTimestamp != nil || s.ready(pod).Spec.NodeName != from {
-		s.Fatalf("the volume was %+v, and is %+v", before, after)
+	written := h.numbers(pod)
+	h.move(name, claim, "Evict")
+	h.untilStatus(h.moves(), name, "the policy to refuse the switch", "volumes keep their policies")
+	must.Succeed(h, h.moves().Delete(h.Context(), name, metav1.DeleteOptions{}))
+	h.moveGone(name)
+	h.kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "keeps-volumes")
+	h.allReady("writer")
+	after := h.volume(claim)
+	if after.UID != before.UID || after.DeletionTimestamp != nil || h.ready(pod).Spec.NodeName != from {
+		h.Fatalf("the volume was %+v, and is %+v", before, after)
 	}
-	if now := s.numbers(pod); now < written {
-		s.Fatalf("the pod had written %d numbers, and there are %d", written, now)
+	if now := h.numbers(pod); now < written {
+		h.Fatalf("the pod had written %d numbers, and there are %d", written, now)
 	}
-	s.wantPromised(from, map[string]int64{after.Spec.CSI.VolumeHandle: 64 * mib})
+	h.wantPromised(from, map[string]int64{after.Spec.CSI.VolumeHandle: 64 * mib})
 }
 
 // writersOn has pods of a StatefulSet write on one of two nodes.
-func (s *scene) writersOn(node, other string, pods int32, script string) {
-	s.Helper()
-	s.kubectl("cordon", other)
-	s.Cleanup(func() { s.kubectl("uncordon", other) })
-	s.statefulSet("writer", pods, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
+func (h *harness) writersOn(node, other string, pods int32, script string) {
+	h.Helper()
+	h.kubectl("cordon", other)
+	h.Cleanup(func() { h.kubectl("uncordon", other) })
+	h.statefulSet("writer", pods, claimTemplate(operatorClass, "64Mi"), func(set *appsv1.StatefulSet) {
 		set.Spec.Template.Spec.Containers[0].Command = []string{"sh", "-c", script}
 	})
-	s.allReady("writer")
-	s.kubectl("uncordon", other)
+	h.allReady("writer")
+	h.kubectl("uncordon", other)
 }
 
-// moves are the VolumeMoves of the scene.
-func (s *scene) moves() dynamic.ResourceInterface {
-	s.Helper()
+// moves are the VolumeMoves of the harness.
+func (h *harness) moves() dynamic.ResourceInterface {
+	h.Helper()
 	client, err := dynamic.NewForConfig(c.Config)
-	must.Succeed(s, err)
-	return client.Resource(volumeMoves).Namespace(s.namespace)
+	must.Succeed(h, err)
+	return client.Resource(volumeMoves).Namespace(h.namespace)
 }
 
 // move makes a VolumeMove, of the claim's volume to a node that the operator chooses.
-func (s *scene) move(name, claim, when string) {
-	s.Helper()
-	_, err := s.moves().Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
+func (h *harness) move(name, claim, when string) {
+	h.Helper()
+	_, err := h.moves().Create(h.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": volumeMoves.GroupVersion().String(), "kind": "VolumeMove", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"claimName": claim, "when": when, "verify": "All"},
 	}}, metav1.CreateOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 }
 
 // moved waits until a move has ended, and deletes it. It returns what it was at the end.
-func (s *scene) moved(name string) *unstructured.Unstructured {
-	s.Helper()
-	ended := s.condition(s.moves(), name, "Complete", "True")
-	must.Succeed(s, s.moves().Delete(s.Context(), name, metav1.DeleteOptions{}))
-	s.moveGone(name)
+func (h *harness) moved(name string) *unstructured.Unstructured {
+	h.Helper()
+	ended := h.condition(h.moves(), name, "Complete", "True")
+	must.Succeed(h, h.moves().Delete(h.Context(), name, metav1.DeleteOptions{}))
+	h.moveGone(name)
 	return ended
 }
 
 // moveGone waits until a VolumeMove that was deleted is gone.
-func (s *scene) moveGone(name string) {
-	s.Helper()
-	s.until("the VolumeMove to be gone", func(ctx context.Context) (string, error) {
-		_, err := s.moves().Get(ctx, name, metav1.GetOptions{})
+func (h *harness) moveGone(name string) {
+	h.Helper()
+	h.until("the VolumeMove to be gone", func(ctx context.Context) (string, error) {
+		_, err := h.moves().Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
@@ -251,32 +251,32 @@ func (s *scene) moveGone(name string) {
 }
 
 // moveAndGrow moves the volume of a claim, which is to grow when no node may change it any more. Then its pods are evicted.
-func (s *scene) moveAndGrow(name, claim, size string) {
-	s.Helper()
-	s.move(name, claim, "Unpublished")
-	s.untilStatus(s.moves(), name, "the fence", "phase:Fenced")
-	s.resize(claim, size)
-	s.wantEvent("PersistentVolumeClaim", claim, "FileSystemResizeRequired")
-	s.kubectl("patch", "volumemove", name, "-n", s.namespace, "--type=merge", `--patch={"spec":{"when":"Evict"}}`)
-	s.moved(name)
+func (h *harness) moveAndGrow(name, claim, size string) {
+	h.Helper()
+	h.move(name, claim, "Unpublished")
+	h.untilStatus(h.moves(), name, "the fence", "phase:Fenced")
+	h.resize(claim, size)
+	h.wantEvent("PersistentVolumeClaim", claim, "FileSystemResizeRequired")
+	h.kubectl("patch", "volumemove", name, "-n", h.namespace, "--type=merge", `--patch={"spec":{"when":"Evict"}}`)
+	h.moved(name)
 }
 
 // kubectlDrain has kubectl evict what runs on a node.
-func (s *scene) kubectlDrain(node string) {
-	s.Helper()
-	s.Cleanup(func() { s.kubectl("uncordon", node) })
-	s.kubectl(append([]string{"drain", node}, drainOptions...)...)
+func (h *harness) kubectlDrain(node string) {
+	h.Helper()
+	h.Cleanup(func() { h.kubectl("uncordon", node) })
+	h.kubectl(append([]string{"drain", node}, drainOptions...)...)
 }
 
 var drainOptions = []string{"--ignore-daemonsets", "--delete-emptydir-data", "--timeout=110s"}
 
 // drainBoth drains a node by kubectl while kubectl hostpath moves its volumes, and once more when they are moved.
-func (s *scene) drainBoth(node, claim string) {
-	s.Helper()
-	s.mustRun("writer-0", "dd if=/dev/urandom of=/data/random bs=1M count=6 && sync -f /data")
+func (h *harness) drainBoth(node, claim string) {
+	h.Helper()
+	h.mustRun("writer-0", "dd if=/dev/urandom of=/data/random bs=1M count=6 && sync -f /data")
 	drained := make(chan error, 1)
 	go func() {
-		ctx := s.Context()
+		ctx := h.Context()
 		err := c.Log.Until(ctx, long, "a mover on "+node, cluster.Patient(func(ctx context.Context) (string, error) {
 			pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{
 				LabelSelector: "app.kubernetes.io/name=volume-mover", FieldSelector: "status.phase=Running,spec.nodeName=" + node})
@@ -290,9 +290,9 @@ func (s *scene) drainBoth(node, claim string) {
 		}
 		drained <- err
 	}()
-	s.drainWith(node, func() {}, []string{claim}, "--bytes-per-second=1048576")
-	must.Succeed(s, <-drained)
-	s.kubectlDrain(node)
+	h.drainWith(node, func() {}, []string{claim}, "--bytes-per-second=1048576")
+	must.Succeed(h, <-drained)
+	h.kubectlDrain(node)
 }
 
 // An earlier is a claim whose volume this driver has not made.
@@ -304,93 +304,93 @@ type earlier struct {
 
 // earlierVolumes makes a volume of the provisioner from before CSI, which migrates, and one of the upstream driver, whose PersistentVolume
 // says that it has the size of the disk.
-func (s *scene) earlierVolumes(node string) []earlier {
-	s.Helper()
+func (h *harness) earlierVolumes(node string) []earlier {
+	h.Helper()
 	of := old{claim: "upstream", node: node, class: operatorClass, pool: "local", handle: "pvc-16fd2706-8baf-433b-82eb-8c7fada847db", request: "32Mi"}
-	of.make(s)
-	s.bound("upstream")
-	if got := s.migrated(node, "migrated"); got != "before\n" {
-		s.Errorf("the pod reads %q", got)
+	of.make(h)
+	h.bound("upstream")
+	if got := h.migrated(node, "migrated"); got != "before\n" {
+		h.Errorf("the pod reads %q", got)
 	}
 	all := []earlier{{claim: "upstream", content: "from before\n", bytes: 32 * mib}, {claim: "migrated", content: "before\n", bytes: 10 * mib}}
 	for i := range all {
 		e := &all[i]
-		volume := s.volume(e.claim)
-		e.handle, e.directory, e.uid = volume.Spec.CSI.VolumeHandle, s.disk(volume), s.claimNamed(e.claim).UID
-		s.move(e.claim, e.claim, "Unpublished")
+		volume := h.volume(e.claim)
+		e.handle, e.directory, e.uid = volume.Spec.CSI.VolumeHandle, h.disk(volume), h.claimNamed(e.claim).UID
+		h.move(e.claim, e.claim, "Unpublished")
 	}
 	return all
 }
 
 // migrated is a claim whose volume the provisioner from before CSI has made, and that was migrated. It returns what a pod wrote before.
-func (s *scene) migrated(node, claim string) string {
-	s.Helper()
+func (h *harness) migrated(node, claim string) string {
+	h.Helper()
 	const from, name = "/var/hpvolumes/.earlier", "pvc-44444444-2222-3333-4444-555555555555"
-	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(c.Nodes[node].Disk(from))) })
-	s.oldVolume(node, "kubevirt.io/hostpath-provisioner", "hostPath", from+"/"+name, claim)
-	wrote := s.wrote(claim, "before")
-	r := s.victim(node, []string{
+	h.Cleanup(func() { must.Succeed(h, os.RemoveAll(c.Nodes[node].Disk(from))) })
+	h.oldVolume(node, "kubevirt.io/hostpath-provisioner", "hostPath", from+"/"+name, claim)
+	wrote := h.wrote(claim, "before")
+	r := h.victim(node, []string{
 		"NODE_NAME=" + node, "TO_CLASS=" + operatorClass, "FROM_DIR=" + from, `DATADIR=[{"name":"local","path":"` + operatorPool + `"}]`,
-	}, "migrate", "--claim="+s.namespace+"/"+claim, "--apply", "--save-dir="+s.TempDir(),
+	}, "migrate", "--claim="+h.namespace+"/"+claim, "--apply", "--save-dir="+h.TempDir(),
 		"--socket=/var/lib/kubelet/plugins/kubevirt.io.hostpath-provisioner/csi.sock").start()
 	if <-r.ended; r.err != nil {
-		s.Fatalf("migrate: %v\n%s", r.err, r.output)
+		h.Fatalf("migrate: %v\n%s", r.err, r.output)
 	}
-	s.bound(claim)
+	h.bound(claim)
 	return wrote
 }
 
 // wantEarlier waits until the volumes are moved, and expects them whole on a node, with their promises. It removes them.
-func (s *scene) wantEarlier(all []earlier, node string) {
-	s.Helper()
+func (h *harness) wantEarlier(all []earlier, node string) {
+	h.Helper()
 	for _, e := range all {
-		s.wantPromiseSaid(s.moved(e.claim), e)
-		s.pod(e.claim, with(e.claim, "/data"))
+		h.wantPromiseSaid(h.moved(e.claim), e)
+		h.pod(e.claim, with(e.claim, "/data"))
 	}
 	promised := map[string]int64{}
 	for _, e := range all {
-		if at := s.ready(e.claim).Spec.NodeName; at != node {
-			s.Errorf("the pod with the volume %s is on %s", e.claim, at)
+		if at := h.ready(e.claim).Spec.NodeName; at != node {
+			h.Errorf("the pod with the volume %s is on %s", e.claim, at)
 		}
-		if got := s.mustRun(e.claim, "cat /data/file"); got != e.content {
-			s.Errorf("the pod reads %q of %s", got, e.claim)
+		if got := h.mustRun(e.claim, "cat /data/file"); got != e.content {
+			h.Errorf("the pod reads %q of %s", got, e.claim)
 		}
-		s.wantNoSpace(e.claim, "dd if=/dev/zero of=/data/big bs=1M count=40")
-		s.mustRun(e.claim, "rm /data/big; sync -f /data")
-		s.wantGone(e.directory)
-		if now := s.claimNamed(e.claim); now.UID != e.uid || now.Status.Capacity.Storage().Value() != e.bytes {
-			s.Errorf("the claim is %+v, want %d bytes", now, e.bytes)
+		h.wantNoSpace(e.claim, "dd if=/dev/zero of=/data/big bs=1M count=40")
+		h.mustRun(e.claim, "rm /data/big; sync -f /data")
+		h.wantGone(e.directory)
+		if now := h.claimNamed(e.claim); now.UID != e.uid || now.Status.Capacity.Storage().Value() != e.bytes {
+			h.Errorf("the claim is %+v, want %d bytes", now, e.bytes)
 		}
 		promised[e.handle] = e.bytes
 	}
-	data := s.volume("data-writer-0")
+	data := h.volume("data-writer-0")
 	promised[data.Spec.CSI.VolumeHandle] = 96 * mib
-	s.wantPromised(node, promised)
+	h.wantPromised(node, promised)
 	for _, e := range all {
-		s.remove(e.claim)
-		s.removeClaim(e.claim)
+		h.remove(e.claim)
+		h.removeClaim(e.claim)
 	}
 }
 
 // wantPromiseSaid expects a move that has ended, and the PersistentVolume, to say what the volume is promised.
-func (s *scene) wantPromiseSaid(move *unstructured.Unstructured, e earlier) {
-	s.Helper()
+func (h *harness) wantPromiseSaid(move *unstructured.Unstructured, e earlier) {
+	h.Helper()
 	if got, _, err := unstructured.NestedInt64(move.Object, "status", "promisedBytes"); got != e.bytes || err != nil {
-		s.Errorf("the VolumeMove %s says that %d bytes are promised, want %d (%v)", e.claim, got, e.bytes, err)
+		h.Errorf("the VolumeMove %s says that %d bytes are promised, want %d (%v)", e.claim, got, e.bytes, err)
 	}
-	if got := s.volume(e.claim).Spec.Capacity.Storage(); got.Value() != e.bytes {
-		s.Errorf("the PersistentVolume of %s has %s, want %d bytes", e.claim, got, e.bytes)
+	if got := h.volume(e.claim).Spec.Capacity.Storage(); got.Value() != e.bytes {
+		h.Errorf("the PersistentVolume of %s has %s, want %d bytes", e.claim, got, e.bytes)
 	}
 }
 
 // wantPromised waits until a node has just these volumes, by their ids, each with a promise that the kernel keeps, and the other has nothing.
-func (s *scene) wantPromised(node string, want map[string]int64) {
-	s.Helper()
-	s.until("the promises on "+node, func(context.Context) (string, error) {
+func (h *harness) wantPromised(node string, want map[string]int64) {
+	h.Helper()
+	h.until("the promises on "+node, func(context.Context) (string, error) {
 		var all []string
 		for _, on := range []string{nodeA, nodeB} {
 			var report struct{ Pools []promises }
-			s.plugin(&report, "inspect", on)
+			h.plugin(&report, "inspect", on)
 			left := map[string]int64{}
 			if on == node {
 				left = maps.Clone(want)
@@ -435,30 +435,30 @@ func (p promises) problems(node string, left map[string]int64) (all []string) {
 
 // drain has kubectl hostpath move what the claims have from a node, once it says that it would. It does something every few seconds
 // meanwhile.
-func (s *scene) drain(node string, meanwhile func(), claims ...string) {
-	s.Helper()
-	s.drainWith(node, meanwhile, claims)
+func (h *harness) drain(node string, meanwhile func(), claims ...string) {
+	h.Helper()
+	h.drainWith(node, meanwhile, claims)
 }
 
-func (s *scene) drainWith(node string, meanwhile func(), claims []string, flags ...string) {
-	s.Helper()
+func (h *harness) drainWith(node string, meanwhile func(), claims []string, flags ...string) {
+	h.Helper()
 	type row struct{ Namespace, Claim, From, To, Phase, Problem string }
 	var plan, moved []row
-	s.plugin(&plan, "drain", node, "--dry-run")
-	s.Cleanup(func() { s.kubectl("uncordon", node) })
-	s.pluginWhile(&moved, meanwhile, append([]string{"drain", node}, flags...)...)
+	h.plugin(&plan, "drain", node, "--dry-run")
+	h.Cleanup(func() { h.kubectl("uncordon", node) })
+	h.pluginWhile(&moved, meanwhile, append([]string{"drain", node}, flags...)...)
 	for _, claim := range claims {
-		want := row{Namespace: s.namespace, Claim: claim, From: node, To: otherNode(node)}
+		want := row{Namespace: h.namespace, Claim: claim, From: node, To: otherNode(node)}
 		if !slices.Contains(plan, want) {
-			s.Errorf("the plan is %+v, want it to have %+v", plan, want)
+			h.Errorf("the plan is %+v, want it to have %+v", plan, want)
 		}
 		want.Phase = "Succeeded"
 		if !slices.Contains(moved, want) {
-			s.Fatalf("what was moved is %+v, want it to have %+v", moved, want)
+			h.Fatalf("what was moved is %+v, want it to have %+v", moved, want)
 		}
 	}
-	if got := s.kubectl("get", "node", node, "--output=jsonpath={.spec.unschedulable}"); got != "true" {
-		s.Errorf("whether the node is unschedulable is %q", got)
+	if got := h.kubectl("get", "node", node, "--output=jsonpath={.spec.unschedulable}"); got != "true" {
+		h.Errorf("whether the node is unschedulable is %q", got)
 	}
 }
 
@@ -490,21 +490,21 @@ done`
 func TestDrainOfTwentyPods(t *testing.T) {
 	needTime(t)
 	const name, pods = "drained", 20
-	s := begin(t)
-	client := s.withOperator()
+	h := begin(t)
+	client := h.withOperator()
 	if _, err := client.Create(t.Context(), provisioner(t, name, onePool("")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.endProvisioner(name) })
-	s.condition(client, name, "Available", "True")
+	t.Cleanup(func() { h.endProvisioner(name) })
+	h.condition(client, name, "Available", "True")
 
-	s.writersOn(nodeA, nodeB, pods, checking)
-	s.kubectl("create", "poddisruptionbudget", "writer", "-n", s.namespace, "--selector=set=writer", "--max-unavailable=4")
+	h.writersOn(nodeA, nodeB, pods, checking)
+	h.kubectl("create", "poddisruptionbudget", "writer", "-n", h.namespace, "--selector=set=writer", "--max-unavailable=4")
 	var claims []string
 	for i := range pods {
 		claims = append(claims, fmt.Sprintf("data-writer-%d", i))
 	}
-	kills := &killer{s: s}
+	kills := &killer{s: h}
 	for _, node := range []string{nodeA, nodeB} {
 		meanwhile := func() {}
 		if node == nodeB {
@@ -513,26 +513,26 @@ func TestDrainOfTwentyPods(t *testing.T) {
 		var written []int
 		var directories []string
 		for i, claim := range claims {
-			written = append(written, s.listedAfter(i, 0))
-			directories = append(directories, s.disk(s.volume(claim)))
+			written = append(written, h.listedAfter(i, 0))
+			directories = append(directories, h.disk(h.volume(claim)))
 		}
 		start := time.Now()
-		s.drain(node, meanwhile, claims...)
-		s.allReady("writer")
+		h.drain(node, meanwhile, claims...)
+		h.allReady("writer")
 		c.Log.Printf("%d volumes of pods that write were drained from %s in %.0f s", pods, node, time.Since(start).Seconds())
-		s.kubectl("uncordon", node)
+		h.kubectl("uncordon", node)
 		for i, claim := range claims {
-			if at := s.nodeOf(s.volume(claim)); at != otherNode(node) {
+			if at := h.nodeOf(h.volume(claim)); at != otherNode(node) {
 				t.Errorf("the volume of %s is on %s", claim, at)
 			}
-			s.listedAfter(i, written[i])
-			s.wantGone(directories[i])
+			h.listedAfter(i, written[i])
+			h.wantGone(directories[i])
 		}
 	}
 	if c.Log.Printf("killed: %v", kills.done); len(kills.done) < len(killed) {
 		t.Errorf("killed: %v, want each of %q", kills.done, killed)
 	}
-	s.removeSet("writer")
+	h.removeSet("writer")
 }
 
 // killed is what takes part in moves, in the order in which it is killed.
@@ -541,7 +541,7 @@ var killed = []string{"the operator", "a mover", "a driver", "a kubelet"}
 // A killer kills one after another of what takes part in moves, and then the first again: each four times at most, because kubelet has
 // what fails often wait longer and longer.
 type killer struct {
-	s     *scene
+	s     *harness
 	turn  int
 	nodes int
 	done  map[string]int
@@ -597,10 +597,10 @@ func (k *killer) kill(label, node string) bool {
 
 // listedAfter waits until a pod has written more files than before, so that it has checked all, and returns how many. It fails if the pod
 // found anything else than it had written.
-func (s *scene) listedAfter(pod, before int) (count int) {
-	s.Helper()
-	s.until(fmt.Sprintf("pod %d to write more than its %d files", pod, before), func(context.Context) (string, error) {
-		broken, lines, _ := strings.Cut(s.mustRun(fmt.Sprintf("writer-%d", pod), "cat /data/broken 2>/dev/null || true; echo; cat /data/list 2>/dev/null | wc -l"), "\n")
+func (h *harness) listedAfter(pod, before int) (count int) {
+	h.Helper()
+	h.until(fmt.Sprintf("pod %d to write more than its %d files", pod, before), func(context.Context) (string, error) {
+		broken, lines, _ := strings.Cut(h.mustRun(fmt.Sprintf("writer-%d", pod), "cat /data/broken 2>/dev/null || true; echo; cat /data/list 2>/dev/null | wc -l"), "\n")
 		if broken != "" {
 			return "", fmt.Errorf("pod %d found: %s", pod, broken)
 		}
@@ -615,17 +615,17 @@ func (s *scene) listedAfter(pod, before int) (count int) {
 	return count
 }
 
-func (s *scene) claimNamed(name string) *corev1.PersistentVolumeClaim {
-	s.Helper()
-	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
-	must.Succeed(s, err)
+func (h *harness) claimNamed(name string) *corev1.PersistentVolumeClaim {
+	h.Helper()
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(h.Context(), name, metav1.GetOptions{})
+	must.Succeed(h, err)
 	return claim
 }
 
 // numbers is how many a pod has written.
-func (s *scene) numbers(pod string) (count int) {
-	s.Helper()
-	_, err := fmt.Sscan(strings.TrimSpace(s.mustRun(pod, "wc -l </data/numbers")), &count)
-	must.Succeed(s, err)
+func (h *harness) numbers(pod string) (count int) {
+	h.Helper()
+	_, err := fmt.Sscan(strings.TrimSpace(h.mustRun(pod, "wc -l </data/numbers")), &count)
+	must.Succeed(h, err)
 	return count
 }

@@ -23,39 +23,39 @@ import (
 )
 
 // token is one of an account that is bound to an object, as kubelet asks for those of pods.
-func (s *scene) token(namespace, account string, bound authenticationv1.BoundObjectReference) string {
-	s.Helper()
-	made, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(s.Context(), account,
+func (h *harness) token(namespace, account string, bound authenticationv1.BoundObjectReference) string {
+	h.Helper()
+	made, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(h.Context(), account,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &bound}}, metav1.CreateOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	return made.Status.Token
 }
 
 // asPod is a client with the token of a pod.
-func (s *scene) asPod(pod corev1.Pod) kubernetes.Interface {
-	s.Helper()
+func (h *harness) asPod(pod corev1.Pod) kubernetes.Interface {
+	h.Helper()
 	config := rest.AnonymousClientConfig(c.Config)
-	config.BearerToken = s.token(pod.Namespace, pod.Spec.ServiceAccountName, authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID})
+	config.BearerToken = h.token(pod.Namespace, pod.Spec.ServiceAccountName, authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID})
 	client, err := kubernetes.NewForConfig(config)
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	return client
 }
 
 // podOn is the one pod with a label on a node.
-func (s *scene) podOn(node, namespace, name string) corev1.Pod {
-	s.Helper()
-	pods, err := c.Client.CoreV1().Pods(namespace).List(s.Context(), metav1.ListOptions{
+func (h *harness) podOn(node, namespace, name string) corev1.Pod {
+	h.Helper()
+	pods, err := c.Client.CoreV1().Pods(namespace).List(h.Context(), metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=" + name, FieldSelector: "spec.nodeName=" + node})
 	if err != nil || len(pods.Items) != 1 {
-		s.Fatalf("%d pods %s on %s (%v)", len(pods.Items), name, node, err)
+		h.Fatalf("%d pods %s on %s (%v)", len(pods.Items), name, node, err)
 	}
 	return pods.Items[0]
 }
 
-func (s *scene) wantForbidden(what string, err error) {
-	s.Helper()
+func (h *harness) wantForbidden(what string, err error) {
+	h.Helper()
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the token is of a pod on node '"+nodeA+"'") {
-		s.Errorf("%s: %v", what, err)
+		h.Errorf("%s: %v", what, err)
 	}
 }
 
@@ -75,72 +75,72 @@ func volumeOfNode(name, key, node string, source corev1.PersistentVolumeSource) 
 }
 
 // touches tries what an account may do to PersistentVolumes with the token of node-a, to one of this node and to one of another.
-func (s *scene) touches(client kubernetes.Interface, of func(name, node string) *corev1.PersistentVolume) {
-	s.Helper()
-	ctx, volumes := s.Context(), client.CoreV1().PersistentVolumes()
+func (h *harness) touches(client kubernetes.Interface, of func(name, node string) *corev1.PersistentVolume) {
+	h.Helper()
+	ctx, volumes := h.Context(), client.CoreV1().PersistentVolumes()
 	finalizer := func(name string) error {
 		_, err := volumes.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":["example.com/case"]}}`), metav1.PatchOptions{})
 		return err
 	}
-	own, other := s.namespace+"-own", s.namespace+"-other"
+	own, other := h.namespace+"-own", h.namespace+"-other"
 	_, err := c.Client.CoreV1().PersistentVolumes().Create(ctx, of(other, nodeB), metav1.CreateOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	_, err = volumes.Create(ctx, of(own, nodeB), metav1.CreateOptions{})
-	s.wantForbidden("create one of another node", err)
+	h.wantForbidden("create one of another node", err)
 	anywhere := of(own, nodeA)
 	anywhere.Spec.NodeAffinity = nil
 	_, err = volumes.Create(ctx, anywhere, metav1.CreateOptions{})
 	if !apierrors.IsInvalid(err) { // one of type local is
-		s.wantForbidden("create one of no node", err)
+		h.wantForbidden("create one of no node", err)
 	}
-	s.wantForbidden("patch one of another node", finalizer(other))
-	s.wantForbidden("delete one of another node", volumes.Delete(ctx, other, metav1.DeleteOptions{}))
+	h.wantForbidden("patch one of another node", finalizer(other))
+	h.wantForbidden("delete one of another node", volumes.Delete(ctx, other, metav1.DeleteOptions{}))
 	_, err = volumes.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
-	must.Succeed(s, err)
-	must.Succeed(s, finalizer(own))
-	must.Succeed(s, volumes.Delete(ctx, own, metav1.DeleteOptions{}))
-	s.kubectl("patch", "pv", own, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
-	s.kubectl("delete", "pv", other)
+	must.Succeed(h, err)
+	must.Succeed(h, finalizer(own))
+	must.Succeed(h, volumes.Delete(ctx, own, metav1.DeleteOptions{}))
+	h.kubectl("patch", "pv", own, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+	h.kubectl("delete", "pv", other)
 }
 
 // The driver's account has a token on each node. All other cases show that what it does for its own node goes on.
 func TestTokenOfNodeReachesNothingOfAnother(t *testing.T) {
-	s := begin(t)
-	client := s.asPod(s.podOn(nodeA, cluster.Namespace, cluster.DaemonSet))
+	h := begin(t)
+	client := h.asPod(h.podOn(nodeA, cluster.Namespace, cluster.DaemonSet))
 	of := func(name, node string) *corev1.PersistentVolume {
 		return volumeOfNode(name, "topology.hostpath.csi/node", node, corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: "kubevirt.io.hostpath-provisioner", VolumeHandle: name, VolumeAttributes: map[string]string{"storagePool": "plain"}}})
 	}
-	s.touches(client, of)
-	s.secretsOfVolumes(client, of(s.namespace+"-secret", nodeA))
-	s.capacityOfNodes(client)
-	s.snapshotsOfNodes(client)
+	h.touches(client, of)
+	h.secretsOfVolumes(client, of(h.namespace+"-secret", nodeA))
+	h.capacityOfNodes(client)
+	h.snapshotsOfNodes(client)
 
-	s.install(perNode)
-	s.provisioners(perNode, len(c.Nodes), true)
-	s.touches(s.asPod(s.podOn(nodeA, perNode.namespace, "hostpath-provisioner")), func(name, node string) *corev1.PersistentVolume {
+	h.install(perNode)
+	h.provisioners(perNode, len(c.Nodes), true)
+	h.touches(h.asPod(h.podOn(nodeA, perNode.namespace, "hostpath-provisioner")), func(name, node string) *corev1.PersistentVolume {
 		return volumeOfNode(name, corev1.LabelHostname, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/plain/.elsewhere"}})
 	})
 }
 
 // secretsOfVolumes tries to have the node's kubelet read a Secret, by a volume of the node that names it for a claim.
-func (s *scene) secretsOfVolumes(client kubernetes.Interface, pv *corev1.PersistentVolume) {
-	s.Helper()
-	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: s.namespace, Name: "claim"}
+func (h *harness) secretsOfVolumes(client kubernetes.Interface, pv *corev1.PersistentVolume) {
+	h.Helper()
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: h.namespace, Name: "claim"}
 	pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: metav1.NamespaceSystem, Name: "secret"}
-	_, err := client.CoreV1().PersistentVolumes().Create(s.Context(), pv, metav1.CreateOptions{})
+	_, err := client.CoreV1().PersistentVolumes().Create(h.Context(), pv, metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "names no Secret") {
-		s.Errorf("create one that names a Secret: %v", err)
+		h.Errorf("create one that names a Secret: %v", err)
 	}
 }
 
 // capacityOfNodes tries to tell the scheduler of more or less room on another node.
-func (s *scene) capacityOfNodes(client kubernetes.Interface) {
-	s.Helper()
+func (h *harness) capacityOfNodes(client kubernetes.Interface) {
+	h.Helper()
 	api := client.StorageV1().CSIStorageCapacities(cluster.Namespace)
 	var of storagev1.CSIStorageCapacity
 	var refusal error
-	s.until("the change of a capacity of "+nodeB+" to be answered", func(ctx context.Context) (string, error) {
+	h.until("the change of a capacity of "+nodeB+" to be answered", func(ctx context.Context) (string, error) {
 		list, err := api.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
@@ -160,35 +160,35 @@ func (s *scene) capacityOfNodes(client kubernetes.Interface) {
 		}
 		return "", nil
 	})
-	s.wantForbidden("change the capacity of another node", refusal)
-	s.wantForbidden("delete the capacity of another node", api.Delete(s.Context(), of.Name, metav1.DeleteOptions{}))
+	h.wantForbidden("change the capacity of another node", refusal)
+	h.wantForbidden("delete the capacity of another node", api.Delete(h.Context(), of.Name, metav1.DeleteOptions{}))
 }
 
 // leasesOfNodes tries to take a disk that another node has reserved, and to give it up.
-func (s *scene) leasesOfNodes(client kubernetes.Interface) {
-	s.Helper()
-	ctx, leases := s.Context(), client.CoordinationV1().Leases(devicesNamespace)
+func (h *harness) leasesOfNodes(client kubernetes.Interface) {
+	h.Helper()
+	ctx, leases := h.Context(), client.CoordinationV1().Leases(devicesNamespace)
 	of := func(name, node string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
 	}
-	own, other := s.namespace+"-own", s.namespace+"-other"
+	own, other := h.namespace+"-own", h.namespace+"-other"
 	_, err := c.Client.CoordinationV1().Leases(devicesNamespace).Create(ctx, of(other, nodeB), metav1.CreateOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	_, err = leases.Create(ctx, of(own, nodeB), metav1.CreateOptions{})
-	s.wantForbidden("reserve a disk for another node", err)
-	s.wantForbidden("give up a disk of another node", leases.Delete(ctx, other, metav1.DeleteOptions{}))
+	h.wantForbidden("reserve a disk for another node", err)
+	h.wantForbidden("give up a disk of another node", leases.Delete(ctx, other, metav1.DeleteOptions{}))
 	_, err = leases.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	_, err = leases.Get(ctx, own, metav1.GetOptions{})
-	must.Succeed(s, err, leases.Delete(ctx, own, metav1.DeleteOptions{}))
-	s.kubectl("delete", "lease", other, "--namespace="+devicesNamespace)
+	must.Succeed(h, err, leases.Delete(ctx, own, metav1.DeleteOptions{}))
+	h.kubectl("delete", "lease", other, "--namespace="+devicesNamespace)
 }
 
 // snapshotsOfNodes tries the same of snapshots.
-func (s *scene) snapshotsOfNodes(client kubernetes.Interface) {
-	s.Helper()
-	content := s.namespace + "-other"
-	s.applyText(fmt.Sprintf(`
+func (h *harness) snapshotsOfNodes(client kubernetes.Interface) {
+	h.Helper()
+	content := h.namespace + "-other"
+	h.applyText(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
 metadata:
@@ -199,19 +199,19 @@ spec:
   deletionPolicy: Retain
   source: {snapshotHandle: none}
   volumeSnapshotRef: {namespace: %[2]s, name: none}
-`, content, s.namespace))
+`, content, h.namespace))
 	err := client.CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content).
-		Body([]byte(`{"metadata":{"labels":{"snapshot.storage.kubernetes.io/managed-by":"` + nodeA + `"}}}`)).Do(s.Context()).Error()
-	s.wantForbidden("take over a snapshot of another node", err)
-	s.kubectl("delete", "volumesnapshotcontent", content)
-	s.handlesOfNodes(client)
+		Body([]byte(`{"metadata":{"labels":{"snapshot.storage.kubernetes.io/managed-by":"` + nodeA + `"}}}`)).Do(h.Context()).Error()
+	h.wantForbidden("take over a snapshot of another node", err)
+	h.kubectl("delete", "volumesnapshotcontent", content)
+	h.handlesOfNodes(client)
 }
 
 // handlesOfNodes tries to have a restore find the snapshot of another user, under the name of one of the node's own.
-func (s *scene) handlesOfNodes(client kubernetes.Interface) {
-	s.Helper()
-	content := s.namespace + "-own"
-	s.applyText(fmt.Sprintf(`
+func (h *harness) handlesOfNodes(client kubernetes.Interface) {
+	h.Helper()
+	content := h.namespace + "-own"
+	h.applyText(fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
 metadata:
@@ -222,15 +222,15 @@ spec:
   deletionPolicy: Retain
   source: {snapshotHandle: none}
   volumeSnapshotRef: {namespace: %[2]s, name: none}
-`, content, s.namespace, nodeA))
+`, content, h.namespace, nodeA))
 	patch := func(subresource, body string) error {
 		return client.CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content + subresource).
-			Body([]byte(body)).Do(s.Context()).Error()
+			Body([]byte(body)).Do(h.Context()).Error()
 	}
 	for _, handle := range []string{"snapshot-other", "snapshot-other@" + nodeA, "snapshot-other@-?@" + nodeA} {
-		s.wantForbidden("give a snapshot the handle "+handle, patch("/status", `{"status":{"snapshotHandle":"`+handle+`"}}`))
+		h.wantForbidden("give a snapshot the handle "+handle, patch("/status", `{"status":{"snapshotHandle":"`+handle+`"}}`))
 	}
-	s.wantForbidden("have it be another VolumeSnapshot's", patch("", `{"spec":{"volumeSnapshotRef":{"name":"other"}}}`))
-	must.Succeed(s, patch("/status", `{"status":{"snapshotHandle":"none"}}`))
-	s.kubectl("delete", "volumesnapshotcontent", content)
+	h.wantForbidden("have it be another VolumeSnapshot's", patch("", `{"spec":{"volumeSnapshotRef":{"name":"other"}}}`))
+	must.Succeed(h, patch("/status", `{"status":{"snapshotHandle":"none"}}`))
+	h.kubectl("delete", "volumesnapshotcontent", content)
 }

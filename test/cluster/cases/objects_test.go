@@ -3,6 +3,8 @@ package cases_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -16,10 +18,10 @@ import (
 )
 
 // claim makes a claim of the class hostpath-csi, or of what changes make of it.
-func (s *scene) claim(name, size string, changes ...func(*corev1.PersistentVolumeClaim)) {
-	s.Helper()
-	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Create(s.Context(), newClaim(name, size, changes...), metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+func (h *harness) claim(name, size string, changes ...func(*corev1.PersistentVolumeClaim)) {
+	h.Helper()
+	if _, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Create(h.Context(), newClaim(name, size, changes...), metav1.CreateOptions{}); err != nil {
+		h.Fatal(err)
 	}
 }
 
@@ -52,14 +54,14 @@ func ofClass(class string) func(*corev1.PersistentVolumeClaim) {
 const idle = "trap exit TERM; sleep infinity & wait"
 
 // pod makes a pod with a shell that does nothing, or what changes make of it.
-func (s *scene) pod(name string, changes ...func(*corev1.Pod)) {
-	s.Helper()
+func (h *harness) pod(name string, changes ...func(*corev1.Pod)) {
+	h.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: podSpec(idle)}
 	for _, change := range changes {
 		change(pod)
 	}
-	if _, err := c.Client.CoreV1().Pods(s.namespace).Create(s.Context(), pod, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+	if _, err := c.Client.CoreV1().Pods(h.namespace).Create(h.Context(), pod, metav1.CreateOptions{}); err != nil {
+		h.Fatal(err)
 	}
 }
 
@@ -117,11 +119,11 @@ func doing(script string) func(*corev1.Pod) {
 }
 
 // ready waits until a pod is ready, and returns it.
-func (s *scene) ready(name string) *corev1.Pod {
-	s.Helper()
+func (h *harness) ready(name string) *corev1.Pod {
+	h.Helper()
 	var pod *corev1.Pod
-	s.until("pod "+name+" to be ready", func(ctx context.Context) (_ string, err error) {
-		pod, err = c.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+	h.until("pod "+name+" to be ready", func(ctx context.Context) (_ string, err error) {
+		pod, err = c.Client.CoreV1().Pods(h.namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "not made yet", nil
 		}
@@ -143,14 +145,14 @@ func podReady(pod corev1.Pod) bool {
 }
 
 // remove deletes pods and waits until they are gone.
-func (s *scene) remove(pods ...string) {
-	s.Helper()
+func (h *harness) remove(pods ...string) {
+	h.Helper()
 	for _, name := range pods {
-		must.Succeed(s, c.Client.CoreV1().Pods(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
+		must.Succeed(h, c.Client.CoreV1().Pods(h.namespace).Delete(h.Context(), name, metav1.DeleteOptions{}))
 	}
-	s.until("pods to be gone: "+strings.Join(pods, " "), func(ctx context.Context) (string, error) {
+	h.until("pods to be gone: "+strings.Join(pods, " "), func(ctx context.Context) (string, error) {
 		for _, name := range pods {
-			_, err := c.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+			_, err := c.Client.CoreV1().Pods(h.namespace).Get(ctx, name, metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return name + " is still there", err
 			}
@@ -161,30 +163,55 @@ func (s *scene) remove(pods ...string) {
 
 // removeClaim deletes a claim and waits until its volume is gone from the cluster
 // and from the disk.
-func (s *scene) removeClaim(name string) {
-	s.Helper()
-	volume := s.volume(name)
-	path := s.disk(volume)
-	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}))
-	s.until("volume "+volume.Name+" to be gone", func(ctx context.Context) (string, error) {
+func (h *harness) removeClaim(name string) {
+	h.Helper()
+	volume := h.volume(name)
+	path := h.disk(volume)
+	must.Succeed(h, c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Delete(h.Context(), name, metav1.DeleteOptions{}))
+	h.until("volume "+volume.Name+" to be gone", func(ctx context.Context) (string, error) {
 		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
 		}
 		return string(left.Status.Phase) + " " + left.Status.Message, err
 	})
-	s.wantGone(path)
+	h.wantGone(path)
 }
 
 // volume is what a claim is bound to.
-func (s *scene) volume(claim string) *corev1.PersistentVolume {
-	s.Helper()
-	bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), claim, metav1.GetOptions{})
-	must.Succeed(s, err)
+func (h *harness) volume(claim string) *corev1.PersistentVolume {
+	h.Helper()
+	bound, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(h.Context(), claim, metav1.GetOptions{})
+	must.Succeed(h, err)
 	if bound.Status.Phase != corev1.ClaimBound {
-		s.Fatalf("claim %s is %s", claim, bound.Status.Phase)
+		h.Fatalf("claim %s is %s", claim, bound.Status.Phase)
 	}
-	volume, err := c.Client.CoreV1().PersistentVolumes().Get(s.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
-	must.Succeed(s, err)
+	volume, err := c.Client.CoreV1().PersistentVolumes().Get(h.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
+	must.Succeed(h, err)
 	return volume
+}
+
+// kubectl runs kubectl, also at the end of a test.
+func (h *harness) kubectl(args ...string) string {
+	h.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), long)
+	defer cancel()
+	out, err := c.Kubectl(ctx, args...)
+	must.Succeed(h, err)
+	return out
+}
+
+// apply applies what kubectl takes by these arguments, and deletes it at the end of the test.
+func (h *harness) apply(args ...string) {
+	h.Helper()
+	h.Cleanup(func() { h.kubectl(append([]string{"delete", "--ignore-not-found"}, args...)...) })
+	h.kubectl(append([]string{"apply"}, args...)...)
+}
+
+func (h *harness) applyText(objects string) {
+	h.Helper()
+	file := filepath.Join(h.TempDir(), "objects.yaml")
+	// kubectl of Kubernetes 1.30 takes what begins with a brace for JSON.
+	must.Succeed(h, os.WriteFile(file, []byte("---\n"+objects), 0o600))
+	h.apply("-f", file)
 }

@@ -31,12 +31,12 @@ const (
 var provisioners = schema.GroupVersionResource{Group: "hostpathprovisioner.kubevirt.io", Version: "v1beta1", Resource: "hostpathprovisioners"}
 
 // withAPI installs the definition of HostPathProvisioner and returns a client of its objects.
-func (s *scene) withAPI(file string) dynamic.ResourceInterface {
-	s.Helper()
-	s.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
-	must.Succeed(s, c.Established(s.Context(), "-f", file))
+func (h *harness) withAPI(file string) dynamic.ResourceInterface {
+	h.Helper()
+	h.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
+	must.Succeed(h, c.Established(h.Context(), "-f", file))
 	client, err := dynamic.NewForConfig(c.Config)
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	return client.Resource(provisioners)
 }
 
@@ -62,8 +62,8 @@ func onePool(more string) string {
 // The API server refuses by itself what can be known to be wrong without checking anything else, and says what to
 // change. The upstream operator accepts all of them but the first three.
 func TestObjectValidation(t *testing.T) {
-	s := begin(t)
-	client := s.withAPI(crdFile)
+	h := begin(t)
+	client := h.withAPI(crdFile)
 	pools := func(pools string) string { return "storagePools: [" + pools + "]" }
 	path := func(path string) string { return pools("{name: local, path: " + path + "}") }
 	tests := []struct{ name, spec, want string }{
@@ -112,8 +112,8 @@ func TestObjectValidation(t *testing.T) {
 
 // What would leave volumes behind cannot be changed; the rest can.
 func TestImmutableFields(t *testing.T) {
-	s := begin(t)
-	client := s.withAPI(crdFile)
+	h := begin(t)
+	client := h.withAPI(crdFile)
 	template := func(mode, size, more string) string {
 		return onePool(", pvcTemplate: {accessModes: [" + mode + "], resources: {requests: {storage: " + size + "}}" + more + "}")
 	}
@@ -141,7 +141,7 @@ func TestImmutableFields(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			made, err := client.Create(t.Context(), provisioner(t, "changed", tt.before), metav1.CreateOptions{})
 			must.Succeed(t, err)
-			t.Cleanup(func() { s.endProvisioner("changed") })
+			t.Cleanup(func() { h.endProvisioner("changed") })
 			after := provisioner(t, "changed", tt.after)
 			after.SetResourceVersion(made.GetResourceVersion())
 			_, err = client.Update(t.Context(), after, metav1.UpdateOptions{})
@@ -156,11 +156,11 @@ func TestImmutableFields(t *testing.T) {
 // can be deleted.
 func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	const name = "lenient"
-	s := begin(t)
-	client := s.withAPI("testdata/upstream-crd.yaml")
+	h := begin(t)
+	client := h.withAPI("testdata/upstream-crd.yaml")
 	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}, {name: socket, path: /csi}]")
 	object.SetFinalizers([]string{"finalizer.delete.hostpath-provisioner"})
-	s.until("the object to be made", func(ctx context.Context) (string, error) {
+	h.until("the object to be made", func(ctx context.Context) (string, error) {
 		// The definition is taken up in a moment, and until then the rules of that before it hold.
 		_, err := client.Create(ctx, object, metav1.CreateOptions{})
 		if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
@@ -171,11 +171,11 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	t.Cleanup(func() {
 		// Also after a failure: no operator removes the finalizer.
 		_, _ = client.Patch(context.Background(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-		s.removeProvisioner(name)
+		h.removeProvisioner(name)
 	})
-	s.withAPI(crdFile)
+	h.withAPI(crdFile)
 	status := []byte(`{"status":{"observedGeneration":1,"conditions":[{"type":"Available","status":"True","reason":"Complete","message":"","lastTransitionTime":"2026-08-01T10:00:00Z"}]}}`)
-	s.until("the status to be written", func(ctx context.Context) (string, error) {
+	h.until("the status to be written", func(ctx context.Context) (string, error) {
 		// The definition, and the status apart from the rest, are taken up in a moment.
 		_, err := client.Patch(ctx, name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
 		if apierrors.IsNotFound(err) {
@@ -199,11 +199,11 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 
 // What kubectl get shows of an object, with -o wide and without, is in its status.
 func TestColumns(t *testing.T) {
-	s := begin(t)
-	client := s.withAPI(crdFile)
+	h := begin(t)
+	client := h.withAPI(crdFile)
 	object, err := client.Create(t.Context(), provisioner(t, "shown", onePool("")), metav1.CreateOptions{})
 	must.Succeed(t, err)
-	t.Cleanup(func() { s.endProvisioner("shown") })
+	t.Cleanup(func() { h.endProvisioner("shown") })
 	condition := func(kind, status, message string) any {
 		return map[string]any{"type": kind, "status": status, "reason": "Test", "message": message, "lastTransitionTime": "2024-01-01T00:00:00Z"}
 	}
@@ -239,14 +239,14 @@ func TestColumns(t *testing.T) {
 
 // A webhook that is down, and whose failure counts, keeps no client from writing the status, labels and finalizers, nor from deleting.
 func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
-	s := begin(t)
-	client := s.withAPI(crdFile)
+	h := begin(t)
+	client := h.withAPI(crdFile)
 	object := provisioner(t, "asked", onePool(""))
 	object.SetFinalizers([]string{"example.com/test"})
 	if _, err := client.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.endProvisioner("asked") })
+	t.Cleanup(func() { h.endProvisioner("asked") })
 	text, err := os.ReadFile(operatorDir + "/webhook/validatingwebhookconfiguration.yaml")
 	must.Succeed(t, err)
 	var config admissionv1.ValidatingWebhookConfiguration
@@ -266,7 +266,7 @@ func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
 		return err
 	}
 	// The configuration is taken up in a moment.
-	s.until("the webhook to be asked about the spec", func(context.Context) (string, error) {
+	h.until("the webhook to be asked about the spec", func(context.Context) (string, error) {
 		if err := patch(fmt.Sprintf(`{"spec":{"priorityClassName":"test-%d"}}`, time.Now().UnixNano())); !apierrors.IsInternalError(err) {
 			return "changes are accepted", err
 		}
@@ -292,7 +292,7 @@ func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
 // A namespace with restricted pods admits the operator, though its own is privileged for the driver. Without any of the fields
 // that are for this it would be refused.
 func TestOperatorIsAdmittedWherePodsAreRestricted(t *testing.T) {
-	s := begin(t)
+	h := begin(t)
 	text, err := os.ReadFile(operatorDir + "/deployment.yaml")
 	must.Succeed(t, err)
 	var deployment appsv1.Deployment
@@ -304,12 +304,12 @@ func TestOperatorIsAdmittedWherePodsAreRestricted(t *testing.T) {
 		// Its own is not in this namespace.
 		pod.Spec.ServiceAccountName = "default"
 		change(&pod.Spec)
-		_, err := c.Client.CoreV1().Pods(s.namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{"All"}})
+		_, err := c.Client.CoreV1().Pods(h.namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{"All"}})
 		return err
 	}
-	s.kubectl("label", "namespace", s.namespace, "pod-security.kubernetes.io/enforce=restricted")
+	h.kubectl("label", "namespace", h.namespace, "pod-security.kubernetes.io/enforce=restricted")
 	// The label is taken up in a moment.
-	s.until("pods to be restricted", func(context.Context) (string, error) {
+	h.until("pods to be restricted", func(context.Context) (string, error) {
 		if err := create(func(spec *corev1.PodSpec) { spec.HostNetwork = true }); !apierrors.IsForbidden(err) {
 			return "one on the network of its node is admitted", err
 		}
@@ -330,23 +330,23 @@ func TestOperatorIsAdmittedWherePodsAreRestricted(t *testing.T) {
 	}
 }
 
-func (s *scene) removeProvisioner(name string) {
+func (h *harness) removeProvisioner(name string) {
 	// At the end of a test its context has ended.
 	out, err := c.Kubectl(context.Background(), "delete", "hostpathprovisioner", name, "--ignore-not-found", "--wait=true", "--timeout=60s")
 	if err != nil {
-		s.Error(out, err)
+		h.Error(out, err)
 	}
 }
 
 // endProvisioner removes an object at the end of a test, if it is there still: after the volumes, which a driver whose pools are
 // others refuses to delete.
-func (s *scene) endProvisioner(name string) {
+func (h *harness) endProvisioner(name string) {
 	out, err := c.Kubectl(context.Background(), "get", "hostpathprovisioner", name, "--ignore-not-found", "-o", "jsonpath={.metadata.name} {.metadata.deletionTimestamp}")
 	if err != nil {
-		s.Error(out, err)
+		h.Error(out, err)
 	}
 	if strings.TrimSpace(out) == name {
-		s.clear("the volumes to be deleted", s.volumesOf(s.namespace))
+		h.clear("the volumes to be deleted", h.volumesOf(h.namespace))
 	}
-	s.removeProvisioner(name)
+	h.removeProvisioner(name)
 }

@@ -26,7 +26,7 @@ const (
 
 // A guide is what upgrade.md says, word for word, for a cluster with one object.
 type guide struct {
-	*scene
+	*harness
 	object string
 	// saved is the file with the object that the way back makes.
 	saved string
@@ -91,22 +91,22 @@ func (g *guide) follow(heading string, others ...func()) (onNodes string) {
 }
 
 // upstream makes an object of the upstream operator, which has deployed the driver for it, and the guide for both ways.
-func (s *scene) upstream(name, spec string) *guide {
-	s.Helper()
-	s.upstreamObjects("testdata/upstream-operator.yaml")
-	s.upstreamObject(name, spec)
-	s.upstreamObjects("testdata/upstream-webhook.yaml")
-	dir := s.TempDir()
-	g := &guide{scene: s, object: name, saved: filepath.Join(dir, "saved"), operator: filepath.Join(dir, "operator"), webhook: filepath.Join(dir, "webhook")}
+func (h *harness) upstream(name, spec string) *guide {
+	h.Helper()
+	h.upstreamObjects("testdata/upstream-operator.yaml")
+	h.upstreamObject(name, spec)
+	h.upstreamObjects("testdata/upstream-webhook.yaml")
+	dir := h.TempDir()
+	g := &guide{harness: h, object: name, saved: filepath.Join(dir, "saved"), operator: filepath.Join(dir, "operator"), webhook: filepath.Join(dir, "webhook")}
 	var operator [][]byte
 	for _, file := range []string{"crd", "operator", "webhook"} {
 		text, err := os.ReadFile("testdata/upstream-" + file + ".yaml")
-		must.Succeed(s, err)
+		must.Succeed(h, err)
 		operator = append(operator, text)
 	}
-	must.Succeed(s, os.WriteFile(g.operator, bytes.Join(operator[:2], []byte("---\n")), 0o600))
+	must.Succeed(h, os.WriteFile(g.operator, bytes.Join(operator[:2], []byte("---\n")), 0o600))
 	// What is there in the place of the upstream operator does not answer.
-	must.Succeed(s, os.WriteFile(g.webhook, bytes.Replace(operator[2], []byte("failurePolicy: Fail"), []byte("failurePolicy: Ignore"), 1), 0o600))
+	must.Succeed(h, os.WriteFile(g.webhook, bytes.Replace(operator[2], []byte("failurePolicy: Fail"), []byte("failurePolicy: Ignore"), 1), 0o600))
 	return g
 }
 
@@ -124,11 +124,11 @@ func (g *guide) returned(daemonSet string, deploy func()) {
 }
 
 // wantNothingOfOurs says that there is only what the upstream operator's manifests have: the rest would ask, or refuse, or keep fields.
-func (s *scene) wantNothingOfOurs() {
-	s.Helper()
-	inCluster := s.kubectl("get", "validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,mutatingwebhookconfiguration,"+
+func (h *harness) wantNothingOfOurs() {
+	h.Helper()
+	inCluster := h.kubectl("get", "validatingadmissionpolicy,validatingadmissionpolicybinding,validatingwebhookconfiguration,mutatingwebhookconfiguration,"+
 		"clusterrole,clusterrolebinding,csidriver", "-o", "name")
-	left := s.kubectl("get", "-n", cluster.Namespace, "daemonset,deployment,serviceaccount,role,rolebinding,job,secret,service,networkpolicy", "-o", "name")
+	left := h.kubectl("get", "-n", cluster.Namespace, "daemonset,deployment,serviceaccount,role,rolebinding,job,secret,service,networkpolicy", "-o", "name")
 	for name := range strings.Lines(inCluster) {
 		if strings.Contains(name, "hostpath") {
 			left += name
@@ -143,13 +143,13 @@ func (s *scene) wantNothingOfOurs() {
 	got := strings.Fields(left)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		s.Errorf("there is not what the upstream operator's manifests have (-want +got):\n%s", diff)
+		h.Errorf("there is not what the upstream operator's manifests have (-want +got):\n%s", diff)
 	}
 }
 
 // leaveUpstream removes an object of the upstream operator and what that has made for it, once no volume needs it any more.
-func (s *scene) leaveUpstream(name string, fixtures ...string) {
-	s.Helper()
+func (h *harness) leaveUpstream(name string, fixtures ...string) {
+	h.Helper()
 	ctx := context.Background()
 	for _, args := range [][]string{
 		{"delete", "validatingwebhookconfiguration", "hostpathprovisioner.kubevirt.io", "--ignore-not-found"},
@@ -158,11 +158,11 @@ func (s *scene) leaveUpstream(name string, fixtures ...string) {
 	} {
 		out, err := c.Kubectl(ctx, args...)
 		if err != nil && !strings.Contains(out, "NotFound") && !strings.Contains(out, "the server doesn't have a resource type") {
-			s.Error(err)
+			h.Error(err)
 		}
 	}
 	for _, file := range fixtures {
-		s.kubectl("delete", "--ignore-not-found", "-f", file)
+		h.kubectl("delete", "--ignore-not-found", "-f", file)
 	}
 }
 
@@ -170,115 +170,115 @@ func (s *scene) leaveUpstream(name string, fixtures ...string) {
 // the time. Both drivers serve and remove the volumes of both.
 func TestBackToUpstreamOperator(t *testing.T) {
 	needTime(t)
-	s := begin(t)
-	s.withoutDriver()
-	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
+	h := begin(t)
+	h.withoutDriver()
+	h.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
 	all := []string{"testdata/upstream-objects.yaml", "testdata/upstream-pools.yaml", "testdata/upstream-operator.yaml"}
-	t.Cleanup(func() { s.leaveUpstream("away", all...) })
-	s.upstreamObjects(all[0])
-	s.claim("data", "64Mi", ofClass(operatorClass))
-	s.pod("writer", with("data", "/data"), doing(counting))
-	pod := s.ready("writer")
-	writers := []writer{{pod, filepath.Join(s.disk(s.volume("data")), "numbers")}}
-	pools := s.upstreamPools()
-	g := s.upstream("away", adoptedPools)
+	t.Cleanup(func() { h.leaveUpstream("away", all...) })
+	h.upstreamObjects(all[0])
+	h.claim("data", "64Mi", ofClass(operatorClass))
+	h.pod("writer", with("data", "/data"), doing(counting))
+	pod := h.ready("writer")
+	writers := []writer{{pod, filepath.Join(h.disk(h.volume("data")), "numbers")}}
+	pools := h.upstreamPools()
+	g := h.upstream("away", adoptedPools)
 
 	g.follow(there)
-	s.kubectl("delete", "secret", "-n", cluster.Namespace, "hostpath-provisioner-operator-webhook-service-cert")
-	s.wantAdopted(pools)
-	s.goOn(writers)
-	s.claim("ours", "64Mi", ofClass(operatorClass))
-	s.pod("ours", with("ours", "/data"), on(pod.Spec.NodeName))
-	s.pod("inline", on(pod.Spec.NodeName), withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
+	h.kubectl("delete", "secret", "-n", cluster.Namespace, "hostpath-provisioner-operator-webhook-service-cert")
+	h.wantAdopted(pools)
+	h.goOn(writers)
+	h.claim("ours", "64Mi", ofClass(operatorClass))
+	h.pod("ours", with("ours", "/data"), on(pod.Spec.NodeName))
+	h.pod("inline", on(pod.Spec.NodeName), withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
 		CSI: &corev1.CSIVolumeSource{Driver: cluster.DriverName, VolumeAttributes: map[string]string{"storagePool": "local", "size": "32Mi"}},
 	}))
-	s.ready("inline")
-	s.mustRun("inline", "echo inline >/data/file")
-	s.ready("ours")
-	s.mustRun("ours", "echo ours >/data/file; sync -f /data")
+	h.ready("inline")
+	h.mustRun("inline", "echo inline >/data/file")
+	h.ready("ours")
+	h.mustRun("ours", "echo ours >/data/file; sync -f /data")
 	// What the upstream driver has made for a pod that ended under this one (createVolumeDirectoryFunc of its pkg/hostpath/utils.go).
 	ended := operatorPool + "/csi-" + strings.Repeat("0e", 32)
 	must.Succeed(t, os.Mkdir(c.Nodes[nodeB].Disk(ended), 0o755))
 
-	s.remove("on-fast")
+	h.remove("on-fast")
 	listed := g.follow(back, func() {
 		g.returned(operatorDaemonSet, func() {
-			s.upstreamObjects(all[0])
-			s.mountUpstream()
+			h.upstreamObjects(all[0])
+			h.mountUpstream()
 		})
 	})
 	if strings.TrimSpace(listed) != ended {
 		t.Errorf("upgrade.md lists %q, want %s alone", listed, ended)
 	}
 	must.Succeed(t, os.Remove(c.Nodes[nodeB].Disk(ended)))
-	s.goOn(writers)
-	s.wantUninterrupted(writers)
+	h.goOn(writers)
+	h.wantUninterrupted(writers)
 	for pod, want := range map[string]string{"ours": "ours\n", "inline": "inline\n"} {
-		if got := s.mustRun(pod, "cat /data/file"); got != want {
+		if got := h.mustRun(pod, "cat /data/file"); got != want {
 			t.Errorf("the pod %s reads %q", pod, got)
 		}
 	}
-	s.pod("on-fast", with("fast", "/data"))
-	s.ready("on-fast")
-	if got := s.mustRun("on-fast", "cat /data/file"); got != "before\n" {
+	h.pod("on-fast", with("fast", "/data"))
+	h.ready("on-fast")
+	if got := h.mustRun("on-fast", "cat /data/file"); got != "before\n" {
 		t.Errorf("the next pod reads %q", got)
 	}
-	directories := []string{filepath.Dir(writers[0].file), s.disk(s.volume("ours"))}
-	s.remove("writer", "ours", "inline", "on-fast")
-	s.kubectl("delete", "pvc", "-n", s.namespace, "--all")
-	s.until("the volumes to be deleted", s.volumesOf(s.namespace))
+	directories := []string{filepath.Dir(writers[0].file), h.disk(h.volume("ours"))}
+	h.remove("writer", "ours", "inline", "on-fast")
+	h.kubectl("delete", "pvc", "-n", h.namespace, "--all")
+	h.until("the volumes to be deleted", h.volumesOf(h.namespace))
 	for _, directory := range directories {
-		s.wantGone(directory)
+		h.wantGone(directory)
 	}
-	if left := s.kubectl("get", "volumeattachments", "-o", "name"); left != "" {
+	if left := h.kubectl("get", "volumeattachments", "-o", "name"); left != "" {
 		t.Errorf("volumes are attached: %s", left)
 	}
-	s.unmountUpstream()
-	s.removePoolClaims("hpp-pool-everywhere-shared", "hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
+	h.unmountUpstream()
+	h.removePoolClaims("hpp-pool-everywhere-shared", "hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
 }
 
 // unmountUpstream removes the mounters of the upstream operator, and unmounts their pools.
-func (s *scene) unmountUpstream() {
-	s.Helper()
-	s.kubectl("delete", "-f", "testdata/upstream-pools.yaml")
+func (h *harness) unmountUpstream() {
+	h.Helper()
+	h.kubectl("delete", "-f", "testdata/upstream-pools.yaml")
 	for _, n := range c.Nodes {
-		_, err := n.Output(s.Context(), "sh", "-ec", "umount /var/adopted/csi /var/adopted-everywhere/csi")
-		must.Succeed(s, err)
+		_, err := n.Output(h.Context(), "sh", "-ec", "umount /var/adopted/csi /var/adopted-everywhere/csi")
+		must.Succeed(h, err)
 	}
 }
 
 // The same with pathConfig, and volumes of the pre-CSI provisioners of both.
 func TestBackToUpstreamPreCSIProvisioner(t *testing.T) {
 	const class = "hostpath-operator-pre-csi"
-	s := begin(t)
-	s.withoutDriver()
-	s.class(operatorLegacyClass, "legacy", storagev1.VolumeBindingWaitForFirstConsumer)
-	s.applyText("{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: " + class + "}, provisioner: kubevirt.io/hostpath-provisioner, volumeBindingMode: WaitForFirstConsumer}")
-	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
+	h := begin(t)
+	h.withoutDriver()
+	h.class(operatorLegacyClass, "legacy", storagev1.VolumeBindingWaitForFirstConsumer)
+	h.applyText("{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: " + class + "}, provisioner: kubevirt.io/hostpath-provisioner, volumeBindingMode: WaitForFirstConsumer}")
+	h.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
 	all := []string{"testdata/upstream-legacy.yaml", "testdata/upstream-operator.yaml"}
-	t.Cleanup(func() { s.leaveUpstream("away", all...) })
-	s.upstreamObjects(all[0])
-	g := s.upstream("away", "pathConfig: {path: /var/hpvolumes}")
+	t.Cleanup(func() { h.leaveUpstream("away", all...) })
+	h.upstreamObjects(all[0])
+	g := h.upstream("away", "pathConfig: {path: /var/hpvolumes}")
 
 	g.follow(there)
-	s.kubectl("delete", "secret", "-n", cluster.Namespace, "hostpath-provisioner-operator-webhook-service-cert")
-	s.claim("old", "64Mi", ofClass(class))
-	s.pod("old", with("old", "/data"))
-	s.ready("old")
-	volume, _, directory := s.hostPath("old")
-	s.mustRun("old", "echo hello >/data/file; sync -f /data")
+	h.kubectl("delete", "secret", "-n", cluster.Namespace, "hostpath-provisioner-operator-webhook-service-cert")
+	h.claim("old", "64Mi", ofClass(class))
+	h.pod("old", with("old", "/data"))
+	h.ready("old")
+	volume, _, directory := h.hostPath("old")
+	h.mustRun("old", "echo hello >/data/file; sync -f /data")
 
 	g.follow(back, func() {
-		g.returned("hostpath-provisioner", func() { s.upstreamObjects(all[0]) })
+		g.returned("hostpath-provisioner", func() { h.upstreamObjects(all[0]) })
 	})
-	if got := s.mustRun("old", "cat /data/file"); got != "hello\n" {
+	if got := h.mustRun("old", "cat /data/file"); got != "hello\n" {
 		t.Errorf("the pod reads %q", got)
 	}
-	s.remove("old")
-	s.kubectl("delete", "pvc", "-n", s.namespace, "old")
+	h.remove("old")
+	h.kubectl("delete", "pvc", "-n", h.namespace, "old")
 	// As its provisioner does it (deleteVolumeOperation of its controller/controller.go): directory, then PersistentVolume, whose finalizers it leaves.
 	must.Succeed(t, os.RemoveAll(directory))
-	s.kubectl("delete", "pv", volume.Name, "--timeout=1m")
+	h.kubectl("delete", "pv", volume.Name, "--timeout=1m")
 	// Its record stays, as upgrade.md says of the directory that it is in, and is in the way of the next case.
 	must.Succeed(t, os.Remove(filepath.Join(filepath.Dir(directory), ".hostpath-provisioner", "volumes", volume.Name+".json")))
 }

@@ -30,19 +30,15 @@ import (
 // The cluster has the kinds of OpenShift and of the Prometheus operator too, and what the upstream operator has made of them.
 func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
-	s := begin(t)
-	client := s.withOperator()
+	h := begin(t)
+	client := h.withOperator()
 	ctx := t.Context()
-	s.class(class, "local-fast", storagev1.VolumeBindingWaitForFirstConsumer)
-	s.apply("-f", "testdata/openshift.yaml")
-	if testing.Short() {
-		s.installKinds()
-	} else {
-		s.installOperator()
-	}
-	s.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
-	s.upstreamObjects("testdata/upstream-monitoring.yaml")
-	sharedDirectory(s)
+	h.class(class, "local-fast", storagev1.VolumeBindingWaitForFirstConsumer)
+	h.apply("-f", "testdata/openshift.yaml")
+	h.installKinds()
+	h.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
+	h.upstreamObjects("testdata/upstream-monitoring.yaml")
+	sharedDirectory(h)
 	pools := func(size string) string {
 		return `storagePools:
 - {name: local, path: /var/hpvolumes}
@@ -56,31 +52,31 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	if _, err := client.Create(ctx, provisioner(t, "claims", pools("320Mi")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.endProvisioner("claims") })
-	s.condition(client, "claims", "RolledOut", "True")
-	s.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
+	t.Cleanup(func() { h.endProvisioner("claims") })
+	h.condition(client, "claims", "RolledOut", "True")
+	h.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
 	// That of the upstream operator keeps its cluster IP, which cannot be changed. Made anew it has none.
-	s.kubectl("delete", "service", "-n", cluster.Namespace, "hpp-prometheus-metrics")
-	if rules := s.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
+	h.kubectl("delete", "service", "-n", cluster.Namespace, "hpp-prometheus-metrics")
+	if rules := h.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
 		t.Errorf("the rules are those of the upstream operator: %s", rules)
 	}
-	before := poolSizes(s)
-	if args := s.kubectl("get", "daemonset", "-n", cluster.Namespace, operatorDaemonSet, "-o", "jsonpath={.spec.template.spec.containers[*].args}"); !strings.Contains(args, "--metrics-tls-version=VersionTLS13") {
+	before := poolSizes(h)
+	if args := h.kubectl("get", "daemonset", "-n", cluster.Namespace, operatorDaemonSet, "-o", "jsonpath={.spec.template.spec.containers[*].args}"); !strings.Contains(args, "--metrics-tls-version=VersionTLS13") {
 		t.Errorf("the driver does not follow the cluster's TLS profile: %s", args)
 	}
-	s.claim("fast", "32Mi", ofClass(class))
-	s.pod("writer", with("fast", "/data"))
+	h.claim("fast", "32Mi", ofClass(class))
+	h.pod("writer", with("fast", "/data"))
 
 	larger, err := json.Marshal(map[string]any{"spec": provisioner(t, "claims", pools("448Mi")).Object["spec"]})
 	must.Succeed(t, err)
 	if _, err := client.Patch(ctx, "claims", types.MergePatchType, larger, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.ready("writer")
-	s.mustRun("writer", "echo hello >/data/file")
-	onAllNodes(s)
-	s.until("the pools to have grown with their template", func(context.Context) (string, error) {
-		for node, size := range poolSizes(s) {
+	h.ready("writer")
+	h.mustRun("writer", "echo hello >/data/file")
+	onAllNodes(h)
+	h.until("the pools to have grown with their template", func(context.Context) (string, error) {
+		for node, size := range poolSizes(h) {
 			if size < before[node]+100<<20 {
 				return fmt.Sprintf("that of %s has %d MiB", node, size>>20), nil
 			}
@@ -88,34 +84,30 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		return "", nil
 	})
 
-	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "hpp-pool", "--force", "--grace-period=0")
-	if got := s.mustRun("writer", "echo again >>/data/file; cat /data/file"); got != "hello\nagain\n" {
+	h.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "hpp-pool", "--force", "--grace-period=0")
+	if got := h.mustRun("writer", "echo again >>/data/file; cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
-	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
-	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
-	t.Run("Prometheus watches it", func(t *testing.T) {
-		needTime(t)
-		operatorWatched(s.in(t))
-	})
-	if got := s.mustRun("writer", "cat /data/file"); got != "hello\nagain\n" {
+	t.Run("drift is repaired", func(t *testing.T) { drift(t, h) })
+	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, h) })
+	if got := h.mustRun("writer", "cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
-	s.remove("writer")
-	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
-	s.until("the volumes to be deleted", s.volumesOf(s.namespace))
+	h.remove("writer")
+	must.Succeed(t, c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
+	h.until("the volumes to be deleted", h.volumesOf(h.namespace))
 
-	s.leaveOnlyLocal(client, "claims")
-	s.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0")
+	h.leaveOnlyLocal(client, "claims")
+	h.kubectl("delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0")
 	elsewhere := provisioner(t, "claims", strings.Replace(pools("448Mi"), "/var/fast", "/var/faster", 1)).Object["spec"]
 	moved, err := json.Marshal(map[string]any{"spec": elsewhere})
 	must.Succeed(t, err)
 	// The webhook that ends, and the one that is not there yet, answer an error.
-	s.until("the change to be accepted", func(ctx context.Context) (string, error) {
+	h.until("the change to be accepted", func(ctx context.Context) (string, error) {
 		_, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{})
 		return text(err), nil
 	})
-	s.until("the pool to be mounted at its new path only", func(ctx context.Context) (string, error) {
+	h.until("the pool to be mounted at its new path only", func(ctx context.Context) (string, error) {
 		for name, n := range c.Nodes {
 			mounts, err := n.Output(ctx, "cat", "/proc/self/mounts")
 			before, now := strings.Contains(mounts, " /var/fast/csi "), strings.Contains(mounts, " /var/faster/csi ")
@@ -125,26 +117,26 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		}
 		return "", nil
 	})
-	s.condition(client, "claims", "RolledOut", "True")
-	s.leaveOnlyLocal(client, "claims")
-	s.poolsUnmounted(client, "claims")
-	s.condition(client, "claims", "RolledOut", "True")
-	s.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
+	h.condition(client, "claims", "RolledOut", "True")
+	h.leaveOnlyLocal(client, "claims")
+	h.poolsUnmounted(client, "claims")
+	h.condition(client, "claims", "RolledOut", "True")
+	h.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
 }
 
 // leaveOnlyLocal removes all pools from an object but the one without a template.
-func (s *scene) leaveOnlyLocal(client dynamic.ResourceInterface, name string) {
-	s.Helper()
+func (h *harness) leaveOnlyLocal(client dynamic.ResourceInterface, name string) {
+	h.Helper()
 	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes"}]}}`)
-	if _, err := client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
+	if _, err := client.Patch(h.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		h.Fatal(err)
 	}
 }
 
 // poolsUnmounted waits until there are no mounters, which go once their pools are unmounted.
-func (s *scene) poolsUnmounted(client dynamic.ResourceInterface, name string) {
-	s.Helper()
-	s.until("the pools to be unmounted", func(ctx context.Context) (string, error) {
+func (h *harness) poolsUnmounted(client dynamic.ResourceInterface, name string) {
+	h.Helper()
+	h.until("the pools to be unmounted", func(ctx context.Context) (string, error) {
 		left, err := c.Client.AppsV1().Deployments(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
 		if err != nil || len(left.Items) == 0 {
 			return "", err
@@ -155,65 +147,56 @@ func (s *scene) poolsUnmounted(client dynamic.ResourceInterface, name string) {
 }
 
 // removePoolClaims expects claims of pools, which the operator leaves, and removes them with their volumes.
-func (s *scene) removePoolClaims(want ...string) {
-	s.Helper()
-	ctx := s.Context()
+func (h *harness) removePoolClaims(want ...string) {
+	h.Helper()
+	ctx := h.Context()
 	claims, err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	got := map[string]bool{}
 	for _, claim := range claims.Items {
 		got[claim.Name] = true
-		must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
+		must.Succeed(h, c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
 	}
 	slices.Sort(want)
 	if !slices.Equal(sorted(got), want) {
-		s.Errorf("the pools have left the claims %q, want %q", sorted(got), want)
+		h.Errorf("the pools have left the claims %q, want %q", sorted(got), want)
 	}
 	volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 	for _, volume := range volumes.Items {
 		// Those that were made by hand are not deleted.
 		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == cluster.Namespace && volume.Spec.CSI == nil {
-			must.Succeed(s, c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
+			must.Succeed(h, c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
 		}
 	}
-	s.until("the volumes of the claims to be deleted", s.volumesOf(cluster.Namespace))
+	h.until("the volumes of the claims to be deleted", h.volumesOf(cluster.Namespace))
 }
 
-// operatorWatched has a Prometheus take what the operator has deployed for it, and the alert for an operator that is away.
-func operatorWatched(s *scene) {
-	s.Helper()
-	s.kubectl("create", "clusterrolebinding", s.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+s.namespace+":default")
-	s.Cleanup(func() { s.kubectl("delete", "clusterrolebinding", s.namespace) })
-	p := s.startPrometheus("k8s-app=hostpath-provisioner", 2)
-	s.until("the operator and every driver to be watched", func(ctx context.Context) (string, error) {
-		for query, want := range map[string]string{
-			"count(up == 1)": fmt.Sprint(len(c.Nodes) + 1), "count(up)": fmt.Sprint(len(c.Nodes) + 1),
-			"kubevirt_hpp_cr_ready": "1", "cluster:kubevirt_hpp_operator_up:sum": "1",
-			`count(hostpath_pool_serving{pool="local-fast"} == 1)`: fmt.Sprint(len(c.Nodes)),
-		} {
-			got, err := p.query(ctx, query)
-			if err != nil || len(got) != 1 || got[0].Value[1] != want {
-				return fmt.Sprintf("%s is %v, want %s", query, got, want), err
-			}
+// installKinds installs the kinds of the Prometheus operator, which go at the end of the test.
+func (h *harness) installKinds() {
+	h.Helper()
+	text, err := os.ReadFile(filepath.Join(c.Programs, "prometheus-operator.yaml"))
+	must.Succeed(h, err)
+	var kinds []string
+	for _, object := range strings.Split(string(text), "\n---\n") {
+		if strings.Contains(object, "\nkind: CustomResourceDefinition\n") {
+			kinds = append(kinds, object)
 		}
-		return "", nil
-	})
-	s.wantQuietAlerts(p, monitoringDir+"/prometheusrule.yaml", operatorDir+"/monitoring/prometheusrule.yaml")
-	s.scaleOperator(0)
-	s.wantAlerts(p, "HPPOperatorDown", map[string]string{
-		"alertname": "HPPOperatorDown", "severity": "warning", "operator_health_impact": "critical",
-		"kubernetes_operator_part_of": "kubevirt", "kubernetes_operator_component": "hostpath-provisioner-operator",
-	})
-	s.scaleOperator(1)
+	}
+	file := filepath.Join(h.TempDir(), "kinds.yaml")
+	must.Succeed(h, os.WriteFile(file, []byte(strings.Join(kinds, "\n---\n")), 0o600))
+	h.Cleanup(func() { h.kubectl("delete", "--ignore-not-found", "-f", file) })
+	// One of them is too large for the annotation of a client-side apply.
+	h.kubectl("apply", "--server-side", "-f", file)
+	must.Succeed(h, c.Established(h.Context(), "-f", file))
 }
 
 // sharedDirectory makes a volume that all nodes have, as one of NFS: a directory of this machine.
-func sharedDirectory(s *scene) {
-	s.Helper()
+func sharedDirectory(h *harness) {
+	h.Helper()
 	path := filepath.Join(c.Sandbox.Dir, "everywhere")
-	must.Succeed(s, os.MkdirAll(path, 0o755))
-	if _, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
+	must.Succeed(h, os.MkdirAll(path, 0o755))
+	if _, err := c.Client.CoreV1().PersistentVolumes().Create(h.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "everywhere"},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
@@ -222,45 +205,45 @@ func sharedDirectory(s *scene) {
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}},
 		},
 	}, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
-	s.Cleanup(func() {
+	h.Cleanup(func() {
 		err := c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), "everywhere", metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			s.Error(err)
+			h.Error(err)
 		}
-		s.removeClass("hpp-overlay")
+		h.removeClass("hpp-overlay")
 	})
 }
 
 // onAllNodes has pods of both nodes use one volume of the shared pool.
-func onAllNodes(s *scene) {
-	s.Helper()
-	s.claim("common", "32Mi", ofClass("hpp-overlay"), func(claim *corev1.PersistentVolumeClaim) {
+func onAllNodes(h *harness) {
+	h.Helper()
+	h.claim("common", "32Mi", ofClass("hpp-overlay"), func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	})
 	for _, node := range []string{nodeA, nodeB} {
-		s.pod("on-"+node, with("common", "/data"), on(node))
-		s.ready("on-" + node)
-		s.mustRun("on-"+node, "echo "+node+" >>/data/file; sync -f /data")
+		h.pod("on-"+node, with("common", "/data"), on(node))
+		h.ready("on-" + node)
+		h.mustRun("on-"+node, "echo "+node+" >>/data/file; sync -f /data")
 	}
-	if got := s.mustRun("on-"+nodeA, "cat /data/file"); got != nodeA+"\n"+nodeB+"\n" {
-		s.Errorf("the pod on %s reads %q", nodeA, got)
+	if got := h.mustRun("on-"+nodeA, "cat /data/file"); got != nodeA+"\n"+nodeB+"\n" {
+		h.Errorf("the pod on %s reads %q", nodeA, got)
 	}
-	s.remove("on-"+nodeA, "on-"+nodeB)
-	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "common", metav1.DeleteOptions{}))
+	h.remove("on-"+nodeA, "on-"+nodeB)
+	must.Succeed(h, c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Delete(h.Context(), "common", metav1.DeleteOptions{}))
 }
 
 // poolSizes are the sizes in bytes of the filesystems that the pool local-fast has on the nodes.
-func poolSizes(s *scene) map[string]int64 {
-	s.Helper()
+func poolSizes(h *harness) map[string]int64 {
+	h.Helper()
 	sizes := map[string]int64{}
 	for name, n := range c.Nodes {
-		out, err := n.Output(s.Context(), "stat", "--file-system", "--format=%b %S", "/var/fast/csi")
-		must.Succeed(s, err)
+		out, err := n.Output(h.Context(), "stat", "--file-system", "--format=%b %S", "/var/fast/csi")
+		must.Succeed(h, err)
 		var blocks, bytes int64
 		if _, err := fmt.Sscan(out, &blocks, &bytes); err != nil {
-			s.Fatal(err)
+			h.Fatal(err)
 		}
 		sizes[name] = blocks * bytes
 	}
@@ -268,7 +251,7 @@ func poolSizes(s *scene) map[string]int64 {
 }
 
 // volumesOf says which volumes there are for the claims of a namespace.
-func (s *scene) volumesOf(namespace string) func(context.Context) (string, error) {
+func (h *harness) volumesOf(namespace string) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {

@@ -40,7 +40,7 @@ type applied struct {
 // drift disturbs each object that the operator has applied, whatever its kind, and wants it back within 5 seconds: with a
 // label gone and another one changed, without all fields that the API server lets go, and deleted. Claims are left out, which
 // hold data and are made once.
-func drift(t *testing.T, s *scene) {
+func drift(t *testing.T, h *harness) {
 	all := appliedObjects(t)
 	kinds := map[string]bool{}
 	for _, a := range all {
@@ -65,7 +65,7 @@ func drift(t *testing.T, s *scene) {
 			a.repaired("itself", a.remove)
 		})
 	}
-	keepsAddition(t, s)
+	keepsAddition(t, h)
 }
 
 // appliedObjects are all objects of the cluster with fields that the operator has applied, ServiceAccounts last: when one is made
@@ -273,14 +273,14 @@ func part(value any, kind, name string) (element any, position string) {
 }
 
 // keepsAddition says that what a user has added to an object stays when the operator repairs it, but for its pod template.
-func keepsAddition(t *testing.T, s *scene) {
+func keepsAddition(t *testing.T, h *harness) {
 	t.Helper()
 	sets := c.Client.AppsV1().DaemonSets(cluster.Namespace)
 	patch := []byte(`{"metadata":{"annotations":{"example.com/added":"by-a-user"}},"spec":{"minReadySeconds":1,"template":{"spec":{"containers":[{"name":"driver","image":"localhost/other","env":[{"name":"something","value":"true"}]}]}}}}`)
 	if _, err := sets.Patch(t.Context(), operatorDaemonSet, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the template to be put back", func(ctx context.Context) (string, error) {
+	h.until("the template to be put back", func(ctx context.Context) (string, error) {
 		set, err := sets.Get(ctx, operatorDaemonSet, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -298,16 +298,16 @@ func keepsAddition(t *testing.T, s *scene) {
 
 // quiet says that the operator writes nothing for a time in which nothing changes that matters to it. Meanwhile each thing that it does
 // again and again is done several times: a resync takes as long as a node has to be gone, which is 5 s here.
-func quiet(t *testing.T, s *scene) {
+func quiet(t *testing.T, h *harness) {
 	for range 3 {
-		s.until("the driver to be rolled out again", rolledOutAgain)
-		s.until("the mounters to be ready again", mountersReady)
-		before, pods := settled(t, s)
+		h.until("the driver to be rolled out again", rolledOutAgain)
+		h.until("the mounters to be ready again", mountersReady)
+		before, pods := settled(t, h)
 		// Something happens in the cluster that is none of the operator's business.
 		for range 5 {
-			s.kubectl("annotate", "node", nodeA, "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
+			h.kubectl("annotate", "node", nodeA, "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
 		}
-		s.kubectl("annotate", "hostpathprovisioner", "--all", "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
+		h.kubectl("annotate", "hostpathprovisioner", "--all", "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite")
 		must.Succeed(t, c.Log.Until(t.Context(), quietTime+long, "time to pass in which nothing happens", quietFor(quietTime)))
 		after := operatorWrites(t)
 		if now := driverPodStates(t); now != pods {
@@ -324,7 +324,7 @@ func quiet(t *testing.T, s *scene) {
 
 // settled waits until there is no answer under way to what has happened before. It returns what the operator has written until then,
 // and how the pods of the driver are.
-func settled(t *testing.T, s *scene) (written []audit.Request, pods string) {
+func settled(t *testing.T, h *harness) (written []audit.Request, pods string) {
 	t.Helper()
 	// Events that were repeated are written once more when 6 minutes have passed without them, which is noticed every 6 minutes.
 	enough := max(3*time.Second, min(quietTime/4, 13*time.Minute))

@@ -33,21 +33,21 @@ const (
 )
 
 // withOperator replaces the driver that was installed from deploy/csi by the operator, and puts it back at the end.
-func (s *scene) withOperator() dynamic.ResourceInterface {
-	s.Helper()
-	s.withoutDriver()
-	client := s.withAPI(crdFile)
-	s.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
-	s.kubectl("apply", "-k", operatorOverlay)
+func (h *harness) withOperator() dynamic.ResourceInterface {
+	h.Helper()
+	h.withoutDriver()
+	client := h.withAPI(crdFile)
+	h.kubectl("apply", "-f", operatorDir+"/namespace.yaml")
+	h.kubectl("apply", "-k", operatorOverlay)
 	return client
 }
 
 // withoutDriver removes the driver that was installed from deploy/csi, and puts it back at the end, when it removes an operator. Until then there are
 // the images and the class for one.
-func (s *scene) withoutDriver() {
-	s.Helper()
-	must.Succeed(s, c.Uninstall(s.Context(), kustomization))
-	s.Cleanup(func() {
+func (h *harness) withoutDriver() {
+	h.Helper()
+	must.Succeed(h, c.Uninstall(h.Context(), kustomization))
+	h.Cleanup(func() {
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "delete", "-k", operatorOverlay, "--ignore-not-found", "--timeout=2m")
 		_, namespaceErr := c.Kubectl(ctx, "delete", "-f", operatorDir+"/namespace.yaml", "--ignore-not-found", "--timeout=2m")
@@ -56,15 +56,15 @@ func (s *scene) withoutDriver() {
 			err = errors.Join(err, os.RemoveAll(n.Disk(operatorPool)))
 		}
 		if err = errors.Join(err, c.Install(ctx, kustomization)); err != nil {
-			s.Error(err)
+			h.Error(err)
 		}
 	})
 	for _, n := range c.Nodes {
 		for _, program := range []string{"hostpath-provisioner-operator", "pool-mounter"} {
-			must.Succeed(s, n.Import(s.Context(), filepath.Join(c.Programs, program+".tar")))
+			must.Succeed(h, n.Import(h.Context(), filepath.Join(c.Programs, program+".tar")))
 		}
 	}
-	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
+	_, err := c.Client.StorageV1().StorageClasses().Create(h.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: operatorClass},
 		Provisioner:       cluster.DriverName,
 		Parameters:        map[string]string{"storagePool": "local"},
@@ -74,20 +74,20 @@ func (s *scene) withoutDriver() {
 		AllowVolumeExpansion: pointer(true),
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
-	s.Cleanup(func() {
+	h.Cleanup(func() {
 		if err := c.Client.StorageV1().StorageClasses().Delete(context.Background(), operatorClass, metav1.DeleteOptions{}); err != nil {
-			s.Error(err)
+			h.Error(err)
 		}
 	})
 }
 
 // condition waits until a condition of an object has a value.
-func (s *scene) condition(client dynamic.ResourceInterface, name, condition, want string) *unstructured.Unstructured {
-	s.Helper()
+func (h *harness) condition(client dynamic.ResourceInterface, name, condition, want string) *unstructured.Unstructured {
+	h.Helper()
 	var object *unstructured.Unstructured
-	s.until(name+" to be "+condition+"="+want, func(ctx context.Context) (string, error) {
+	h.until(name+" to be "+condition+"="+want, func(ctx context.Context) (string, error) {
 		var err error
 		object, err = client.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -108,9 +108,9 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 }
 
 // untilStatus waits for some words in the status of an object.
-func (s *scene) untilStatus(client dynamic.ResourceInterface, name, what, words string) {
-	s.Helper()
-	s.until(what, func(ctx context.Context) (string, error) {
+func (h *harness) untilStatus(client dynamic.ResourceInterface, name, what, words string) {
+	h.Helper()
+	h.until(what, func(ctx context.Context) (string, error) {
 		object, err := client.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -125,39 +125,39 @@ func (s *scene) untilStatus(client dynamic.ResourceInterface, name, what, words 
 // The operator and one object make a cluster on which a claim binds and a pod writes, and on which there are snapshots, of frozen pods
 // too. The removal of the object leaves the data.
 func TestOperatorWithHostPathPool(t *testing.T) {
-	s := begin(t)
-	profiles := s.withProfiles(operatorClass)
-	client := s.withOperator()
+	h := begin(t)
+	profiles := h.withProfiles(operatorClass)
+	client := h.withOperator()
 	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")+"\nfeatureGates: [Snapshotting, Freezing]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	// Also after a failure: what has a finalizer is removed while its operator is there.
-	t.Cleanup(func() { s.endProvisioner("plain") })
-	s.condition(client, "plain", "RolledOut", "True")
-	s.condition(client, "plain", "Available", "True")
-	s.condition(client, "plain", "Degraded", "False")
+	t.Cleanup(func() { h.endProvisioner("plain") })
+	h.condition(client, "plain", "RolledOut", "True")
+	h.condition(client, "plain", "Available", "True")
+	h.condition(client, "plain", "Degraded", "False")
 	profiles()
 
-	s.claim("data", "64Mi", ofClass(operatorClass))
-	s.pod("writer", with("data", "/data"))
-	s.ready("writer")
-	s.mustRun("writer", "echo hello >/data/file; sync -f /data")
-	volume := s.volume("data")
-	file := filepath.Join(s.disk(volume), "file")
-	s.wantFile(file, "hello\n")
+	h.claim("data", "64Mi", ofClass(operatorClass))
+	h.pod("writer", with("data", "/data"))
+	h.ready("writer")
+	h.mustRun("writer", "echo hello >/data/file; sync -f /data")
+	volume := h.volume("data")
+	file := filepath.Join(h.disk(volume), "file")
+	h.wantFile(file, "hello\n")
 
-	t.Run("beside the provisioner from before CSI", func(t *testing.T) { besideProvisioner(t, s.in(t)) })
+	t.Run("beside the provisioner from before CSI", func(t *testing.T) { besideProvisioner(t, h.in(t)) })
 	t.Run("pods are frozen for snapshots", func(t *testing.T) {
-		s := s.in(t)
-		s.withFreezeClass()
-		s.freezes(operatorClass)
+		h := h.in(t)
+		h.withFreezeClass()
+		h.freezes(operatorClass)
 	})
-	t.Run("metrics are for those who may get them", func(t *testing.T) { operatorMetrics(s.in(t)) })
-	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(s.in(t)) })
+	t.Run("metrics are for those who may get them", func(t *testing.T) { operatorMetrics(h.in(t)) })
+	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(h.in(t)) })
 
-	s.remove("writer")
-	s.removeProvisioner("plain")
-	s.wantFile(file, "hello\n")
+	h.remove("writer")
+	h.removeProvisioner("plain")
+	h.wantFile(file, "hello\n")
 	if sets, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).List(t.Context(), metav1.ListOptions{}); err != nil || len(sets.Items) > 0 {
 		t.Errorf("%d DaemonSets are left (%v)", len(sets.Items), err)
 	}
@@ -165,66 +165,66 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.condition(client, "plain", "RolledOut", "True")
-	s.removeClaim("data")
-	s.wantGone(filepath.Dir(file))
+	h.condition(client, "plain", "RolledOut", "True")
+	h.removeClaim("data")
+	h.wantGone(filepath.Dir(file))
 }
 
 // withProfiles has the cluster know StorageProfiles, with an empty one for a class, as CDI makes it. What it returns waits until the operator has
 // completed that, and removes the kind.
-func (s *scene) withProfiles(class string) (completed func()) {
-	s.Helper()
+func (h *harness) withProfiles(class string) (completed func()) {
+	h.Helper()
 	const kind = "testdata/storageprofile.yaml"
-	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", kind) })
-	s.kubectl("apply", "-f", kind)
-	s.kubectl("wait", "--for=condition=Established", "-f", kind)
-	s.applyText(`{apiVersion: cdi.kubevirt.io/v1beta1, kind: StorageProfile, metadata: {name: ` + class + `}, spec: {}}`)
+	h.Cleanup(func() { h.kubectl("delete", "--ignore-not-found", "-f", kind) })
+	h.kubectl("apply", "-f", kind)
+	h.kubectl("wait", "--for=condition=Established", "-f", kind)
+	h.applyText(`{apiVersion: cdi.kubevirt.io/v1beta1, kind: StorageProfile, metadata: {name: ` + class + `}, spec: {}}`)
 	return func() {
-		s.Helper()
-		s.until("the StorageProfile to be completed", func(context.Context) (string, error) {
-			spec := s.kubectl("get", "storageprofile", class, "-o", "jsonpath={.spec.cloneStrategy} {.spec.claimPropertySets[*].volumeMode}")
+		h.Helper()
+		h.until("the StorageProfile to be completed", func(context.Context) (string, error) {
+			spec := h.kubectl("get", "storageprofile", class, "-o", "jsonpath={.spec.cloneStrategy} {.spec.claimPropertySets[*].volumeMode}")
 			if spec == "csi-clone Block Filesystem" {
 				return "", nil
 			}
 			return "it has " + spec, nil
 		})
-		s.kubectl("delete", "-f", kind)
+		h.kubectl("delete", "-f", kind)
 	}
 }
 
 // operatorMetrics asks the operator for its metrics without a token, with ones that the API server does not accept, and with that of an
 // account before and after it has the right.
-func operatorMetrics(s *scene) {
-	s.Helper()
-	ctx := s.Context()
+func operatorMetrics(h *harness) {
+	h.Helper()
+	ctx := h.Context()
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=hostpath-provisioner-operator"})
 	if err != nil || len(pods.Items) != 1 {
-		s.Fatalf("%d operators (%v)", len(pods.Items), err)
+		h.Fatalf("%d operators (%v)", len(pods.Items), err)
 	}
 	token := func(audiences ...string) string {
 		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}
-		made, err := c.Client.CoreV1().ServiceAccounts(s.namespace).CreateToken(ctx, "default", request, metav1.CreateOptions{})
-		must.Succeed(s, err)
+		made, err := c.Client.CoreV1().ServiceAccounts(h.namespace).CreateToken(ctx, "default", request, metav1.CreateOptions{})
+		must.Succeed(h, err)
 		return made.Status.Token
 	}
 	answer := func(token string) int {
-		status, text := s.fetch("https", pods.Items[0], 8443, "/metrics", token)
+		status, text := h.fetch("https", pods.Items[0], 8443, "/metrics", token)
 		if strings.Contains(text, "kubevirt_hpp_cr_ready") != (status == http.StatusOK) {
-			s.Errorf("the status %d comes with %q", status, text)
+			h.Errorf("the status %d comes with %q", status, text)
 		}
 		return status
 	}
 	reader, foreign := token(), token("another-service")
 	refused := func(who, token string, want int) {
 		if got := answer(token); got != want {
-			s.Errorf("%s: status %d, want %d", who, got, want)
+			h.Errorf("%s: status %d, want %d", who, got, want)
 		}
 	}
 	refused("an account without the right", reader, http.StatusForbidden)
-	s.kubectl("create", "clusterrolebinding", s.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+s.namespace+":default")
-	s.Cleanup(func() { s.kubectl("delete", "clusterrolebinding", s.namespace) })
+	h.kubectl("create", "clusterrolebinding", h.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+h.namespace+":default")
+	h.Cleanup(func() { h.kubectl("delete", "clusterrolebinding", h.namespace) })
 	// The API server takes the binding up in a moment.
-	s.until("the account to get the metrics", func(context.Context) (string, error) {
+	h.until("the account to get the metrics", func(context.Context) (string, error) {
 		if status := answer(reader); status != http.StatusOK {
 			return fmt.Sprintf("status %d", status), nil
 		}

@@ -29,17 +29,17 @@ type writer struct {
 	file string
 }
 
-func (s *scene) writers(count int, changes ...func(*corev1.Pod)) []writer {
-	s.Helper()
+func (h *harness) writers(count int, changes ...func(*corev1.Pod)) []writer {
+	h.Helper()
 	name := func(i int) string { return fmt.Sprintf("writer-%d", i) }
 	for i := range count {
-		s.claim(name(i), "64Mi")
-		s.pod(name(i), append([]func(*corev1.Pod){with(name(i), "/data"), doing(counting)}, changes...)...)
+		h.claim(name(i), "64Mi")
+		h.pod(name(i), append([]func(*corev1.Pod){with(name(i), "/data"), doing(counting)}, changes...)...)
 	}
 	var all []writer
 	for i := range count {
-		pod := s.ready(name(i))
-		all = append(all, writer{pod, filepath.Join(s.disk(s.volume(name(i))), "numbers")})
+		pod := h.ready(name(i))
+		all = append(all, writer{pod, filepath.Join(h.disk(h.volume(name(i))), "numbers")})
 	}
 	return all
 }
@@ -66,14 +66,14 @@ func (w writer) last() (int, error) {
 }
 
 // goOn waits until each writer has written something that it had not before.
-func (s *scene) goOn(all []writer) {
-	s.Helper()
+func (h *harness) goOn(all []writer) {
+	h.Helper()
 	for _, w := range all {
 		before, err := w.last()
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.Fatal(err)
+			h.Fatal(err)
 		}
-		s.until(w.pod.Name+" to go on writing", func(context.Context) (string, error) {
+		h.until(w.pod.Name+" to go on writing", func(context.Context) (string, error) {
 			now, err := w.last()
 			if errors.Is(err, fs.ErrNotExist) && before == 0 {
 				return "has only been started", nil
@@ -87,13 +87,13 @@ func (s *scene) goOn(all []writer) {
 }
 
 // wantUninterrupted says that the containers are those that were started first.
-func (s *scene) wantUninterrupted(all []writer) {
-	s.Helper()
+func (h *harness) wantUninterrupted(all []writer) {
+	h.Helper()
 	for _, w := range all {
-		now := s.ready(w.pod.Name)
+		now := h.ready(w.pod.Name)
 		was, is := w.pod.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
 		if now.UID != w.pod.UID || was.ContainerID != is.ContainerID || is.RestartCount != 0 {
-			s.Errorf("%s was interrupted: it has been started %d times again, was %s, is %s", w.pod.Name, is.RestartCount, was.ContainerID, is.ContainerID)
+			h.Errorf("%s was interrupted: it has been started %d times again, was %s, is %s", w.pod.Name, is.RestartCount, was.ContainerID, is.ContainerID)
 		}
 	}
 }
@@ -101,38 +101,38 @@ func (s *scene) wantUninterrupted(all []writer) {
 // The driver may go away under pods that write: their volumes are mounts of the
 // kernel. The next one takes over.
 func TestWritesSurviveDriverRestart(t *testing.T) {
-	s := begin(t)
-	all := s.writers(10)
-	old := s.driverPods()
+	h := begin(t)
+	all := h.writers(10)
+	old := h.driverPods()
 	for _, pod := range old {
 		must.Succeed(t, c.Client.CoreV1().Pods(cluster.Namespace).Delete(t.Context(), pod, metav1.DeleteOptions{}))
 	}
-	s.until("the old pods of the driver to be gone", func(context.Context) (string, error) {
-		for _, pod := range s.driverPods() {
+	h.until("the old pods of the driver to be gone", func(context.Context) (string, error) {
+		for _, pod := range h.driverPods() {
 			if slices.Contains(old, pod) {
 				return pod + " is there", nil
 			}
 		}
 		return "", nil
 	})
-	s.goOn(all)
+	h.goOn(all)
 	must.Succeed(t, c.DriverReady(t.Context()))
-	s.goOn(all)
-	s.wantUninterrupted(all)
+	h.goOn(all)
+	h.wantUninterrupted(all)
 
 	for _, node := range []string{nodeA, nodeB} {
-		s.claim(node, "64Mi")
-		s.pod(node, with(node, "/data"), on(node))
-		s.ready(node)
+		h.claim(node, "64Mi")
+		h.pod(node, with(node, "/data"), on(node))
+		h.ready(node)
 	}
-	s.remove(all[0].pod.Name)
-	s.removeClaim(all[0].pod.Name)
+	h.remove(all[0].pod.Name)
+	h.removeClaim(all[0].pod.Name)
 }
 
-func (s *scene) driverPods() []string {
-	s.Helper()
-	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
-	must.Succeed(s, err)
+func (h *harness) driverPods() []string {
+	h.Helper()
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(h.Context(), metav1.ListOptions{})
+	must.Succeed(h, err)
 	var names []string
 	for _, pod := range pods.Items {
 		names = append(names, pod.Name)
@@ -140,10 +140,10 @@ func (s *scene) driverPods() []string {
 	return names
 }
 
-func (s *scene) cordon(node string, on bool) {
-	s.Helper()
+func (h *harness) cordon(node string, on bool) {
+	h.Helper()
 	patch := fmt.Sprintf(`{"spec": {"unschedulable": %v}}`, on)
 	if _, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
 }

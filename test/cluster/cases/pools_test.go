@@ -16,41 +16,41 @@ import (
 // Each class leads to its own pool, and the volume says whether the kernel keeps
 // its size.
 func TestTwoPools(t *testing.T) {
-	s := begin(t)
-	s.claim("local", "64Mi")
-	s.claim("plain", "64Mi", ofClass("hostpath-csi-plain"))
-	s.pod("user", with("local", "/local"), with("plain", "/plain"))
-	node := c.Nodes[s.ready("user").Spec.NodeName]
-	s.mustRun("user", "echo local >/local/file; echo plain >/plain/file")
+	h := begin(t)
+	h.claim("local", "64Mi")
+	h.claim("plain", "64Mi", ofClass("hostpath-csi-plain"))
+	h.pod("user", with("local", "/local"), with("plain", "/plain"))
+	node := c.Nodes[h.ready("user").Spec.NodeName]
+	h.mustRun("user", "echo local >/local/file; echo plain >/plain/file")
 
 	for claim, want := range map[string]struct{ pool, enforced string }{
 		"local": {"/var/hpvolumes", "true"},
 		"plain": {"/var/plain", "false"},
 	} {
-		volume := s.volume(claim)
-		s.wantFile(filepath.Join(node.Disk(want.pool), volume.Spec.CSI.VolumeHandle, "file"), claim+"\n")
+		volume := h.volume(claim)
+		h.wantFile(filepath.Join(node.Disk(want.pool), volume.Spec.CSI.VolumeHandle, "file"), claim+"\n")
 		if got := volume.Spec.CSI.VolumeAttributes["sizeEnforced"]; got != want.enforced {
 			t.Errorf("volume of %s has sizeEnforced %q, want %q", claim, got, want.enforced)
 		}
 	}
-	s.wantNoSpace("user", "dd if=/dev/zero of=/local/big bs=1M count=80")
-	s.mustRun("user", "dd if=/dev/zero of=/plain/big bs=1M count=80")
+	h.wantNoSpace("user", "dd if=/dev/zero of=/local/big bs=1M count=80")
+	h.mustRun("user", "dd if=/dev/zero of=/plain/big bs=1M count=80")
 }
 
 // A user who names a pool that there is not reads so on the claim, with the pools that there
 // are, and has the volume once the class is right.
 func TestUnknownPoolIsReportedOnClaim(t *testing.T) {
-	s := begin(t)
-	class := s.namespace
-	s.class(class, "nowhere", storagev1.VolumeBindingWaitForFirstConsumer)
-	s.claim("data", "64Mi", ofClass(class))
-	s.pod("user", with("data", "/data"))
-	s.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
+	h := begin(t)
+	class := h.namespace
+	h.class(class, "nowhere", storagev1.VolumeBindingWaitForFirstConsumer)
+	h.claim("data", "64Mi", ofClass(class))
+	h.pod("user", with("data", "/data"))
+	h.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
 
-	s.removeClass(class)
-	s.class(class, "local", storagev1.VolumeBindingWaitForFirstConsumer)
-	s.ready("user")
-	if got := s.volume("data").Spec.CSI.VolumeAttributes["storagePool"]; got != "local" {
+	h.removeClass(class)
+	h.class(class, "local", storagev1.VolumeBindingWaitForFirstConsumer)
+	h.ready("user")
+	if got := h.volume("data").Spec.CSI.VolumeAttributes["storagePool"]; got != "local" {
 		t.Errorf("the volume is in pool %q, want local", got)
 	}
 }
@@ -58,47 +58,47 @@ func TestUnknownPoolIsReportedOnClaim(t *testing.T) {
 // A claim that is bound at once gets a volume on a node that has room for it, and its
 // pods come there.
 func TestImmediateBinding(t *testing.T) {
-	s := begin(t)
-	s.fill(nodeA, 512*mib)
-	class := s.namespace
-	s.class(class, "local", storagev1.VolumeBindingImmediate)
-	s.claim("data", "1Gi", ofClass(class))
-	s.until("the claim to be bound", func(ctx context.Context) (string, error) {
-		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
+	h := begin(t)
+	h.fill(nodeA, 512*mib)
+	class := h.namespace
+	h.class(class, "local", storagev1.VolumeBindingImmediate)
+	h.claim("data", "1Gi", ofClass(class))
+	h.until("the claim to be bound", func(ctx context.Context) (string, error) {
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil || claim.Status.Phase == corev1.ClaimBound {
 			return "", err
 		}
 		return string(claim.Status.Phase), nil
 	})
-	if got := s.nodeOf(s.volume("data")); got != nodeB {
+	if got := h.nodeOf(h.volume("data")); got != nodeB {
 		t.Errorf("the volume is on %s, where it has no room", got)
 	}
-	s.pod("user", with("data", "/data"), preferring(nodeA))
-	if got := s.ready("user").Spec.NodeName; got != nodeB {
+	h.pod("user", with("data", "/data"), preferring(nodeA))
+	if got := h.ready("user").Spec.NodeName; got != nodeB {
 		t.Errorf("the pod is on %s, its volume on %s", got, nodeB)
 	}
-	s.mustRun("user", "echo hello >/data/file")
+	h.mustRun("user", "echo hello >/data/file")
 }
 
 // class makes a StorageClass for a pool, which is gone at the end of the test.
-func (s *scene) class(name, pool string, binding storagev1.VolumeBindingMode) {
-	s.Helper()
-	if _, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
+func (h *harness) class(name, pool string, binding storagev1.VolumeBindingMode) {
+	h.Helper()
+	if _, err := c.Client.StorageV1().StorageClasses().Create(h.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: name},
 		Provisioner:       cluster.DriverName,
 		Parameters:        map[string]string{"storagePool": pool},
 		VolumeBindingMode: &binding,
 	}, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
-	s.Cleanup(func() { s.removeClass(name) })
+	h.Cleanup(func() { h.removeClass(name) })
 }
 
 // removeClass deletes a StorageClass, if it is there.
-func (s *scene) removeClass(name string) {
-	s.Helper()
+func (h *harness) removeClass(name string) {
+	h.Helper()
 	err := c.Client.StorageV1().StorageClasses().Delete(context.Background(), name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
 }

@@ -56,25 +56,25 @@ func snapshotKinds(resource, namespace string) (dynamic.ResourceInterface, error
 	return all.Namespace(namespace), nil
 }
 
-// in is the scene of a subtest.
-func (s *scene) in(t *testing.T) *scene { return &scene{T: t, namespace: s.namespace} }
+// in is the harness of a subtest.
+func (h *harness) in(t *testing.T) *harness { return &harness{T: t, namespace: h.namespace} }
 
-func (s *scene) snapshots() dynamic.ResourceInterface {
-	s.Helper()
-	client, err := snapshotKinds("volumesnapshots", s.namespace)
-	must.Succeed(s, err)
+func (h *harness) snapshots() dynamic.ResourceInterface {
+	h.Helper()
+	client, err := snapshotKinds("volumesnapshots", h.namespace)
+	must.Succeed(h, err)
 	return client
 }
 
 // snapshot asks for one of a claim.
-func (s *scene) snapshot(name, claim string) {
-	s.Helper()
-	s.snapshotOfClass("hostpath-csi", name, claim)
+func (h *harness) snapshot(name, claim string) {
+	h.Helper()
+	h.snapshotOfClass("hostpath-csi", name, claim)
 }
 
-func (s *scene) snapshotOfClass(class, name, claim string) {
-	s.Helper()
-	if _, err := s.snapshots().Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
+func (h *harness) snapshotOfClass(class, name, claim string) {
+	h.Helper()
+	if _, err := h.snapshots().Create(h.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": snapshotGroup + "/v1",
 		"kind":       "VolumeSnapshot",
 		"metadata":   map[string]any{"name": name},
@@ -83,16 +83,16 @@ func (s *scene) snapshotOfClass(class, name, claim string) {
 			"source":                  map[string]any{"persistentVolumeClaimName": claim},
 		},
 	}}, metav1.CreateOptions{}); err != nil {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
 }
 
 // snapshotUntil waits until a snapshot is as a check wants it, which says what is missing.
-func (s *scene) snapshotUntil(name, what string, check func(volumeSnapshot) string) volumeSnapshot {
-	s.Helper()
+func (h *harness) snapshotUntil(name, what string, check func(volumeSnapshot) string) volumeSnapshot {
+	h.Helper()
 	var found volumeSnapshot
-	client := s.snapshots()
-	s.until("snapshot "+name+" to be "+what, func(ctx context.Context) (string, error) {
+	client := h.snapshots()
+	h.until("snapshot "+name+" to be "+what, func(ctx context.Context) (string, error) {
 		object, err := client.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -110,9 +110,9 @@ func (s *scene) snapshotUntil(name, what string, check func(volumeSnapshot) stri
 	return found
 }
 
-func (s *scene) snapshotReady(name string) volumeSnapshot {
-	s.Helper()
-	return s.snapshotUntil(name, "ready", func(v volumeSnapshot) string {
+func (h *harness) snapshotReady(name string) volumeSnapshot {
+	h.Helper()
+	return h.snapshotUntil(name, "ready", func(v volumeSnapshot) string {
 		if v.Status.ReadyToUse {
 			return ""
 		}
@@ -121,26 +121,26 @@ func (s *scene) snapshotReady(name string) volumeSnapshot {
 }
 
 // contentOf is the VolumeSnapshotContent of a snapshot that has one.
-func (s *scene) contentOf(snapshot volumeSnapshot) *unstructured.Unstructured {
-	s.Helper()
+func (h *harness) contentOf(snapshot volumeSnapshot) *unstructured.Unstructured {
+	h.Helper()
 	client, err := snapshotKinds("volumesnapshotcontents", "")
-	must.Succeed(s, err)
-	content, err := client.Get(s.Context(), snapshot.Status.BoundVolumeSnapshotContentName, metav1.GetOptions{})
-	must.Succeed(s, err)
+	must.Succeed(h, err)
+	content, err := client.Get(h.Context(), snapshot.Status.BoundVolumeSnapshotContentName, metav1.GetOptions{})
+	must.Succeed(h, err)
 	return content
 }
 
 // removeSnapshot deletes a snapshot, without waiting for it.
-func (s *scene) removeSnapshot(name string) {
-	s.Helper()
-	must.Succeed(s, s.snapshots().Delete(s.Context(), name, metav1.DeleteOptions{}))
+func (h *harness) removeSnapshot(name string) {
+	h.Helper()
+	must.Succeed(h, h.snapshots().Delete(h.Context(), name, metav1.DeleteOptions{}))
 }
 
 // wantSnapshotGone waits until a snapshot is gone.
-func (s *scene) wantSnapshotGone(name string) {
-	s.Helper()
-	client := s.snapshots()
-	s.until("snapshot "+name+" to be gone", func(ctx context.Context) (string, error) {
+func (h *harness) wantSnapshotGone(name string) {
+	h.Helper()
+	client := h.snapshots()
+	h.until("snapshot "+name+" to be gone", func(ctx context.Context) (string, error) {
 		left, err := client.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "", nil
@@ -201,123 +201,123 @@ var media = map[string]medium{
 }
 
 // user is a pod with a claim.
-func (m medium) user(s *scene, claim string, changes ...func(*corev1.Pod)) {
-	s.Helper()
-	s.pod(claim, append(changes, m.with(claim, "/volume"))...)
+func (m medium) user(h *harness, claim string, changes ...func(*corev1.Pod)) {
+	h.Helper()
+	h.pod(claim, append(changes, m.with(claim, "/volume"))...)
 }
 
 // wantContent says what a pod reads.
-func (m medium) wantContent(s *scene, pod, want string) {
-	s.Helper()
-	if got := strings.TrimSpace(s.mustRun(pod, m.read)); got != want {
-		s.Errorf("%s reads %q, want %q", pod, got, want)
+func (m medium) wantContent(h *harness, pod, want string) {
+	h.Helper()
+	if got := strings.TrimSpace(h.mustRun(pod, m.read)); got != want {
+		h.Errorf("%s reads %q, want %q", pod, got, want)
 	}
 }
 
 // What is in a volume at one moment is in its snapshot, and in what is made of that, whatever becomes of the volume. A clone
 // has what is in the volume.
 func TestSnapshots(t *testing.T) {
-	s := begin(t)
+	h := begin(t)
 	t.Run("directory", func(t *testing.T) {
 		t.Parallel()
-		s := s.in(t)
-		restores(s, "directory", nodeA)
-		s.mustRun("directory-larger", "dd if=/dev/zero of=/volume/big bs=1M count=100")
-		s.wantNoSpace("directory-larger", "dd if=/dev/zero of=/volume/bigger bs=1M count=50")
-		s.wantNoSpace("directory-same", "dd if=/dev/zero of=/volume/big bs=1M count=80")
+		h := h.in(t)
+		restores(h, "directory", nodeA)
+		h.mustRun("directory-larger", "dd if=/dev/zero of=/volume/big bs=1M count=100")
+		h.wantNoSpace("directory-larger", "dd if=/dev/zero of=/volume/bigger bs=1M count=50")
+		h.wantNoSpace("directory-same", "dd if=/dev/zero of=/volume/big bs=1M count=80")
 	})
 	t.Run("device", func(t *testing.T) {
 		t.Parallel()
-		s := s.in(t)
-		restores(s, "device", nodeB)
+		h := h.in(t)
+		restores(h, "device", nodeB)
 		for pod, want := range map[string]int64{"device-same": 64 * mib, "device-larger": 128 * mib} {
-			if got := s.deviceSize(pod, "/volume"); got != want {
+			if got := h.deviceSize(pod, "/volume"); got != want {
 				t.Errorf("the device of %s has %d bytes, want %d", pod, got, want)
 			}
 		}
 	})
 	t.Run("in use on a filesystem that copies", func(t *testing.T) {
 		t.Parallel()
-		copied(s.in(t))
+		copied(h.in(t))
 	})
 	t.Run("restore on the wrong node, and deleted meanwhile", func(t *testing.T) {
 		t.Parallel()
-		wrongNode(s.in(t))
+		wrongNode(h.in(t))
 	})
 }
 
 // restores makes a snapshot and a clone of a volume in use, deletes the volume, and makes volumes of the snapshot.
-func restores(s *scene, kind, node string) {
-	s.Helper()
+func restores(h *harness, kind, node string) {
+	h.Helper()
 	m := media[kind]
 	name := func(of string) string { return kind + "-" + of }
-	s.claim(name("source"), "64Mi", m.claim)
-	m.user(s, name("source"), on(node))
-	s.ready(name("source"))
-	s.mustRun(name("source"), fmt.Sprintf(m.write, "before"))
+	h.claim(name("source"), "64Mi", m.claim)
+	m.user(h, name("source"), on(node))
+	h.ready(name("source"))
+	h.mustRun(name("source"), fmt.Sprintf(m.write, "before"))
 
-	s.snapshot(kind, name("source"))
-	made := s.snapshotReady(kind)
-	if got := s.contentOf(made).GetLabels()[managedBy]; got != node {
-		s.Errorf("the snapshot is for %q to make, want %s", got, node)
+	h.snapshot(kind, name("source"))
+	made := h.snapshotReady(kind)
+	if got := h.contentOf(made).GetLabels()[managedBy]; got != node {
+		h.Errorf("the snapshot is for %q to make, want %s", got, node)
 	}
 	if got := fmt.Sprint(made.Status.RestoreSize); got != "64Mi" {
-		s.Errorf("the snapshot can be restored to %s, want 64Mi", got)
+		h.Errorf("the snapshot can be restored to %s, want 64Mi", got)
 	}
-	s.mustRun(name("source"), fmt.Sprintf(m.write, "after"))
-	s.claim(name("clone"), "64Mi", m.claim, fromClaim(name("source")))
-	m.user(s, name("clone"), on(node))
-	s.ready(name("clone"))
-	s.remove(name("source"))
-	s.removeClaim(name("source"))
+	h.mustRun(name("source"), fmt.Sprintf(m.write, "after"))
+	h.claim(name("clone"), "64Mi", m.claim, fromClaim(name("source")))
+	m.user(h, name("clone"), on(node))
+	h.ready(name("clone"))
+	h.remove(name("source"))
+	h.removeClaim(name("source"))
 
-	s.claim(name("same"), "64Mi", m.claim, fromSnapshot(kind))
-	s.claim(name("larger"), "128Mi", m.claim, fromSnapshot(kind))
+	h.claim(name("same"), "64Mi", m.claim, fromSnapshot(kind))
+	h.claim(name("larger"), "128Mi", m.claim, fromSnapshot(kind))
 	for _, pod := range []string{name("same"), name("larger")} {
-		m.user(s, pod, on(node))
+		m.user(h, pod, on(node))
 	}
 	for pod, want := range map[string]string{name("same"): "before", name("larger"): "before", name("clone"): "after"} {
-		s.ready(pod)
-		m.wantContent(s, pod, want)
+		h.ready(pod)
+		m.wantContent(h, pod, want)
 	}
-	s.removeSnapshot(kind)
-	s.wantSnapshotGone(kind)
-	m.wantContent(s, name("same"), "before")
+	h.removeSnapshot(kind)
+	h.wantSnapshotGone(kind)
+	m.wantContent(h, name("same"), "before")
 }
 
 // copied makes a snapshot where all data has to be copied: not while a pod writes.
-func copied(s *scene) {
-	s.Helper()
-	s.claim("plain", "64Mi", ofClass("hostpath-csi-plain"))
-	s.pod("plain", with("plain", "/volume"))
-	node := s.ready("plain").Spec.NodeName
-	s.mustRun("plain", "echo before >/volume/file")
-	s.snapshot("plain", "plain")
-	refused := s.snapshotUntil("plain", "refused", func(v volumeSnapshot) string {
+func copied(h *harness) {
+	h.Helper()
+	h.claim("plain", "64Mi", ofClass("hostpath-csi-plain"))
+	h.pod("plain", with("plain", "/volume"))
+	node := h.ready("plain").Spec.NodeName
+	h.mustRun("plain", "echo before >/volume/file")
+	h.snapshot("plain", "plain")
+	refused := h.snapshotUntil("plain", "refused", func(v volumeSnapshot) string {
 		if strings.Contains(v.Status.Error.Message, "published") {
 			return ""
 		}
 		return "it is " + v.String()
 	})
 	// What docs/snapshots.md has a user look at.
-	s.wantDescribed("volumesnapshot", "plain", "CreatingSnapshot", "FailedPrecondition", "published")
-	s.wantDescribed("volumesnapshotcontent", refused.Status.BoundVolumeSnapshotContentName, "SnapshotCreationFailed", "FailedPrecondition", "published")
-	s.remove("plain")
-	s.snapshotReady("plain")
-	s.wantEvent("VolumeSnapshot", "plain", "SnapshotReady")
-	s.claim("plain-restored", "64Mi", ofClass("hostpath-csi-plain"), fromSnapshot("plain"))
-	s.pod("plain-restored", with("plain-restored", "/volume"), on(node))
-	s.ready("plain-restored")
-	media["directory"].wantContent(s, "plain-restored", "before")
-	s.removeSnapshot("plain")
-	s.wantSnapshotGone("plain")
+	h.wantDescribed("volumesnapshot", "plain", "CreatingSnapshot", "FailedPrecondition", "published")
+	h.wantDescribed("volumesnapshotcontent", refused.Status.BoundVolumeSnapshotContentName, "SnapshotCreationFailed", "FailedPrecondition", "published")
+	h.remove("plain")
+	h.snapshotReady("plain")
+	h.wantEvent("VolumeSnapshot", "plain", "SnapshotReady")
+	h.claim("plain-restored", "64Mi", ofClass("hostpath-csi-plain"), fromSnapshot("plain"))
+	h.pod("plain-restored", with("plain-restored", "/volume"), on(node))
+	h.ready("plain-restored")
+	media["directory"].wantContent(h, "plain-restored", "before")
+	h.removeSnapshot("plain")
+	h.wantSnapshotGone("plain")
 }
 
 // wantDescribed waits until kubectl says all of the words of an object and its events.
-func (s *scene) wantDescribed(kind, name string, words ...string) {
-	s.Helper()
-	s.until(fmt.Sprintf("%s %s to be described with %q", kind, name, words), func(ctx context.Context) (string, error) {
-		text, err := c.Kubectl(ctx, "--namespace="+s.namespace, "describe", kind, name)
+func (h *harness) wantDescribed(kind, name string, words ...string) {
+	h.Helper()
+	h.until(fmt.Sprintf("%s %s to be described with %q", kind, name, words), func(ctx context.Context) (string, error) {
+		text, err := c.Kubectl(ctx, "--namespace="+h.namespace, "describe", kind, name)
 		if err != nil || hasAll(text, words) {
 			return "", err
 		}
@@ -326,105 +326,105 @@ func (s *scene) wantDescribed(kind, name string, words ...string) {
 }
 
 // wrongNode has the scheduler send a restore to a node that does not have the snapshot, and deletes the snapshot meanwhile.
-func wrongNode(s *scene) {
-	s.Helper()
+func wrongNode(h *harness) {
+	h.Helper()
 	const label = "case.example.com/restore"
-	s.claim("here", "64Mi")
-	s.pod("here", with("here", "/volume"), on(nodeA))
-	s.ready("here")
-	s.mustRun("here", "echo before >/volume/file; sync -f /volume")
-	s.snapshot("here", "here")
-	s.snapshotReady("here")
+	h.claim("here", "64Mi")
+	h.pod("here", with("here", "/volume"), on(nodeA))
+	h.ready("here")
+	h.mustRun("here", "echo before >/volume/file; sync -f /volume")
+	h.snapshot("here", "here")
+	h.snapshotReady("here")
 
-	s.labelNode(nodeB, label, "yes")
-	s.Cleanup(func() { s.labelNode(nodeA, label, "") })
-	s.claim("elsewhere", "64Mi", fromSnapshot("here"))
-	s.pod("elsewhere", with("elsewhere", "/volume"), func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{label: "yes"} })
-	s.wantEvent("PersistentVolumeClaim", "elsewhere", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)
-	s.removeSnapshot("here")
-	s.snapshotUntil("here", "kept for the restore", func(v volumeSnapshot) string {
+	h.labelNode(nodeB, label, "yes")
+	h.Cleanup(func() { h.labelNode(nodeA, label, "") })
+	h.claim("elsewhere", "64Mi", fromSnapshot("here"))
+	h.pod("elsewhere", with("elsewhere", "/volume"), func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{label: "yes"} })
+	h.wantEvent("PersistentVolumeClaim", "elsewhere", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)
+	h.removeSnapshot("here")
+	h.snapshotUntil("here", "kept for the restore", func(v volumeSnapshot) string {
 		if v.DeletionTimestamp != nil && len(v.Finalizers) > 0 {
 			return ""
 		}
 		return fmt.Sprintf("it has the finalizers %q", v.Finalizers)
 	})
-	s.labelNode(nodeA, label, "yes")
-	s.labelNode(nodeB, label, "")
-	if got := s.ready("elsewhere").Spec.NodeName; got != nodeA {
-		s.Errorf("the pod is on %s", got)
+	h.labelNode(nodeA, label, "yes")
+	h.labelNode(nodeB, label, "")
+	if got := h.ready("elsewhere").Spec.NodeName; got != nodeA {
+		h.Errorf("the pod is on %s", got)
 	}
-	media["directory"].wantContent(s, "elsewhere", "before")
-	s.wantSnapshotGone("here")
+	media["directory"].wantContent(h, "elsewhere", "before")
+	h.wantSnapshotGone("here")
 }
 
 // operatorRestores makes a snapshot with what the operator deploys. Without the operator's webhook what is made of it goes to the
 // node that the scheduler likes best, and fails there. With it that comes at once to the node which has the snapshot.
-func operatorRestores(s *scene) {
-	s.Helper()
-	s.kubectl("apply", "-f", operatorDir+"/example/snapshots/volumesnapshotclass.yaml")
+func operatorRestores(h *harness) {
+	h.Helper()
+	h.kubectl("apply", "-f", operatorDir+"/example/snapshots/volumesnapshotclass.yaml")
 	class := ofClass(operatorClass)
-	s.claim("source", "64Mi", class)
-	s.pod("source", with("source", "/volume"), on(nodeA))
-	s.ready("source")
-	s.mustRun("source", "echo before >/volume/file; sync -f /volume")
-	s.snapshot("operated", "source")
-	s.snapshotReady("operated")
+	h.claim("source", "64Mi", class)
+	h.pod("source", with("source", "/volume"), on(nodeA))
+	h.ready("source")
+	h.mustRun("source", "echo before >/volume/file; sync -f /volume")
+	h.snapshot("operated", "source")
+	h.snapshotReady("operated")
 
-	s.kubectl("delete", "mutatingwebhookconfiguration", "hostpath-provisioner-operator-restores")
-	s.claim("unaided", "64Mi", class, fromSnapshot("operated"))
-	s.pod("unaided", with("unaided", "/volume"), preferring(nodeB))
-	s.wantEvent("PersistentVolumeClaim", "unaided", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)
-	s.remove("unaided")
+	h.kubectl("delete", "mutatingwebhookconfiguration", "hostpath-provisioner-operator-restores")
+	h.claim("unaided", "64Mi", class, fromSnapshot("operated"))
+	h.pod("unaided", with("unaided", "/volume"), preferring(nodeB))
+	h.wantEvent("PersistentVolumeClaim", "unaided", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)
+	h.remove("unaided")
 	// Not later: it marks the snapshot as used with each attempt.
-	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "unaided", metav1.DeleteOptions{}))
+	must.Succeed(h, c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Delete(h.Context(), "unaided", metav1.DeleteOptions{}))
 
-	s.kubectl("apply", "-k", restoresDir)
-	s.Cleanup(func() {
+	h.kubectl("apply", "-k", restoresDir)
+	h.Cleanup(func() {
 		if out, err := c.Kubectl(context.Background(), "delete", "-k", restoresDir, "--ignore-not-found", "--timeout=1m"); err != nil {
-			s.Error(out, err)
+			h.Error(out, err)
 		}
 	})
-	s.until("the webhook to answer", func(ctx context.Context) (string, error) {
-		node, err := s.selectedNode(ctx, class, fromSnapshot("operated"))
+	h.until("the webhook to answer", func(ctx context.Context) (string, error) {
+		node, err := h.selectedNode(ctx, class, fromSnapshot("operated"))
 		if err != nil || node == nodeA {
 			return "", err
 		}
 		return "the claim is for the node " + strconv.Quote(node), nil
 	})
 	for name, source := range map[string]func(*corev1.PersistentVolumeClaim){"restored": fromSnapshot("operated"), "cloned": fromClaim("source")} {
-		s.claimFor(nodeA, name, class, source)
-		s.pod(name, with(name, "/volume"), preferring(nodeB))
+		h.claimFor(nodeA, name, class, source)
+		h.pod(name, with(name, "/volume"), preferring(nodeB))
 	}
 	for _, name := range []string{"restored", "cloned"} {
-		if got := s.ready(name).Spec.NodeName; got != nodeA {
-			s.Errorf("the pod %s is on %s", name, got)
+		if got := h.ready(name).Spec.NodeName; got != nodeA {
+			h.Errorf("the pod %s is on %s", name, got)
 		}
-		media["directory"].wantContent(s, name, "before")
-		s.wantNoEvent("PersistentVolumeClaim", name, "ProvisioningFailed")
+		media["directory"].wantContent(h, name, "before")
+		h.wantNoEvent("PersistentVolumeClaim", name, "ProvisioningFailed")
 	}
 
 	// An operator that is away keeps no user from making a claim.
-	s.scaleOperator(0)
-	node, err := s.selectedNode(s.Context(), class, fromSnapshot("operated"))
+	h.scaleOperator(0)
+	node, err := h.selectedNode(h.Context(), class, fromSnapshot("operated"))
 	if node != "" || err != nil {
-		s.Errorf("without the operator the claim is for the node %q (%v)", node, err)
+		h.Errorf("without the operator the claim is for the node %q (%v)", node, err)
 	}
-	s.scaleOperator(1)
-	s.removeSnapshot("operated")
-	s.remove("source", "restored", "cloned")
+	h.scaleOperator(1)
+	h.removeSnapshot("operated")
+	h.remove("source", "restored", "cloned")
 	for _, name := range []string{"source", "restored", "cloned"} {
-		s.removeClaim(name)
+		h.removeClaim(name)
 	}
-	s.wantSnapshotGone("operated")
+	h.wantSnapshotGone("operated")
 }
 
 // selectedNode is the node that a claim would be made on as soon as it is there.
-func (s *scene) selectedNode(ctx context.Context, changes ...func(*corev1.PersistentVolumeClaim)) (string, error) {
+func (h *harness) selectedNode(ctx context.Context, changes ...func(*corev1.PersistentVolumeClaim)) (string, error) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: claimSpec("", "64Mi")}
 	for _, change := range changes {
 		change(claim)
 	}
-	made, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	made, err := c.Client.CoreV1().PersistentVolumeClaims(h.namespace).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		return "", err
 	}
@@ -433,10 +433,10 @@ func (s *scene) selectedNode(ctx context.Context, changes ...func(*corev1.Persis
 
 // claimFor makes a claim that the webhook sends to a node. The API server waits 2 s for the webhook, and then makes the claim as it
 // is: on a busy machine it is made again.
-func (s *scene) claimFor(node, name string, changes ...func(*corev1.PersistentVolumeClaim)) {
-	s.Helper()
-	claims := c.Client.CoreV1().PersistentVolumeClaims(s.namespace)
-	s.until(fmt.Sprintf("claim %s to be made for %s", name, node), func(ctx context.Context) (string, error) {
+func (h *harness) claimFor(node, name string, changes ...func(*corev1.PersistentVolumeClaim)) {
+	h.Helper()
+	claims := c.Client.CoreV1().PersistentVolumeClaims(h.namespace)
+	h.until(fmt.Sprintf("claim %s to be made for %s", name, node), func(ctx context.Context) (string, error) {
 		made, err := claims.Create(ctx, newClaim(name, "64Mi", changes...), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			return "the one before is being deleted", nil
@@ -449,23 +449,23 @@ func (s *scene) claimFor(node, name string, changes ...func(*corev1.PersistentVo
 }
 
 // wantNoEvent says that there is no event for a reason about an object.
-func (s *scene) wantNoEvent(kind, name, reason string) {
-	s.Helper()
-	events, err := c.Client.CoreV1().Events(s.namespace).List(s.Context(), metav1.ListOptions{})
-	must.Succeed(s, err)
+func (h *harness) wantNoEvent(kind, name, reason string) {
+	h.Helper()
+	events, err := c.Client.CoreV1().Events(h.namespace).List(h.Context(), metav1.ListOptions{})
+	must.Succeed(h, err)
 	for _, e := range events.Items {
 		if e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == name && e.Reason == reason {
-			s.Errorf("%s %s has the event %s: %s", kind, name, e.Reason, e.Message)
+			h.Errorf("%s %s has the event %s: %s", kind, name, e.Reason, e.Message)
 		}
 	}
 }
 
 // scaleOperator sets the number of operators, and waits until there are so many.
-func (s *scene) scaleOperator(replicas int) {
-	s.Helper()
+func (h *harness) scaleOperator(replicas int) {
+	h.Helper()
 	const name = "hostpath-provisioner-operator"
-	s.kubectl("--namespace="+cluster.Namespace, "scale", "deployment", name, fmt.Sprintf("--replicas=%d", replicas))
-	s.until(fmt.Sprintf("%d operators", replicas), func(ctx context.Context) (string, error) {
+	h.kubectl("--namespace="+cluster.Namespace, "scale", "deployment", name, fmt.Sprintf("--replicas=%d", replicas))
+	h.until(fmt.Sprintf("%d operators", replicas), func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=" + name})
 		if err != nil {
 			return "", err
@@ -484,13 +484,13 @@ func (s *scene) scaleOperator(replicas int) {
 }
 
 // labelNode gives a node a label, or takes it away if the value is empty.
-func (s *scene) labelNode(node, label, value string) {
-	s.Helper()
+func (h *harness) labelNode(node, label, value string) {
+	h.Helper()
 	patch := fmt.Sprintf(`{"metadata": {"labels": {%q: %q}}}`, label, value)
 	if value == "" {
 		patch = fmt.Sprintf(`{"metadata": {"labels": {%q: null}}}`, label)
 	}
 	if _, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		s.Fatal(err)
+		h.Fatal(err)
 	}
 }

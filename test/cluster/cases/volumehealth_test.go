@@ -30,7 +30,7 @@ type fact struct {
 	pool string
 	// volume is what its pod shows, and storage what the CSINode does; empty for nothing.
 	volume, storage string
-	harm, mend      func(*scene, *sick)
+	harm, mend      func(*harness, *sick)
 }
 
 // A sick is a pool of nodeA with a volume and its pod, all of one name.
@@ -46,42 +46,42 @@ func (p *sick) path() string { return "/var/ill/" + p.name }
 // when it is repaired. Kubelet asks for one volume after the other: one of a disk that hangs keeps none waiting. A kubelet without the
 // gate shows and asks nothing.
 func TestHealthOfVolumesInKubernetes(t *testing.T) {
-	s := begin(t)
-	pools := s.sickPools("failing", "hanging", "read-only", "full", "away")
-	s.sickPod(lostPod, "hostpath-csi", nodeA)
-	s.sickPod("elsewhere", "hostpath-csi", nodeB)
+	h := begin(t)
+	pools := h.sickPools("failing", "hanging", "read-only", "full", "away")
+	h.sickPod(lostPod, "hostpath-csi", nodeA)
+	h.sickPod("elsewhere", "hostpath-csi", nodeB)
 	for name := range pools {
-		s.class(s.namespace+"-"+name, name, storagev1.VolumeBindingWaitForFirstConsumer)
-		s.sickPod(name, s.namespace+"-"+name, nodeA)
+		h.class(h.namespace+"-"+name, name, storagev1.VolumeBindingWaitForFirstConsumer)
+		h.sickPod(name, h.namespace+"-"+name, nodeA)
 	}
 	for _, name := range []string{lostPod, "elsewhere", "failing", "hanging", "read-only", "full", "away"} {
-		s.ready(name)
-		s.mustRun(name, "echo hello >/data/file")
+		h.ready(name)
+		h.mustRun(name, "echo hello >/data/file")
 	}
-	s.wantStorage("well", func(found []string) bool { return len(found) == 0 })
+	h.wantStorage("well", func(found []string) bool { return len(found) == 0 })
 
-	lost, elsewhere := s.straying(lostPod), s.straying("elsewhere")
-	s.rename(elsewhere.path, elsewhere.away)
-	s.wantEvent("PersistentVolumeClaim", "elsewhere", "VolumeConditionAbnormal")
+	lost, elsewhere := h.straying(lostPod), h.straying("elsewhere")
+	h.rename(elsewhere.path, elsewhere.away)
+	h.wantEvent("PersistentVolumeClaim", "elsewhere", "VolumeConditionAbnormal")
 	hanging := fact{pool: "hanging", volume: "Inaccessible PoolHangs", storage: "StorageUnreachable PoolHangs"}
 	pools["hanging"].disk.Hang()
-	s.wantFact(hanging)
+	h.wantFact(hanging)
 	t.Run("while a disk hangs", func(t *testing.T) {
 		for _, f := range facts(lost) {
 			t.Run(f.pool, func(t *testing.T) {
 				t.Parallel()
-				s, pool := s.in(t), pools[f.pool]
-				f.harm(s, pool)
-				s.wantFact(f)
-				f.mend(s, pool)
-				s.wantNoFact(f)
+				h, pool := h.in(t), pools[f.pool]
+				f.harm(h, pool)
+				h.wantFact(f)
+				f.mend(h, pool)
+				h.wantNoFact(f)
 			})
 		}
 	})
 	pools["hanging"].disk.Heal()
-	s.wantNoFact(hanging)
-	s.wantNothingWithoutGate("elsewhere")
-	s.rename(elsewhere.away, elsewhere.path)
+	h.wantNoFact(hanging)
+	h.wantNothingWithoutGate("elsewhere")
+	h.rename(elsewhere.away, elsewhere.path)
 }
 
 // facts are those of a cluster in which a disk hangs already.
@@ -89,102 +89,102 @@ func facts(lost straying) []fact {
 	return []fact{
 		{
 			pool: "failing", volume: "Inaccessible PoolFailing", storage: "StorageUnreachable PoolFailing",
-			harm: func(s *scene, p *sick) {
+			harm: func(h *harness, p *sick) {
 				p.disk.Fail(disk.Read, disk.Write, disk.Flush)
-				if _, err := s.run(p.name, "dd if=/dev/zero of=/data/file bs=1M count=1 conv=fsync"); err == nil {
-					s.Error("a disk that fails has stored something")
+				if _, err := h.run(p.name, "dd if=/dev/zero of=/data/file bs=1M count=1 conv=fsync"); err == nil {
+					h.Error("a disk that fails has stored something")
 				}
 			},
 			// As an administrator: a filesystem that has stopped has to be mounted again.
-			mend: func(s *scene, p *sick) {
+			mend: func(h *harness, p *sick) {
 				p.disk.Heal()
-				s.remove(p.name)
-				s.unmount(p)
-				s.mount(p)
-				s.pod(p.name, with(p.name, "/data"), on(nodeA))
-				s.ready(p.name)
+				h.remove(p.name)
+				h.unmount(p)
+				h.mount(p)
+				h.pod(p.name, with(p.name, "/data"), on(nodeA))
+				h.ready(p.name)
 			},
 		},
 		{
 			pool: "read-only", volume: "Degraded ReadOnly", storage: "StorageDegraded ReadOnly",
-			harm: func(s *scene, p *sick) { s.onNode("mount", "-o", "remount,ro", p.path()) },
-			mend: func(s *scene, p *sick) { s.onNode("mount", "-o", "remount,rw", p.path()) },
+			harm: func(h *harness, p *sick) { h.onNode("mount", "-o", "remount,ro", p.path()) },
+			mend: func(h *harness, p *sick) { h.onNode("mount", "-o", "remount,rw", p.path()) },
 		},
 		{
 			pool: "full", volume: "Degraded NoSpace", storage: "StorageDegraded NoSpace",
-			harm: func(s *scene, p *sick) { s.wantNoSpace(p.name, "cat /dev/zero >/data/big") },
-			mend: func(s *scene, p *sick) { s.mustRun(p.name, "rm /data/big") },
+			harm: func(h *harness, p *sick) { h.wantNoSpace(p.name, "cat /dev/zero >/data/big") },
+			mend: func(h *harness, p *sick) { h.mustRun(p.name, "rm /data/big") },
 		},
 		{
 			pool: "away", volume: "Inaccessible PoolMissing", storage: "StorageUnreachable PoolMissing",
-			harm: func(s *scene, p *sick) { s.onNode("umount", "--lazy", p.path()) },
-			mend: func(s *scene, p *sick) { s.mount(p) },
+			harm: func(h *harness, p *sick) { h.onNode("umount", "--lazy", p.path()) },
+			mend: func(h *harness, p *sick) { h.mount(p) },
 		},
 		{
 			pool: lostPod, volume: "DataLoss DirectoryMissing",
-			harm: func(s *scene, _ *sick) { s.rename(lost.path, lost.away) },
-			mend: func(s *scene, _ *sick) { s.rename(lost.away, lost.path) },
+			harm: func(h *harness, _ *sick) { h.rename(lost.path, lost.away) },
+			mend: func(h *harness, _ *sick) { h.rename(lost.away, lost.path) },
 		},
 	}
 }
 
 // sickPools has the driver serve pools that can be made ill. They are on nodeA; on nodeB they are missing.
-func (s *scene) sickPools(names ...string) map[string]*sick {
-	s.Helper()
+func (h *harness) sickPools(names ...string) map[string]*sick {
+	h.Helper()
 	pools := make(map[string]*sick)
 	for _, name := range names {
 		p := &sick{name: name}
 		pools[name] = p
-		image, err := loopfs.Format(s.Context(), s.TempDir(), "xfs", 300*mib)
-		must.Succeed(s, err)
+		image, err := loopfs.Format(h.Context(), h.TempDir(), "xfs", 300*mib)
+		must.Succeed(h, err)
 		if name == "failing" || name == "hanging" {
-			p.disk = disk.New(s, image, s.TempDir())
+			p.disk = disk.New(h, image, h.TempDir())
 			image = p.disk.Path
 		}
 		device, err := loopfs.Attach(image)
-		must.Succeed(s, err)
-		s.Cleanup(func() { must.Succeed(s, device.Close()) })
+		must.Succeed(h, err)
+		h.Cleanup(func() { must.Succeed(h, device.Close()) })
 		p.device = device.Name()
-		must.Succeed(s, os.MkdirAll(p.path(), 0o755))
-		s.mount(p)
-		s.Cleanup(func() { s.unmount(p) })
+		must.Succeed(h, os.MkdirAll(p.path(), 0o755))
+		h.mount(p)
+		h.Cleanup(func() { h.unmount(p) })
 	}
-	s.Cleanup(func() {
-		s.clear("no volumes to be left in pools that were ill", s.remains)
-		must.Succeed(s, c.Install(context.Background(), kustomization))
+	h.Cleanup(func() {
+		h.clear("no volumes to be left in pools that were ill", h.remains)
+		must.Succeed(h, c.Install(context.Background(), kustomization))
 	})
 	for _, p := range pools {
 		if p.disk != nil {
-			s.Cleanup(p.disk.Heal)
+			h.Cleanup(p.disk.Heal)
 		}
 	}
-	must.Succeed(s, c.Install(s.Context(), illOverlay))
+	must.Succeed(h, c.Install(h.Context(), illOverlay))
 	return pools
 }
 
 // sickPod makes a pod with a claim of its name.
-func (s *scene) sickPod(name, class, node string) {
-	s.Helper()
-	s.claim(name, "32Mi", ofClass(class))
-	s.pod(name, with(name, "/data"), on(node))
+func (h *harness) sickPod(name, class, node string) {
+	h.Helper()
+	h.claim(name, "32Mi", ofClass(class))
+	h.pod(name, with(name, "/data"), on(node))
 }
 
 // onNode runs a program on nodeA, also when the test has ended.
-func (s *scene) onNode(program string, args ...string) {
-	s.Helper()
+func (h *harness) onNode(program string, args ...string) {
+	h.Helper()
 	_, err := c.Nodes[nodeA].Output(context.Background(), program, args...)
-	must.Succeed(s, err)
+	must.Succeed(h, err)
 }
 
-func (s *scene) mount(p *sick) {
-	s.Helper()
-	s.onNode("mount", "-t", "xfs", p.device, p.path())
+func (h *harness) mount(p *sick) {
+	h.Helper()
+	h.onNode("mount", "-t", "xfs", p.device, p.path())
 }
 
 // unmount waits for calls that still have the filesystem open.
-func (s *scene) unmount(p *sick) {
-	s.Helper()
-	must.Succeed(s, c.Log.Until(context.Background(), soon, p.path()+" to be unmounted", func(ctx context.Context) (string, error) {
+func (h *harness) unmount(p *sick) {
+	h.Helper()
+	must.Succeed(h, c.Log.Until(context.Background(), soon, p.path()+" to be unmounted", func(ctx context.Context) (string, error) {
 		_, err := c.Nodes[nodeA].Output(ctx, "umount", p.path())
 		return text(err), nil
 	}))
@@ -193,34 +193,34 @@ func (s *scene) unmount(p *sick) {
 // A straying is the directory of a volume that goes, and comes back.
 type straying struct{ path, away string }
 
-func (s *scene) straying(claim string) straying {
-	s.Helper()
-	path := s.disk(s.volume(claim))
+func (h *harness) straying(claim string) straying {
+	h.Helper()
+	path := h.disk(h.volume(claim))
 	// No name of a volume, so that it is none meanwhile.
 	d := straying{path, filepath.Join(filepath.Dir(path), ".away-"+claim)}
-	s.Cleanup(func() {
+	h.Cleanup(func() {
 		if exists(d.away) {
-			s.rename(d.away, d.path)
+			h.rename(d.away, d.path)
 		}
 	})
 	return d
 }
 
 // wantFact waits until a fact shows, and nothing else of the same pod.
-func (s *scene) wantFact(f fact) {
-	s.Helper()
-	s.wantVolume(f.pool, f.volume)
+func (h *harness) wantFact(f fact) {
+	h.Helper()
+	h.wantVolume(f.pool, f.volume)
 	if f.storage != "" {
-		s.wantStorage(f.storage, func(found []string) bool { return slices.Contains(found, f.storage) })
+		h.wantStorage(f.storage, func(found []string) bool { return slices.Contains(found, f.storage) })
 	}
 }
 
 // wantNoFact waits until it shows no more.
-func (s *scene) wantNoFact(f fact) {
-	s.Helper()
-	s.wantVolume(f.pool, "")
+func (h *harness) wantNoFact(f fact) {
+	h.Helper()
+	h.wantVolume(f.pool, "")
 	if f.storage != "" {
-		s.wantStorage("no "+f.storage, func(found []string) bool { return !slices.Contains(found, f.storage) })
+		h.wantStorage("no "+f.storage, func(found []string) bool { return !slices.Contains(found, f.storage) })
 	}
 }
 
@@ -228,17 +228,17 @@ func (s *scene) wantNoFact(f fact) {
 const lostPod = "lost"
 
 // wantVolume waits until the status of a pod says this of its volume, empty for nothing.
-func (s *scene) wantVolume(pod, want string) {
-	s.Helper()
+func (h *harness) wantVolume(pod, want string) {
+	h.Helper()
 	start := time.Now()
-	must.Succeed(s, c.Log.Until(s.Context(), soon, fmt.Sprintf("pod %s to show %q", pod, want), cluster.Patient(func(ctx context.Context) (string, error) {
-		found, err := c.Client.CoreV1().Pods(s.namespace).Get(ctx, pod, metav1.GetOptions{})
+	must.Succeed(h, c.Log.Until(h.Context(), soon, fmt.Sprintf("pod %s to show %q", pod, want), cluster.Patient(func(ctx context.Context) (string, error) {
+		found, err := c.Client.CoreV1().Pods(h.namespace).Get(ctx, pod, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}
 		shown := shownIn(found)
 		if pod != lostPod && strings.Contains(shown, string(corev1.VolumeHealthDataLoss)) {
-			s.Errorf("pod %s shows %q, but nothing of its volume is lost", pod, shown)
+			h.Errorf("pod %s shows %q, but nothing of its volume is lost", pod, shown)
 		}
 		if shown != want {
 			return fmt.Sprintf("it shows %q", shown), nil
@@ -260,9 +260,9 @@ func shownIn(pod *corev1.Pod) string {
 }
 
 // wantStorage waits until the CSINode of nodeA says what it is to say.
-func (s *scene) wantStorage(what string, wanted func([]string) bool) {
-	s.Helper()
-	must.Succeed(s, c.Log.Until(s.Context(), soon, "the CSINode to show "+what, cluster.Patient(func(ctx context.Context) (string, error) {
+func (h *harness) wantStorage(what string, wanted func([]string) bool) {
+	h.Helper()
+	must.Succeed(h, c.Log.Until(h.Context(), soon, "the CSINode to show "+what, cluster.Patient(func(ctx context.Context) (string, error) {
 		shown, err := storageOf(ctx, nodeA)
 		if err != nil || wanted(shown) {
 			return "", err
@@ -291,23 +291,23 @@ func storageOf(ctx context.Context, node string) ([]string, error) {
 
 // wantNothingWithoutGate says that nodeB, whose kubelet has no gate, shows nothing of a pod's volume and of its pools, which are ill, and that
 // kubelet never asked.
-func (s *scene) wantNothingWithoutGate(pod string) {
-	s.Helper()
-	if shown := shownIn(s.ready(pod)); shown != "" {
-		s.Errorf("without the feature gate pod %s shows %q", pod, shown)
+func (h *harness) wantNothingWithoutGate(pod string) {
+	h.Helper()
+	if shown := shownIn(h.ready(pod)); shown != "" {
+		h.Errorf("without the feature gate pod %s shows %q", pod, shown)
 	}
-	shown, err := storageOf(s.Context(), nodeB)
-	must.Succeed(s, err)
+	shown, err := storageOf(h.Context(), nodeB)
+	must.Succeed(h, err)
 	if len(shown) > 0 {
-		s.Errorf("without the feature gate the CSINode shows %q", shown)
+		h.Errorf("without the feature gate the CSINode shows %q", shown)
 	}
-	_, metrics := s.fetch("https", *s.driverOn(nodeB), 8443, "/metrics", "")
+	_, metrics := h.fetch("https", *h.driverOn(nodeB), 8443, "/metrics", "")
 	if !strings.Contains(metrics, `hostpath_pool_serving{pool="away"} 0`) || !strings.Contains(metrics, `method="NodeGetVolumeStats"`) {
-		s.Errorf("the driver of %s knows of no missing pool, or kubelet has asked nothing:\n%s", nodeB, metrics)
+		h.Errorf("the driver of %s knows of no missing pool, or kubelet has asked nothing:\n%s", nodeB, metrics)
 	}
 	for _, method := range []string{"NodeGetVolumeHealth", "NodeGetStorageHealth"} {
 		if strings.Contains(metrics, method) {
-			s.Errorf("without the feature gate kubelet has called %s", method)
+			h.Errorf("without the feature gate kubelet has called %s", method)
 		}
 	}
 }

@@ -48,17 +48,15 @@ type order struct {
 	// moverFiles are in the volume that the programs move.
 	moverFiles int
 	binary     string
-	// io does IO to a path for a second, and returns how many bytes it was.
-	io func(ctx context.Context, l load, path string, bytes int64) float64
 }
 
 // Each group of rows is measured by itself, for what one does to the disk is not to be seen in another.
 var groups = []struct {
 	name string
-	rows func(s *scene) []row
+	rows func(h *harness) []row
 }{
 	{"mounts", mountRows}, {"calls", callRows}, {"creation", creationRows}, {"removal", removalRows}, {"snapshots", snapshotRows},
-	{"parallel", parallelRows}, {"scale", scaleRows}, {"size", sizeRows}, {"blocks", blockRows}, {moveGroup, moveRows},
+	{"parallel", parallelRows}, {"scale", scaleRows}, {moveGroup, moveRows},
 }
 
 // moveGroup is only measured when it is named: make bench-move does.
@@ -70,7 +68,7 @@ func parse(args []string) (order, error) {
 		names = append(names, g.name)
 	}
 	usual := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == moveGroup })
-	o := order{disk: 512 << 20, io: fio}
+	o := order{disk: 512 << 20}
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")
@@ -126,10 +124,10 @@ func (o order) measure(ctx context.Context, out io.Writer) error {
 			continue
 		}
 		var results []result
-		s := &scene{order: o, ctx: ctx}
+		h := &harness{order: o, ctx: ctx}
 		err := try(func() {
-			s.setUp()
-			results = compare(g.rows(s), o.rounds)
+			h.setUp()
+			results = compare(g.rows(h), o.rounds)
 		})
 		for _, r := range results { // a million files are removed for minutes, and that can fail
 			fmt.Fprint(out, r)
@@ -137,7 +135,7 @@ func (o order) measure(ctx context.Context, out io.Writer) error {
 				verdict = errBudget
 			}
 		}
-		if err := errors.Join(err, s.close()); err != nil {
+		if err := errors.Join(err, h.close()); err != nil {
 			return fmt.Errorf("%s: %w", g.name, err)
 		}
 	}

@@ -34,7 +34,7 @@ const (
 	changedBytes = 100 << 20
 	// readBytes is the most of a volume that is read as a whole while no pod has it, since its filesystem shares no blocks.
 	readBytes = 256 << 20
-	// sharing is the filesystem of the scene that shares blocks, whatever the pools are on.
+	// sharing is the filesystem of the harness that shares blocks, whatever the pools are on.
 	sharing = "shares"
 	// perFile is more than a small file takes on a filesystem, with its inode and its name.
 	perFile = 8 << 10
@@ -44,9 +44,9 @@ const (
 
 // moveRows compare moves with what else copies as much over the same kind of connection from and to the same disk, and look at what the
 // programs of a move do to the node.
-func moveRows(s *scene) []row {
-	t := s.tunnel()
-	s.makeFilesystem(sharing, "xfs", max(filesystemBytes, 6*s.moved))
+func moveRows(h *harness) []row {
+	t := h.tunnel()
+	h.makeFilesystem(sharing, "xfs", max(filesystemBytes, 6*h.moved))
 	large := t.largeFile()
 	rows := append(append([]row{t.fileRow(large)}, t.filesRows()...), t.differenceRow(large))
 	p := t.passage("fs")
@@ -55,16 +55,16 @@ func moveRows(s *scene) []row {
 
 // A tunnel makes connections between the two sides of a move, which are on this machine.
 type tunnel struct {
-	s *scene
+	s *harness
 	// on is a directory of the filesystem that is measured.
 	on             string
 	source, target mover.Identity
 }
 
-func (s *scene) tunnel() *tunnel {
-	t := &tunnel{s: s, on: s.path("fs/transfers")}
-	check(os.MkdirAll(t.on, 0o750), os.Mkdir(s.path("certificates"), 0o700))
-	authority := got(drivertest.NewAuthority(s.path("certificates")))
+func (h *harness) tunnel() *tunnel {
+	t := &tunnel{s: h, on: h.path("fs/transfers")}
+	check(os.MkdirAll(t.on, 0o750), os.Mkdir(h.path("certificates"), 0o700))
+	authority := got(drivertest.NewAuthority(h.path("certificates")))
 	issue := func(name string, use x509.ExtKeyUsage) mover.Identity {
 		certificate, key, err := authority.Issue(name, use)
 		check(err)

@@ -3,16 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -48,11 +44,11 @@ const (
 
 // mountRows compare publishing with the system calls that it cannot do without:
 // through the socket, where no call can cost less than an empty one, and without it.
-func mountRows(s *scene) []row {
+func mountRows(h *harness) []row {
 	const id, name = "pvc-mount", "pvc-inside"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	pools, inside, target := a.inside(), got(volume.ParseID(name)), got(bind.ParseTarget(a.Target(name)))
-	got(pools.Create(s.ctx, pool.Request{ID: inside, Range: volume.Range{Required: volumeBytes}}))
+	got(pools.Create(h.ctx, pool.Request{ID: inside, Range: volume.Range{Required: volumeBytes}}))
 	a.create(id, volumeBytes)()
 	bareTarget := a.Target("bare")
 	check(os.MkdirAll(filepath.Dir(bareTarget), 0o750), os.Mkdir(filepath.Dir(target.String()), 0o750))
@@ -61,13 +57,13 @@ func mountRows(s *scene) []row {
 		func() { check(unix.Unmount(bareTarget, unix.UMOUNT_NOFOLLOW), unix.Rmdir(bareTarget)) }, nothing,
 	}
 	within := pair{
-		func() { check(pools.Publications().Publish(s.ctx, pool.Publication{ID: inside, Target: target})) },
-		func() { check(pools.Publications().Unpublish(s.ctx, inside, target)) }, nothing,
+		func() { check(pools.Publications().Publish(h.ctx, pool.Publication{ID: inside, Target: target})) },
+		func() { check(pools.Publications().Unpublish(h.ctx, inside, target)) }, nothing,
 	}
 	publish, unpublish := row{name: "NodePublishVolume", budget: budget{atMost: 3}}, row{name: "NodeUnpublishVolume", budget: budget{atMost: 2}}
-	rows := both("", s.samples, pair{a.publish(id), a.unpublish(id), nothing}, a.asked(bare), publish, unpublish)
-	rows = append(rows, both(withoutSocket, s.samples, within, bare, publish, unpublish)...)
-	return append(rows, row{name: "an empty call", unit: micros, samples: s.samples, ours: timed(nothing, a.ask, nothing)})
+	rows := both("", h.samples, pair{a.publish(id), a.unpublish(id), nothing}, a.asked(bare), publish, unpublish)
+	rows = append(rows, both(withoutSocket, h.samples, within, bare, publish, unpublish)...)
+	return append(rows, row{name: "an empty call", unit: micros, samples: h.samples, ours: timed(nothing, a.ask, nothing)})
 }
 
 // bindMount makes a directory appear at a path that is not there yet, by what the
@@ -80,48 +76,48 @@ func bindMount(source, target string) {
 }
 
 // callRows compare the calls that come all day with one that does nothing.
-func callRows(s *scene) []row {
+func callRows(h *harness) []row {
 	const id = "pvc-stats"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	inOrder(a.create(id, volumeBytes), a.publish(id))()
 	one := func(name string, call action) row {
-		return row{name, micros, budget{atMost: 1.5}, s.samples, timed(nothing, call, nothing), timed(nothing, a.ask, nothing)}
+		return row{name, micros, budget{atMost: 1.5}, h.samples, timed(nothing, call, nothing), timed(nothing, a.ask, nothing)}
 	}
 	return []row{one("NodeGetVolumeStats", a.stats(id)), one("GetCapacity", a.capacity)}
 }
 
 // creationRows compare making and removing a volume with what the disk and the
 // kernel have to do for it, through the socket and without it.
-func creationRows(s *scene) []row {
+func creationRows(h *harness) []row {
 	const name = "pvc-new"
-	a := s.enter("fs")
-	pools, id, bare := a.inside(), got(volume.ParseID(name)), s.maker(a.beside("bare")).volume(name)
+	a := h.enter("fs")
+	pools, id, bare := a.inside(), got(volume.ParseID(name)), h.maker(a.beside("bare")).volume(name)
 	within := pair{
-		func() { got(pools.Create(s.ctx, pool.Request{ID: id, Range: volume.Range{Required: volumeBytes}})) },
-		func() { check(pools.Delete(s.ctx, id)) }, s.settled(a.beside("inside")),
+		func() { got(pools.Create(h.ctx, pool.Request{ID: id, Range: volume.Range{Required: volumeBytes}})) },
+		func() { check(pools.Delete(h.ctx, id)) }, h.settled(a.beside("inside")),
 	}
 	create, remove := row{name: "CreateVolume", budget: budget{atMost: making}}, row{name: "DeleteVolume", budget: budget{atMost: 2}}
-	rows := both("", s.fewer(3), a.volume(name), a.asked(bare), create, remove)
-	return append(rows, both(withoutSocket, s.fewer(3), within, bare, create, remove)...)
+	rows := both("", h.fewer(3), a.volume(name), a.asked(bare), create, remove)
+	return append(rows, both(withoutSocket, h.fewer(3), within, bare, create, remove)...)
 }
 
 // fewer is the number of samples of what takes so much longer than microseconds.
 func (o order) fewer(times int) int { return max(1, o.samples/times) }
 
 // removalRows compare removing a volume that is full of files with removing one that has none.
-func removalRows(s *scene) []row {
+func removalRows(h *harness) []row {
 	const full, fresh = "pvc-full", "pvc-fresh"
-	a := s.enter("fs")
+	a := h.enter("fs")
 	// While the files are made the driver sleeps, and its first call is slower.
 	awake := func() {
-		for range s.samples {
+		for range h.samples {
 			a.ask()
 		}
 	}
-	fill := func() { scatter(filepath.Join(a.pool(), full), s.files, nil) }
-	rest := s.settled(a.pool())
+	fill := func() { scatter(filepath.Join(a.pool(), full), h.files, nil) }
+	rest := h.settled(a.pool())
 	return []row{{
-		name: fmt.Sprintf("DeleteVolume with %s files", thousands(s.files)), unit: micros, budget: budget{atMost: 2},
+		name: fmt.Sprintf("DeleteVolume with %s files", thousands(h.files)), unit: micros, budget: budget{atMost: 2},
 		ours:  timed(inOrder(a.create(full, fullBytes), fill, awake), a.remove(full), rest),
 		limit: timed(inOrder(a.create(fresh, volumeBytes), awake), a.remove(fresh), rest),
 	}}
@@ -146,10 +142,10 @@ func syncfs(path string) {
 }
 
 // parallelRows compare how many volumes are made in a second when many are asked for at once.
-func parallelRows(s *scene) []row {
-	a := s.enter("fs")
-	m := s.maker(a.beside("bare"))
-	count := max(inFlight, s.samples)
+func parallelRows(h *harness) []row {
+	a := h.enter("fs")
+	m := h.maker(a.beside("bare"))
+	count := max(inFlight, h.samples)
 	rate := func(of func(id string) pair) func() float64 {
 		each := func(choose func(pair) action) action {
 			return func() { inParallel(count, func(i int) { choose(of(fmt.Sprintf("pvc-%d", i)))() }) }
@@ -185,24 +181,17 @@ func inParallel(count int, do func(i int)) {
 	check(problems...)
 }
 
-// sizeRows report how large the program is.
-func sizeRows(s *scene) []row {
-	return []row{{name: "the program", unit: "MB", budget: budget{max: drivertest.MostBytes / 1e6}, ours: func() float64 {
-		return float64(got(os.Stat(s.binary)).Size()) / 1e6
-	}}}
-}
-
 // scaleRows compare a driver whose pool has many volumes with one whose pool has a tenth of them or none. All of
 // them run at the same time.
-func scaleRows(s *scene) []row {
-	none, tenth, many := s.enterWith(0), s.enterWith(s.volumes/10), s.enterWith(s.volumes)
-	with := ", " + thousands(s.volumes) + " volumes"
+func scaleRows(h *harness) []row {
+	none, tenth, many := h.enterWith(0), h.enterWith(h.volumes/10), h.enterWith(h.volumes)
+	with := ", " + thousands(h.volumes) + " volumes"
 	one := func(name string, fewer int, how func(a *actor) func() float64, other *actor) row {
-		return row{name + with, micros, budget{atMost: 1.5}, s.fewer(fewer), how(many), how(other)}
+		return row{name + with, micros, budget{atMost: 1.5}, h.fewer(fewer), how(many), how(other)}
 	}
 	// Compared with an empty call of the same driver.
 	empty := func(name string, call action, atMost float64) row {
-		return row{name + with, micros, budget{atMost: atMost}, s.fewer(3), timed(nothing, call, nothing), timed(nothing, many.ask, nothing)}
+		return row{name + with, micros, budget{atMost: atMost}, h.fewer(3), timed(nothing, call, nothing), timed(nothing, many.ask, nothing)}
 	}
 	start := func(a *actor) func() float64 { return timed(func() { check(a.Process.Stop()) }, a.restart, nothing) }
 	const fresh = "pvc-1-new"
@@ -224,8 +213,8 @@ func scaleRows(s *scene) []row {
 }
 
 // enterWith starts a driver on a pool with volumes, and one more.
-func (s *scene) enterWith(volumes int) *actor {
-	a := s.enter("fs")
+func (h *harness) enterWith(volumes int) *actor {
+	a := h.enter("fs")
 	// Names are as long as external-provisioner makes them: the driver remembers all of them.
 	inParallel(volumes, func(i int) { a.create(fmt.Sprintf("pvc-00000000-0000-4000-8000-%012d", i), volumeBytes)() })
 	inOrder(a.create(statsID, volumeBytes), a.publish(statsID))()
@@ -299,45 +288,6 @@ func peakOf(pid int) float64 {
 	return kib / 1024
 }
 
-// A load is IO as fio has it. It is direct: what is measured is the way to the disk,
-// and not to the page cache.
-type load struct {
-	name, unit string
-	rw         string // fio's word
-	block      int
-	depth      int // how many are on their way at once
-	// least is the least that a device may do of what its file does. The kernel hands each request to another
-	// thread and the answer back. Many at once hide that; of one at a time it is a matter of the machine, from 10 µs
-	// to as much as a fast disk takes.
-	least float64
-}
-
-// One at a time shows what the device adds to each, and many how much it can do.
-var loads = []load{
-	{"4 KiB random read, 1 at a time", "IO/s", "randread", 4 << 10, 1, 0},
-	{"4 KiB random write, 1 at a time", "IO/s", "randwrite", 4 << 10, 1, 0},
-	{"4 KiB random read, 32", "IO/s", "randread", 4 << 10, 32, 0.6},
-	{"4 KiB random write, 32", "IO/s", "randwrite", 4 << 10, 32, 0.6},
-	{"1 MiB sequential read, 4", "MiB/s", "read", 1 << 20, 4, 0.8},
-	{"1 MiB sequential write, 4", "MiB/s", "write", 1 << 20, 4, 0.8},
-}
-
-// blockRows compare the device of a block volume with the file that backs it.
-func blockRows(s *scene) (rows []row) {
-	a := s.enter("fs")
-	image := a.createDisk()
-	check(a.Publish(s.ctx, s.blockVolume(), diskID))
-	// All of it is to be allocated and initialised.
-	writeDisk(a.Target(diskID), s.disk)
-	for _, l := range loads {
-		on := func(path string) func() float64 {
-			return func() float64 { return s.io(s.ctx, l, path, s.disk) / float64(l.block) }
-		}
-		rows = append(rows, row{name: l.name, unit: l.unit, budget: budget{atLeast: l.least}, ours: on(a.Target(diskID)), limit: on(image)})
-	}
-	return rows
-}
-
 func (o order) blockVolume() drivertest.Volume {
 	return drivertest.Volume{ID: diskID, Pool: poolName, Block: true, Bytes: o.disk}
 }
@@ -355,41 +305,4 @@ func writeDisk(path string, size int64) {
 		got(disk.WriteAt(content, at))
 	}
 	check(disk.Sync(), disk.Close())
-}
-
-// fio is the usual program for it.
-func fio(ctx context.Context, l load, path string, size int64) float64 {
-	cmd := exec.CommandContext(ctx, "fio", "--name=load", "--output-format=json", "--ioengine=libaio", "--direct=1", "--thread",
-		"--time_based", "--randrepeat=1", "--invalidate=0", "--norandommap", "--runtime=1",
-		"--filename="+path, fmt.Sprint("--size=", size), "--rw="+l.rw, fmt.Sprint("--bs=", l.block), fmt.Sprint("--iodepth=", l.depth))
-	// The death signal is tied to the thread that forks.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	output, err := cmd.Output()
-	if err != nil {
-		check(fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes())))
-	}
-	return readFio(output)
-}
-
-// readFio is how many bytes fio has read and written in a second, by its report.
-func readFio(output []byte) float64 {
-	type direction struct {
-		Bytes float64 `json:"bw_bytes"`
-	}
-	var read struct {
-		Jobs []struct {
-			Error       int
-			Read, Write direction
-		}
-	}
-	// Notes of fio's come first.
-	check(json.Unmarshal(output[max(0, bytes.IndexByte(output, '{')):], &read))
-	if len(read.Jobs) != 1 || read.Jobs[0].Error != 0 {
-		check(fmt.Errorf("fio reported %+v, want one job without an error", read.Jobs))
-	}
-	return read.Jobs[0].Read.Bytes + read.Jobs[0].Write.Bytes
 }

@@ -23,7 +23,7 @@ const (
 	sector = 512
 )
 
-func newWorld(t *testing.T) *devicestest.World {
+func newHarness(t *testing.T) *devicestest.Harness {
 	t.Helper()
 	if !testenv.Guest() {
 		t.Skip("this is not the guest of test/cmd/kernel")
@@ -108,14 +108,14 @@ func TestDiskOfOtherDeviceIsRefused(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, volume %t", name, hasVolume), func(t *testing.T) {
-				w := newWorld(t)
-				d := w.Disk("disk", 8*mib)
+				h := newHarness(t)
+				d := h.Disk("disk", 8*mib)
 				holder := hold(t, d)
 				if hasVolume {
-					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+					h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 				}
 				d.Untouched()
-				if p := w.Refused(devices.HasHolders); !strings.Contains(p.Detail, holder) {
+				if p := h.Refused(devices.HasHolders); !strings.Contains(p.Detail, holder) {
 					t.Errorf("the problem is %q, want it to name %s", p.Detail, holder)
 				}
 			})
@@ -132,20 +132,20 @@ func TestMemberOfArrayIsKept(t *testing.T) {
 	for _, metadata := range versions {
 		for _, released := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, released %t", metadata, released), func(t *testing.T) {
-				w := newWorld(t)
-				d := w.Disk("disk", 8*mib)
+				h := newHarness(t)
+				d := h.Disk("disk", 8*mib)
 				array(t, d, metadata)
 				stop(t)
 				if released {
-					w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-					if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+					h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+					if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 						t.Errorf("found %+v, want it cleaned", r)
 					}
 					d.WantNoSignature()
 					return
 				}
 				d.Untouched()
-				if p := w.Refused(devices.HasSignature); !strings.Contains(p.Detail, "linux_raid_member") {
+				if p := h.Refused(devices.HasSignature); !strings.Contains(p.Detail, "linux_raid_member") {
 					t.Errorf("the problem is %q, want it to name the array", p.Detail)
 				}
 			})
@@ -160,13 +160,13 @@ func TestDiskWithBadSectorsKeepsVolume(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.Config.Wipe = devices.WipeZero
-			disk := w.Disk("below", 8*mib)
+			h := newHarness(t)
+			h.Config.Wipe = devices.WipeZero
+			disk := h.Disk("below", 8*mib)
 			good := linear(disk.Node, 0, 8*mib)
 			node := mapped(t, good)
-			d := w.Link("disk", node)
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+			d := h.Link("disk", node)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			failing := []string{fmt.Sprintf("%d %d error", bad/sector, mib/sector)}
 			if bad > 0 {
 				failing = append([]string{linear(disk.Node, 0, bad)}, failing...)
@@ -175,9 +175,9 @@ func TestDiskWithBadSectorsKeepsVolume(t *testing.T) {
 				failing = append(failing, linear(disk.Node, bad+mib, 8*mib))
 			}
 			load(t, node, strings.Join(failing, "\n"))
-			w.Refused(devices.Failed)
+			h.Refused(devices.Failed)
 			load(t, node, good)
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want it cleaned once its sectors can be written", r)
 			}
 			d.WantZero(0, 8*mib)
@@ -192,26 +192,26 @@ func TestUnreadableDiskIsNotBlank(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			disk := w.Disk("below", 8*mib)
+			h := newHarness(t)
+			disk := h.Disk("below", 8*mib)
 			table := fmt.Sprintf("0 %d error\n%s", mib/sector, linear(disk.Node, mib, 8*mib))
 			if bad > 0 {
 				table = fmt.Sprintf("%s\n%d %d error", linear(disk.Node, 0, bad), bad/sector, mib/sector)
 			}
-			w.Link("disk", mapped(t, table))
+			h.Link("disk", mapped(t, table))
 			disk.Untouched()
-			w.Refused(devices.Failed)
+			h.Refused(devices.Failed)
 		})
 	}
 }
 
 // scsiDisk makes a disk of 8 MiB in the memory of the guest that can forget, and promises zeroes. The next test has the
 // same.
-func scsiDisk(t *testing.T, w *devicestest.World) *devicestest.Disk {
+func scsiDisk(t *testing.T, h *devicestest.Harness) *devicestest.Disk {
 	t.Helper()
 	devicestest.Run(t, "modprobe", "sd_mod")
 	devicestest.Run(t, "modprobe", "scsi_debug", "dev_size_mb=8", "lbpu=1", "lbpws=1", "lbprz=1")
-	return w.Link("disk", awaitSCSI(t))
+	return h.Link("disk", awaitSCSI(t))
 }
 
 // scsiHost is the directory of the adapter that the disk is on.
@@ -237,17 +237,17 @@ func awaitSCSI(t *testing.T) (node string) {
 // A disk that is pulled out while it is cleaned is not clean, before its first byte is overwritten nor after its last one.
 // Once it is back, under whatever name, it is cleaned.
 func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
-	for name, during := range map[string]func(w *devicestest.World, pull func()){
-		"before": func(w *devicestest.World, pull func()) {
-			w.API = func() ([]devices.Volume, error) {
-				w.API = nil
+	for name, during := range map[string]func(h *devicestest.Harness, pull func()){
+		"before": func(h *devicestest.Harness, pull func()) {
+			h.API = func() ([]devices.Volume, error) {
+				h.API = nil
 				pull()
-				return w.PVs, nil
+				return h.PVs, nil
 			}
 		},
-		"after": func(w *devicestest.World, pull func()) {
-			w.Step = func() {
-				w.Step = nil
+		"after": func(h *devicestest.Harness, pull func()) {
+			h.Step = func() {
+				h.Step = nil
 				pull()
 			}
 		},
@@ -256,21 +256,21 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.Config.Wipe = devices.WipeZero
-			d := scsiDisk(t, w)
+			h := newHarness(t)
+			h.Config.Wipe = devices.WipeZero
+			d := scsiDisk(t, h)
 			d.Fill()
-			w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-			during(w, func() {
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			during(h, func() {
 				if err := os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Node), "device/delete"), []byte("1"), 0); err != nil {
 					t.Error(err)
 				}
 			})
-			if p := w.Refused(devices.Gone); p.Volume != "pv" {
+			if p := h.Refused(devices.Gone); p.Volume != "pv" {
 				t.Errorf("the problem is %+v, want one of the volume", p)
 			}
-			w.Restart()
-			if r, err := w.Records.Get(d.Path); err != nil || r.State == devices.Clean {
+			h.Restart()
+			if r, err := h.Records.Get(d.Path); err != nil || r.State == devices.Clean {
 				t.Errorf("the record is %+v, %v; want it not to be clean", r, err)
 			}
 			hosts, err := filepath.Glob(scsiHost + "/scsi_host/host*/scan")
@@ -280,8 +280,8 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 			}
 			write(t, hosts[0], "- - -")
 			must.Succeed(t, os.Remove(d.Path))
-			d = w.Link("disk", awaitSCSI(t))
-			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			d = h.Link("disk", awaitSCSI(t))
+			if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 				t.Fatalf("found %+v, want it cleaned once it is back", r)
 			}
 			d.WantZero(0, d.Bytes())
@@ -291,12 +291,12 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 
 // A disk that can forget, and promises zeroes for that, gives the space back.
 func TestDiscard(t *testing.T) {
-	w := newWorld(t)
-	w.Config.Wipe = devices.WipeDiscard
-	d := scsiDisk(t, w)
+	h := newHarness(t)
+	h.Config.Wipe = devices.WipeDiscard
+	d := scsiDisk(t, h)
 	d.Fill()
-	w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
-	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Errorf("found %+v, want it cleaned", r)
 	}
 	d.WantZero(0, d.Bytes())

@@ -13,7 +13,7 @@ import (
 
 // NFS asks its server for what is open and for what is mounted, and waits for it for ever.
 func TestServerThatIsGoneKeepsNoDeviceBack(t *testing.T) {
-	w := newWorld(t)
+	h := newHarness(t)
 	server := nfs.Serve(t)
 	must.Succeed(t, os.Mkdir(filepath.Join(server.Exported, "claim"), 0o755))
 	must.Succeed(t, os.WriteFile(filepath.Join(server.Exported, "claim/file"), []byte("data"), 0o666))
@@ -24,13 +24,13 @@ func TestServerThatIsGoneKeepsNoDeviceBack(t *testing.T) {
 	must.Succeed(t, os.WriteFile(subPath, nil, 0o600), unix.Mount(file, subPath, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(subPath, unix.MNT_DETACH)) })
 	open(t, file)
-	w.Blank("disk", 8*mib)
+	h.Blank("disk", 8*mib)
 	server.Cut()
-	w.Offered()
-	used := w.Blank("disk-used", 8*mib)
+	h.Offered()
+	used := h.Blank("disk-used", 8*mib)
 	used.Untouched()
 	open(t, used.Node)
-	if r := w.Pass(); len(r.Problems) != 1 || len(r.Offers) > 0 {
+	if r := h.Pass(); len(r.Problems) != 1 || len(r.Offers) > 0 {
 		t.Errorf("found %+v, want the disk that is used refused", r)
 	}
 }

@@ -56,14 +56,14 @@ func export(t *testing.T, device string) {
 func TestDiskServedByKernelIsRefused(t *testing.T) {
 	for _, hasVolume := range []bool{false, true} {
 		t.Run(fmt.Sprintf("volume %t", hasVolume), func(t *testing.T) {
-			w := newWorld(t)
-			d := w.Disk("disk", 8*mib)
+			h := newHarness(t)
+			d := h.Disk("disk", 8*mib)
 			if hasVolume {
-				w.PVs = []devices.Volume{w.Released(d.Volume("pv"))}
+				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
 			}
 			export(t, d.Path)
 			d.Untouched()
-			if p := w.Refused(devices.InUse); !strings.Contains(p.Detail, nqn) {
+			if p := h.Refused(devices.InUse); !strings.Contains(p.Detail, nqn) {
 				t.Errorf("the problem is %q, want it to name %s", p.Detail, nqn)
 			}
 		})
@@ -98,24 +98,24 @@ func some(t *testing.T, pattern string, count int) []string {
 // Commands for a disk need no block device: SCSI and NVMe have character devices for them.
 func TestDiskWithOpenCharacterDeviceIsRefused(t *testing.T) {
 	t.Run("bsg", func(t *testing.T) {
-		w := newWorld(t)
-		d := scsiDisk(t, w)
+		h := newHarness(t)
+		d := scsiDisk(t, h)
 		d.Fill()
 		d.Untouched()
 		open(t, filepath.Join("/dev/bsg", filepath.Base(one(t, "/sys/block/"+filepath.Base(d.Node)+"/device/bsg/*"))))
-		w.Refused(devices.InUse)
+		h.Refused(devices.InUse)
 	})
 	for _, pattern := range []string{"/dev/ng*n1", "/dev/nvme[0-9]"} {
 		t.Run(pattern, func(t *testing.T) {
-			w := newWorld(t)
-			backing := w.Disk("other", 8*mib)
+			h := newHarness(t)
+			backing := h.Disk("other", 8*mib)
 			export(t, backing.Node)
 			write(t, "/dev/nvme-fabrics", "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn="+nqn)
 			t.Cleanup(func() { write(t, one(t, "/sys/class/nvme/nvme*/delete_controller"), "1") })
-			d := w.Link("disk", one(t, "/dev/nvme*n1"))
+			d := h.Link("disk", one(t, "/dev/nvme*n1"))
 			d.Untouched()
 			open(t, one(t, pattern))
-			w.Refused(devices.InUse)
+			h.Refused(devices.InUse)
 		})
 	}
 }
@@ -127,7 +127,7 @@ func TestMultipathDeviceWithPathInUseIsRefused(t *testing.T) {
 		want  devices.Reason
 	}{"of it": {2, devices.InUse}, "beside it": {1, devices.Twice}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			h := newHarness(t)
 			devicestest.Run(t, "modprobe", "-a", "sd_mod", "dm_multipath", "dm_round_robin")
 			// Another test may have left its own disk, and the kernel may still be looking at one.
 			const unload = `for n in $(seq 50); do test -d /sys/module/scsi_debug || exit 0; modprobe -r scsi_debug; done; exit 1`
@@ -147,19 +147,19 @@ func TestMultipathDeviceWithPathInUseIsRefused(t *testing.T) {
 			table := fmt.Sprintf("0 %d multipath 0 0 1 1 round-robin 0 %d 1 %s 1", 8*mib/sector, c.paths, strings.Join(paths[:c.paths], " 1 "))
 			shell(t, `printf %s "$1" | dmsetup create --noudevsync --verifyudev --uuid "$2" paths`, table, "mpath-3"+naa)
 			t.Cleanup(func() { devicestest.Run(t, "dmsetup", "remove", "--noudevsync", "--retry", "paths") })
-			d := w.Link("disk", "/dev/mapper/paths")
+			d := h.Link("disk", "/dev/mapper/paths")
 			d.Fill()
 			d.Untouched()
 			open(t, paths[1])
-			w.Refused(c.want)
+			h.Refused(c.want)
 		})
 	}
 }
 
 // A partition that kpartx has made is known by its number, which another one has when the table was sorted.
 func TestPartitionOfKpartxThatBeginsElsewhereIsKept(t *testing.T) {
-	w := newWorld(t)
-	whole := w.Blank("other", 64*mib)
+	h := newHarness(t)
+	whole := h.Blank("other", 64*mib)
 	part := func(at int64) {
 		t.Helper()
 		table := fmt.Sprintf("0 %d linear %s %d", 8*mib/sector, whole.Node, at/sector)
@@ -168,19 +168,19 @@ func TestPartitionOfKpartxThatBeginsElsewhereIsKept(t *testing.T) {
 	remove := func() { devicestest.Run(t, "dmsetup", "remove", "--noudevsync", "--retry", "part2") }
 	part(8 * mib)
 	t.Cleanup(func() { remove() })
-	d := w.Link("disk", "/dev/mapper/part2")
+	d := h.Link("disk", "/dev/mapper/part2")
 	v := d.Volume("pv")
 	v.Unidentified = v.Identity == ""
-	w.PVs = []devices.Volume{devicestest.Bound(v)}
-	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+	h.PVs = []devices.Volume{devicestest.Bound(v)}
+	if r := h.Pass(); r.Available != 1 || len(r.Problems) > 0 {
 		t.Fatalf("found %+v, want the volume", r)
 	}
 	remove()
 	part(16 * mib)
 	d.Fill()
 	sum := d.Sum()
-	w.PVs = []devices.Volume{w.Released(v)}
-	w.Refused(devices.NotIdentified)
+	h.PVs = []devices.Volume{h.Released(v)}
+	h.Refused(devices.NotIdentified)
 	if d.Sum() != sum {
 		t.Error("another partition was written to")
 	}

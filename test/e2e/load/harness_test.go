@@ -12,29 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// A place is a pool, and what of it stays open.
-type place struct {
-	*drivertest.Pool
-	root *dir.Dir
-}
-
-// kept reports whether the kernel enforces the sizes of directories.
-func (p *place) kept() bool { return p.Enforcement == "required" }
-
 // A harness is a driver, and those who call it.
 type harness struct {
 	*drivertest.Driver
 	extent
-	places  []*place
+	pools   []*drivertest.Pool
 	clients []*client
 	common  []drivertest.Volume // that all clients use
-	calls   calls
 	// scraper keeps its connection, which would come and go in what is measured else.
 	scraper *http.Transport
 }
@@ -43,8 +35,8 @@ type harness struct {
 // directories and one for several nodes among them.
 func newHarness(t *testing.T, program string, e extent) *harness {
 	t.Helper()
-	w := &harness{extent: e, scraper: drivertest.Scraper()}
-	t.Cleanup(w.scraper.CloseIdleConnections)
+	h := &harness{extent: e, scraper: drivertest.Scraper()}
+	t.Cleanup(h.scraper.CloseIdleConnections)
 	const size = 16 << 30
 	enforcement := ""
 	if testenv.Guest() {
@@ -61,23 +53,21 @@ func newHarness(t *testing.T, program string, e extent) *harness {
 		pools[i].Path = filepath.Join(pools[i].Path, "pool")
 		must.Succeed(t, os.Mkdir(pools[i].Path, 0o750))
 	}
-	w.Driver = drivertest.Start(t, drivertest.Config{
+	h.Driver = drivertest.Start(t, drivertest.Config{
 		Binary: program,
 		Pools:  pools,
 		Flags:  []string{drivertest.ServeMetrics},
 	})
 	for _, p := range pools {
-		root := must.Value(dir.Open(p.Path))(w)
-		t.Cleanup(func() { must.Succeed(t, root.Close()) })
-		w.places = append(w.places, &place{&drivertest.Pool{Driver: w.Driver, PoolConfig: p}, root})
+		h.pools = append(h.pools, &drivertest.Pool{Driver: h.Driver, PoolConfig: p})
 	}
 	for i := range 16 {
-		w.common = append(w.common, drivertest.Volume{ID: id("common", i), Pool: pools[i%len(pools)].Name, Bytes: mib})
+		h.common = append(h.common, drivertest.Volume{ID: id("common", i), Pool: pools[i%len(pools)].Name, Bytes: mib})
 	}
 	for i := range e.callers {
-		w.clients = append(w.clients, newClient(w, i))
+		h.clients = append(h.clients, newClient(h, i))
 	}
-	return w
+	return h
 }
 
 // onXFS and onExt4 answer filesystems of that many bytes. Those of the guest limit
@@ -123,7 +113,7 @@ func (h *harness) all(do func(c *client, ctx context.Context) error) func() {
 	}
 }
 
-// load has the clients make all calls for some time.
+// load has the clients make all calls for some time, and expects the volumes that all of them use to be in order, or not to be there.
 func (h *harness) load(duration time.Duration) {
 	h.Helper()
 	end := time.Now().Add(duration)
@@ -135,30 +125,28 @@ func (h *harness) load(duration time.Duration) {
 		}
 		return ctx.Err()
 	}))
+	h.all((*client).release)()
+	for _, v := range h.common {
+		if _, err := h.Get(h.Context(), v.ID); status.Code(err) == codes.NotFound {
+			continue
+		}
+		h.Must(h.pool(v.Pool).InOrder(drivertest.Kept{Volume: v}))
+		h.Must(h.Delete(h.Context(), v.ID))
+	}
 }
 
 // quiet brings the node to a state that the load can begin with: all volumes of the
 // clients are there, none is published, and the reaper has nothing to do.
 func (h *harness) quiet() {
 	h.Helper()
-	h.lap("all quiet", func() {
-		h.all((*client).unpublishAll)()
-		h.all((*client).createAll)()
-		for _, v := range h.common {
-			h.Must(drivertest.Repeat(h.Context(), func() error { return h.Delete(h.Context(), v.ID) }))
-		}
-		for _, p := range h.places {
-			h.AwaitNoTrash(p.Path)
-		}
-	})
+	h.lap("all quiet", h.all((*client).rest))
+	h.erased()
 }
 
-// deleteAll removes all volumes.
-func (h *harness) deleteAll() {
+func (h *harness) erased() {
 	h.Helper()
-	h.all((*client).deleteAll)()
-	for _, p := range h.places {
-		h.AwaitNoTrash(p.Path)
+	for _, p := range h.pools {
+		p.AwaitErased()
 	}
 }
 
@@ -188,7 +176,7 @@ func id(of string, number int) string {
 	return fmt.Sprintf("pvc-%08x-%s-%d", h, of, number)
 }
 
-// place is the pool of a name.
-func (h *harness) place(name string) *place {
-	return h.places[slices.IndexFunc(h.places, func(p *place) bool { return p.Name == name })]
+// pool is that of a name.
+func (h *harness) pool(name string) *drivertest.Pool {
+	return h.pools[slices.IndexFunc(h.pools, func(p *drivertest.Pool) bool { return p.Name == name })]
 }

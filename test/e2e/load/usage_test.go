@@ -111,7 +111,7 @@ func (h *harness) wantFlat(before, after usage) {
 	}
 	// Go never ends a thread. Each call can be in one system call, and so have one; the
 	// rest are those of the collector, of the checks of pools, and of the reapers.
-	if bound := float64(h.callers + 6*len(h.places) + 20); after.threads > bound {
+	if bound := float64(h.callers + 6*len(h.pools) + 20); after.threads > bound {
 		h.Errorf("before: %v, after: %v; want at most %.0f threads", before, after, bound)
 	}
 }

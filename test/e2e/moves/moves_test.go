@@ -67,19 +67,19 @@ func (w way) String() string {
 func TestMove(t *testing.T) {
 	for _, way := range append(ways(), way{onXFS, onExt4, true}, way{onBtrfs, onBtrfs, false}) {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, none)
+			h := newHarness(t, way, none)
 			for range 2 {
-				w.begin()
-				size := w.size(w.from, "pod")
-				w.move()
-				w.to.Must(w.to.Publish(t.Context(), w.volume, "another"))
-				if got := w.size(w.to, "another"); got != size && (way.block || way.from.enforcement == way.to.enforcement) {
+				h.begin()
+				size := h.size(h.from, "pod")
+				h.move()
+				h.to.Must(h.to.Publish(t.Context(), h.volume, "another"))
+				if got := h.size(h.to, "another"); got != size && (way.block || way.from.enforcement == way.to.enforcement) {
 					t.Errorf("it has %d bytes, and had %d", got, size)
 				}
-				w.unpublish(w.to, "another")
-				w.end()
-				if w.last.Based != way.from.shares {
-					t.Errorf("the last pass is %+v: whether it has a base is up to the filesystem of the source\n%s", w.last, w.said)
+				h.unpublish(h.to, "another")
+				h.end()
+				if h.last.Based != way.from.shares {
+					t.Errorf("the last pass is %+v: whether it has a base is up to the filesystem of the source\n%s", h.last, h.said)
 				}
 			}
 		})
@@ -91,12 +91,12 @@ func TestKillAtEveryStep(t *testing.T) {
 	for _, way := range ways() {
 		for victim := sourceDriver; victim <= targetMover; victim++ {
 			t.Run(way.String()+"/"+victim.String(), func(t *testing.T) {
-				w := newWorld(t, way, victim)
-				w.begin()
-				w.trap.Arm(0)
-				w.move()
-				steps, _ := w.trap.Disarm()
-				w.end()
+				h := newHarness(t, way, victim)
+				h.begin()
+				h.trap.Arm(0)
+				h.move()
+				steps, _ := h.trap.Disarm()
+				h.end()
 				if len(steps) < 5 {
 					t.Fatalf("the %s has only the steps %q", victim, steps)
 				}
@@ -106,15 +106,15 @@ func TestKillAtEveryStep(t *testing.T) {
 					every = 1 + len(steps)/3
 				}
 				for n := 1; n <= len(steps); n += every {
-					w.begin()
-					w.trap.Arm(n)
-					w.move()
-					if all, killed := w.trap.Disarm(); killed {
+					h.begin()
+					h.trap.Arm(n)
+					h.move()
+					if all, killed := h.trap.Disarm(); killed {
 						kills++
 					} else {
 						fewest = min(fewest, len(all))
 					}
-					w.end()
+					h.end()
 					if t.Failed() {
 						t.Fatalf("after a kill before step %d of %d, %s", n, len(steps), steps[n-1])
 					}
@@ -132,29 +132,29 @@ func TestKillAtEveryStep(t *testing.T) {
 func TestUndo(t *testing.T) {
 	for _, way := range ways() {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, none)
-			w.begin()
-			out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+			h := newHarness(t, way, none)
+			h.begin()
+			out, in := h.start("move-out", "copy"), h.start("move-in", "copy")
 			out.await("waiting")
 			// The pod still has the volume, and another cannot get it. Neither driver gives it away.
-			w.wantRefused(w.from)
-			w.wantRefused(w.to)
-			for _, n := range []*node{w.from, w.to} {
-				err := drivertest.Repeat(t.Context(), func() error { return n.Delete(t.Context(), w.volume.ID) })
+			h.wantRefused(h.from)
+			h.wantRefused(h.to)
+			for _, n := range []*node{h.from, h.to} {
+				err := drivertest.Repeat(t.Context(), func() error { return n.Delete(t.Context(), h.volume.ID) })
 				n.WantCode("delete a volume that moves", err, codes.FailedPrecondition)
 			}
 			out.kill()
 			in.kill()
-			w.run("move-out", "undo")
-			w.run("move-in", "abort")
-			w.look()
-			w.stopWriter()
-			w.wantContent(w.from)
-			w.check(w.to, nil)
-			w.check(w.from, []drivertest.Kept{{Volume: w.volume}})
-			w.from.Must(w.from.Delete(t.Context(), w.volume.ID))
-			w.from.pool.AwaitErased()
-			w.check(w.from, nil)
+			h.run("move-out", "undo")
+			h.run("move-in", "abort")
+			h.look()
+			h.stopWriter()
+			h.wantContent(h.from)
+			h.check(h.to, nil)
+			h.check(h.from, []drivertest.Kept{{Volume: h.volume}})
+			h.from.Must(h.from.Delete(t.Context(), h.volume.ID))
+			h.from.pool.AwaitErased()
+			h.check(h.from, nil)
 		})
 	}
 }
@@ -163,152 +163,92 @@ func TestUndo(t *testing.T) {
 func TestGrowthMeanwhile(t *testing.T) {
 	for _, way := range ways() {
 		t.Run(way.String(), func(t *testing.T) {
-			w := newWorld(t, way, none)
-			w.begin()
-			grown := w.volume
+			h := newHarness(t, way, none)
+			h.begin()
+			grown := h.volume
 			grown.Bytes += 16 * mib
 			// The target is there first, so that the copy has the earlier size.
-			state, err := w.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
-			w.from.Must(err)
-			_, err = w.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: w.volume.ID, Move: "move-1", Peer: w.to.peer, Shape: state.Shape})
-			w.to.Must(err)
-			_, err = w.from.Expand(t.Context(), grown, "pod")
-			w.from.Must(err)
-			w.volume = grown
-			w.from.pool.Largest, w.to.pool.Largest = grown.Bytes, grown.Bytes
-			w.move()
-			w.end()
+			state, err := h.from.moves.Call(t.Context(), moves.State, moves.Request{Volume: h.volume.ID})
+			h.from.Must(err)
+			_, err = h.to.moves.Call(t.Context(), moves.PrepareTarget, moves.Request{Volume: h.volume.ID, Move: "move-1", Peer: h.to.peer, Shape: state.Shape})
+			h.to.Must(err)
+			_, err = h.from.Expand(t.Context(), grown, "pod")
+			h.from.Must(err)
+			h.volume = grown
+			h.from.pool.Largest, h.to.pool.Largest = grown.Bytes, grown.Bytes
+			h.move()
+			h.end()
 		})
 	}
 }
 
-// A volume of the upstream driver has no record. Where it goes it is promised the size of its claim.
-func TestVolumeWithoutRecord(t *testing.T) {
-	w := newWorld(t, ways()[0].reverse(), none) // without limits, of which the upstream driver has none
-	w.begin()
-	w.from.Must(w.from.Process.Stop())
-	w.from.Must(os.Remove(w.from.pool.Own("volumes", w.volume.ID+".json")))
-	w.from.Must(w.from.Process.Restart(t.Context()))
-	w.from.AwaitServing()
-	w.sized = true
-	w.move()
-	w.end()
-}
-
 // One of two moves of a volume has it; the other changes nothing.
 func TestTwoMovesOfOneVolume(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+	h := newHarness(t, ways()[0], none)
+	h.begin()
+	out, in := h.start("move-out", "copy"), h.start("move-in", "copy")
 	out.await("waiting")
 	// Movers ask their drivers meanwhile.
-	_, err := w.from.moves.Repeat(t.Context(), moves.Fence, moves.Request{Volume: w.volume.ID, Move: "other", Peer: w.from.peer})
-	w.from.WantCode("fence for another move", err, codes.FailedPrecondition)
-	for n, call := range map[*node]string{w.from: moves.Unfence, w.to: moves.AbortTarget} {
-		_, err := n.moves.Repeat(t.Context(), call, moves.Request{Volume: w.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
+	_, err := h.from.moves.Repeat(t.Context(), moves.Fence, moves.Request{Volume: h.volume.ID, Move: "other", Peer: h.from.peer})
+	h.from.WantCode("fence for another move", err, codes.FailedPrecondition)
+	for n, call := range map[*node]string{h.from: moves.Unfence, h.to: moves.AbortTarget} {
+		_, err := n.moves.Repeat(t.Context(), call, moves.Request{Volume: h.volume.ID, Move: "other", Peer: n.peer, TargetAborted: true})
 		n.WantCode(call+" by another move", err, codes.FailedPrecondition)
 	}
 	out.kill()
 	in.kill()
-	w.move()
-	w.end()
-}
-
-// A target without room changes nothing on the source.
-func TestTargetWithoutRoom(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	free, err := w.to.Capacity(t.Context(), "")
-	w.to.Must(err)
-	_, err = w.to.Create(t.Context(), drivertest.Volume{ID: "other", Bytes: free - w.volume.Bytes/2})
-	w.to.Must(err)
-	in := w.start("move-in", "copy")
-	if last := w.once("move-out", "copy"); last.Event != "failed" || !strings.Contains(last.Error, "not enough space") {
-		t.Errorf("it ends with %+v", last)
-	}
-	in.kill()
-	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
-	w.unpublish(w.from, "another")
-	w.to.Must(w.to.Delete(t.Context(), "other"))
-	w.to.pool.AwaitErased()
-	w.move()
-	w.end()
+	h.move()
+	h.end()
 }
 
 // A volume without a limit may hold more than it is promised. Where sizes are enforced that is refused, before the fence, in words that say
 // what to do.
 func TestVolumeAboveItsSize(t *testing.T) {
-	w := newWorld(t, ways()[0].reverse(), none)
-	w.begin()
-	w.from.Must(os.WriteFile(filepath.Join(w.from.Target("pod"), "large"), bytes.Repeat([]byte("x"), int(w.volume.Bytes)), 0o600))
-	in := w.start("move-in", "copy")
-	last := w.once("move-out", "copy")
+	h := newHarness(t, ways()[0].reverse(), none)
+	h.begin()
+	h.from.Must(os.WriteFile(filepath.Join(h.from.Target("pod"), "large"), bytes.Repeat([]byte("x"), int(h.volume.Bytes)), 0o600))
+	in := h.start("move-in", "copy")
+	last := h.once("move-out", "copy")
 	if last.Event != "failed" || !strings.Contains(last.Error, "holds more than it is promised") {
 		t.Errorf("it ends with %+v", last)
 	}
 	in.kill()
-	w.from.Must(w.from.Publish(t.Context(), w.volume, "another"))
-	w.unpublish(w.from, "another")
-	w.abort()
-	w.from.Must(os.Remove(filepath.Join(w.from.Target("pod"), "large")))
-	w.move()
-	w.end()
-}
-
-// Without the fence of the source that was handed over, no copy becomes a volume: a caller that confirms too early is refused.
-func TestConfirmTooEarly(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
-	out.await("waiting")
-	state, err := w.from.moves.Repeat(t.Context(), moves.State, moves.Request{Volume: w.volume.ID})
-	w.from.Must(err)
-	if last := w.once("move-in", "confirm", "--fence="+state.Fence); last.Event != "failed" {
-		t.Errorf("a copy that is not whole is confirmed: %+v", last)
-	}
-	w.wantRefused(w.to)
-	w.stopWriter()
-	fence := out.await("handed-over").Fence
-	in.await("ended")
-	if last := w.once("move-out", "undo"); last.Event != "failed" {
-		t.Errorf("a volume that was handed over is published again: %+v", last)
-	}
-	w.run("move-in", "confirm", "--fence="+fence)
-	if last := w.once("move-in", "abort"); last.Event != "failed" {
-		t.Errorf("a confirmed volume is aborted: %+v", last)
-	}
-	w.run("move-out", "remove")
-	w.end()
+	h.from.Must(h.from.Publish(t.Context(), h.volume, "another"))
+	h.unpublish(h.from, "another")
+	h.abort()
+	h.from.Must(os.Remove(filepath.Join(h.from.Target("pod"), "large")))
+	h.move()
+	h.end()
 }
 
 // abort removes the copy of a move that goes on, as a user may by hand: the driver does not take part in one that it was told to abort.
-func (w *world) abort() {
-	w.Helper()
-	w.run("move-in", "abort")
-	must.Succeed(w, w.to.Process.Stop(), w.to.Process.Restart(w.Context()))
-	w.to.AwaitServing()
+func (h *harness) abort() {
+	h.Helper()
+	h.run("move-in", "abort")
+	must.Succeed(h, h.to.Process.Stop(), h.to.Process.Restart(h.Context()))
+	h.to.AwaitServing()
 }
 
 // A copy that the target loses after the hand-over, and before it is confirmed, is made again from the source, which has everything.
 func TestCopyIsLostAfterHandOver(t *testing.T) {
-	w := newWorld(t, ways()[0], none)
-	w.begin()
+	h := newHarness(t, ways()[0], none)
+	h.begin()
 	copyAll := func() (fence string) {
-		out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+		out, in := h.start("move-out", "copy"), h.start("move-in", "copy")
 		out.await("waiting")
-		w.stopWriter()
+		h.stopWriter()
 		fence = out.await("handed-over").Fence
 		in.await("ended")
 		return fence
 	}
 	fence := copyAll()
-	w.abort()
-	if last := w.once("move-in", "confirm", "--fence="+fence); last.Event != "failed" {
+	h.abort()
+	if last := h.once("move-in", "confirm", "--fence="+fence); last.Event != "failed" {
 		t.Errorf("a copy that is gone is confirmed: %+v", last)
 	}
-	w.wantRefused(w.from)
+	h.wantRefused(h.from)
 	fence = copyAll()
-	w.run("move-in", "confirm", "--fence="+fence)
-	w.run("move-out", "remove")
-	w.end()
+	h.run("move-in", "confirm", "--fence="+fence)
+	h.run("move-out", "remove")
+	h.end()
 }

@@ -135,22 +135,22 @@ func (n *network) fast() {
 }
 
 // over has the movers talk over a network, and give up a side that is silent for a second.
-func (w *world) over(n *network) {
-	w.address, w.silence = addresses[1]+":8444", time.Second
-	w.prefix = map[string][]string{"move-out": n.enter(0), "move-in": n.enter(1)}
+func (h *harness) over(n *network) {
+	h.address, h.silence = addresses[1]+":8444", time.Second
+	h.prefix = map[string][]string{"move-out": n.enter(0), "move-in": n.enter(1)}
 }
 
 // writeBulk writes what takes seconds over a slow link, where the pod writes nothing.
-func (w *world) writeBulk() {
-	w.Helper()
-	name, at := w.from.Target("pod"), int64(8*mib)
-	if !w.volume.Block {
+func (h *harness) writeBulk() {
+	h.Helper()
+	name, at := h.from.Target("pod"), int64(8*mib)
+	if !h.volume.Block {
 		name, at = filepath.Join(name, "bulk"), 0
 	}
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	must.Succeed(w, err)
+	must.Succeed(h, err)
 	_, err = f.WriteAt(bytes.Repeat([]byte("bulk"), 2*mib), at)
-	must.Succeed(w, err, f.Sync(), f.Close())
+	must.Succeed(h, err, f.Sync(), f.Close())
 }
 
 // soon is within what a connection ends that was cut: both sides are silent for a second then. What is sent into the dark is repeated for a
@@ -173,12 +173,12 @@ func TestNetworkIsCut(t *testing.T) {
 
 func testCut(t *testing.T, way way, d direction) {
 	n := newNetwork(t)
-	w := newWorld(t, way, none)
-	w.begin()
-	w.over(n)
-	w.writeBulk()
+	h := newHarness(t, way, none)
+	h.begin()
+	h.over(n)
+	h.writeBulk()
 	n.slow(1 << 20)
-	in, out := w.start("move-in", "copy"), w.start("move-out", "copy")
+	in, out := h.start("move-in", "copy"), h.start("move-out", "copy")
 	out.awaitBytes()
 	n.cut(d)
 	cut := time.Now()
@@ -187,7 +187,7 @@ func testCut(t *testing.T, way way, d direction) {
 	if took := time.Since(cut); took > soon {
 		t.Errorf("both sides end after %v:\n%s\n%s", took, out.output(), in.output())
 	}
-	w.look()
+	h.look()
 	if t.Failed() {
 		return
 	}
@@ -196,19 +196,19 @@ func testCut(t *testing.T, way way, d direction) {
 		n.fast()
 	}
 	if !out.running() {
-		out = w.start("move-out", "copy")
+		out = h.start("move-out", "copy")
 	}
 	out.await("waiting")
 	n.cut(d)
-	w.stopWriter()
+	h.stopWriter()
 	out.await("unused")
-	w.wantRefused(w.from)
-	w.wantRefused(w.to)
+	h.wantRefused(h.from)
+	h.wantRefused(h.to)
 	n.mend()
 	out.kill()
 	in.kill()
-	w.move()
-	w.end()
+	h.move()
+	h.end()
 }
 
 // awaitBytes waits until a pass has sent some.
@@ -233,26 +233,26 @@ func (m *moverProcess) awaitBytes() {
 // A peer that is slow is no peer that is silent: the target takes nothing for much longer than a side may be silent, and goes on.
 func TestTargetIsSlow(t *testing.T) {
 	n := newNetwork(t)
-	w := newWorld(t, ways()[0], none)
-	w.begin()
-	w.over(n)
-	w.writeBulk()
+	h := newHarness(t, ways()[0], none)
+	h.begin()
+	h.over(n)
+	h.writeBulk()
 	n.slow(1 << 20)
-	in, out := w.start("move-in", "copy"), w.start("move-out", "copy")
+	in, out := h.start("move-in", "copy"), h.start("move-out", "copy")
 	out.awaitBytes()
 	must.Succeed(t, in.stop())
 	select {
 	case <-out.exited:
 		t.Errorf("the source gives up a target that is slow:\n%s", out.output())
-	case <-time.After(4 * w.silence):
+	case <-time.After(4 * h.silence):
 	}
 	must.Succeed(t, in.goOn())
 	n.fast()
 	out.await("waiting")
-	w.stopWriter()
+	h.stopWriter()
 	fence := out.await("handed-over").Fence
 	in.await("ended")
-	w.run("move-in", "confirm", "--fence="+fence)
-	w.run("move-out", "remove")
-	w.end()
+	h.run("move-in", "confirm", "--fence="+fence)
+	h.run("move-out", "remove")
+	h.end()
 }

@@ -42,7 +42,7 @@ type Subject struct {
 
 // Contract tests what every Publisher must do.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
-	for name, check := range map[string]func(*testing.T, *bench){
+	for name, check := range map[string]func(*testing.T, *harness){
 		"directory appears at its target":               publishedIsSeen,
 		"publishing twice makes one mount":              twiceIsOne,
 		"publishing again with other flags is refused":  otherFlags,
@@ -75,215 +75,215 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"mounted filesystem":                            isFilesystem,
 		"directory below another":                       below,
 	} {
-		t.Run(name, func(t *testing.T) { check(t, newBench(t, fresh(t))) })
+		t.Run(name, func(t *testing.T) { check(t, newHarness(t, fresh(t))) })
 	}
 }
 
-type bench struct {
+type harness struct {
 	Subject
 	root string
 	pool *dir.Dir
 	vol  *dir.Dir
 }
 
-func newBench(t *testing.T, s Subject) *bench {
+func newHarness(t *testing.T, s Subject) *harness {
 	t.Helper()
-	b := &bench{Subject: s, root: t.TempDir()}
-	must.Succeed(t, os.MkdirAll(filepath.Join(b.root, "pool", "vol", "sub"), 0o755))
-	must.Succeed(t, os.WriteFile(filepath.Join(b.root, "pool", "vol", "data"), []byte("kept"), 0o644))
-	must.Succeed(t, os.MkdirAll(filepath.Join(b.root, "pool", "other"), 0o755))
-	must.Succeed(t, os.Mkdir(filepath.Join(b.root, "pods"), 0o755))
-	b.pool = open(t, filepath.Join(b.root, "pool"))
-	b.vol = open(t, filepath.Join(b.root, "pool", "vol"))
-	return b
+	h := &harness{Subject: s, root: t.TempDir()}
+	must.Succeed(t, os.MkdirAll(filepath.Join(h.root, "pool", "vol", "sub"), 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(h.root, "pool", "vol", "data"), []byte("kept"), 0o644))
+	must.Succeed(t, os.MkdirAll(filepath.Join(h.root, "pool", "other"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(h.root, "pods"), 0o755))
+	h.pool = open(t, filepath.Join(h.root, "pool"))
+	h.vol = open(t, filepath.Join(h.root, "pool", "vol"))
+	return h
 }
 
-func (b *bench) target(t *testing.T, name string) bind.Target {
+func (h *harness) target(t *testing.T, name string) bind.Target {
 	t.Helper()
-	target, err := bind.ParseTarget(filepath.Join(b.root, "pods", name))
+	target, err := bind.ParseTarget(filepath.Join(h.root, "pods", name))
 	must.Succeed(t, err)
-	t.Cleanup(func() { _ = b.Unpublish(target, nil) })
+	t.Cleanup(func() { _ = h.Unpublish(target, nil) })
 	return target
 }
 
-func (b *bench) publish(t *testing.T, target bind.Target) {
+func (h *harness) publish(t *testing.T, target bind.Target) {
 	t.Helper()
-	must.Succeed(t, b.Publish(b.vol, target, bind.Flags{}))
+	must.Succeed(t, h.Publish(h.vol, target, bind.Flags{}))
 }
 
-func (b *bench) names(t *testing.T) map[string][]bind.Publication {
+func (h *harness) names(t *testing.T) map[string][]bind.Publication {
 	t.Helper()
-	published, err := b.Published(b.pool)
+	published, err := h.Published(h.pool)
 	must.Succeed(t, err)
 	return published
 }
 
-func (b *bench) expect(t *testing.T, want map[string][]bind.Publication) {
+func (h *harness) expect(t *testing.T, want map[string][]bind.Publication) {
 	t.Helper()
 	byPath := cmpopts.SortSlices(func(a, b bind.Publication) bool { return a.Path < b.Path })
-	if diff := cmp.Diff(want, b.names(t), byPath, cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, h.names(t), byPath, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
 }
 
-func publishedIsSeen(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	at, err := b.Open(target)
+func publishedIsSeen(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	at, err := h.Open(target)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, at.Close()) }()
 	got, err := at.ID()
 	must.Succeed(t, err)
-	want, err := b.vol.ID()
+	want, err := h.vol.ID()
 	must.Succeed(t, err)
 	if got != want {
 		t.Errorf("the target is %v, want %v", got, want)
 	}
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 }
 
-func twiceIsOne(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	b.publish(t, target)
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+func twiceIsOne(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	h.publish(t, target)
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 }
 
-func otherFlags(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	must.ErrorIs(t, b.Publish(b.vol, target, bind.ReadOnly()), bind.ErrOccupied)
+func otherFlags(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	must.ErrorIs(t, h.Publish(h.vol, target, bind.ReadOnly()), bind.ErrOccupied)
 }
 
-func otherDirectory(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	other := open(t, filepath.Join(b.root, "pool", "other"))
-	must.ErrorIs(t, b.Publish(other, target, bind.Flags{}), bind.ErrOccupied)
+func otherDirectory(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	other := open(t, filepath.Join(h.root, "pool", "other"))
+	must.ErrorIs(t, h.Publish(other, target, bind.Flags{}), bind.ErrOccupied)
 }
 
-func linkTarget(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	must.Succeed(t, os.Symlink(filepath.Join(b.root, "pool", "other"), target.String()))
-	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
-	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrTarget)
-	_, err := b.Open(target)
+func linkTarget(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	must.Succeed(t, os.Symlink(filepath.Join(h.root, "pool", "other"), target.String()))
+	must.ErrorIs(t, h.Publish(h.vol, target, bind.Flags{}), bind.ErrTarget)
+	must.ErrorIs(t, h.Unpublish(target, nil), bind.ErrTarget)
+	_, err := h.Open(target)
 	must.ErrorIs(t, err, bind.ErrTarget)
-	b.expect(t, nil)
+	h.expect(t, nil)
 }
 
-func fileTarget(t *testing.T, b *bench) {
-	target := b.target(t, "a")
+func fileTarget(t *testing.T, h *harness) {
+	target := h.target(t, "a")
 	must.Succeed(t, os.WriteFile(target.String(), []byte("x"), 0o644))
-	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrOccupied)
-	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrOccupied)
+	must.ErrorIs(t, h.Publish(h.vol, target, bind.Flags{}), bind.ErrOccupied)
+	must.ErrorIs(t, h.Unpublish(target, nil), bind.ErrOccupied)
 }
 
-func noParent(t *testing.T, b *bench) {
-	target := b.target(t, "none/a")
-	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
-	_, err := b.Open(target)
+func noParent(t *testing.T, h *harness) {
+	target := h.target(t, "none/a")
+	must.ErrorIs(t, h.Publish(h.vol, target, bind.Flags{}), bind.ErrTarget)
+	_, err := h.Open(target)
 	must.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func nothingLeft(t *testing.T, b *bench) {
-	must.Succeed(t, b.vol.Close())
-	target := b.target(t, "a")
-	if err := b.Publish(b.vol, target, bind.Flags{}); err == nil {
+func nothingLeft(t *testing.T, h *harness) {
+	must.Succeed(t, h.vol.Close())
+	target := h.target(t, "a")
+	if err := h.Publish(h.vol, target, bind.Flags{}); err == nil {
 		t.Fatal("a closed source was published")
 	}
 	wantGone(t, target)
 }
 
-func unpublishRemoves(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	id, err := b.vol.ID()
+func unpublishRemoves(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	id, err := h.vol.ID()
 	must.Succeed(t, err)
-	must.Succeed(t, b.Unpublish(target, &id))
+	must.Succeed(t, h.Unpublish(target, &id))
 	wantGone(t, target)
-	b.expect(t, nil)
-	b.wantData(t)
+	h.expect(t, nil)
+	h.wantData(t)
 }
 
-func unpublishMissing(t *testing.T, b *bench) {
-	must.Succeed(t, b.Unpublish(b.target(t, "a"), nil))
-	must.Succeed(t, b.Unpublish(b.target(t, "none/a"), nil))
+func unpublishMissing(t *testing.T, h *harness) {
+	must.Succeed(t, h.Unpublish(h.target(t, "a"), nil))
+	must.Succeed(t, h.Unpublish(h.target(t, "none/a"), nil))
 }
 
-func unpublishUnused(t *testing.T, b *bench) {
-	target := b.target(t, "a")
+func unpublishUnused(t *testing.T, h *harness) {
+	target := h.target(t, "a")
 	must.Succeed(t, os.Mkdir(target.String(), 0o750))
-	must.Succeed(t, b.Unpublish(target, nil))
+	must.Succeed(t, h.Unpublish(target, nil))
 	wantGone(t, target)
 }
 
-func unpublishKeepsData(t *testing.T, b *bench) {
-	target := b.target(t, "a")
+func unpublishKeepsData(t *testing.T, h *harness) {
+	target := h.target(t, "a")
 	must.Succeed(t, os.Mkdir(target.String(), 0o750))
 	must.Succeed(t, os.WriteFile(filepath.Join(target.String(), "precious"), nil, 0o644))
-	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrOccupied)
+	must.ErrorIs(t, h.Unpublish(target, nil), bind.ErrOccupied)
 	if _, err := os.Stat(filepath.Join(target.String(), "precious")); err != nil {
 		t.Error(err)
 	}
 }
 
-func unpublishOther(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	other, err := open(t, filepath.Join(b.root, "pool", "other")).ID()
+func unpublishOther(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	other, err := open(t, filepath.Join(h.root, "pool", "other")).ID()
 	must.Succeed(t, err)
-	must.ErrorIs(t, b.Unpublish(target, &other), bind.ErrOccupied)
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+	must.ErrorIs(t, h.Unpublish(target, &other), bind.ErrOccupied)
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 }
 
-func unpublishStack(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	b.Stack(t, b.vol, target)
-	must.Succeed(t, b.Unpublish(target, nil))
+func unpublishStack(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	h.Stack(t, h.vol, target)
+	must.Succeed(t, h.Unpublish(target, nil))
 	wantGone(t, target)
-	b.expect(t, nil)
-	b.wantData(t)
+	h.expect(t, nil)
+	h.wantData(t)
 }
 
-func busyStays(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	release := b.Hold(t, target)
-	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrBusy)
-	b.wantData(t)
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+func busyStays(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	release := h.Hold(t, target)
+	must.ErrorIs(t, h.Unpublish(target, nil), bind.ErrBusy)
+	h.wantData(t)
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 	release()
-	must.Succeed(t, b.Unpublish(target, nil))
-	b.wantData(t)
+	must.Succeed(t, h.Unpublish(target, nil))
+	h.wantData(t)
 }
 
-func severalTargets(t *testing.T, b *bench) {
-	one, two := b.target(t, "a"), b.target(t, "b")
-	b.publish(t, one)
-	must.Succeed(t, b.Publish(b.vol, two, bind.ReadOnly()))
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String(), ReadOnly: true}}})
-	must.Succeed(t, b.Unpublish(one, nil))
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String(), ReadOnly: true}}})
+func severalTargets(t *testing.T, h *harness) {
+	one, two := h.target(t, "a"), h.target(t, "b")
+	h.publish(t, one)
+	must.Succeed(t, h.Publish(h.vol, two, bind.ReadOnly()))
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String(), ReadOnly: true}}})
+	must.Succeed(t, h.Unpublish(one, nil))
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String(), ReadOnly: true}}})
 }
 
-func followsRename(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	b.publish(t, target)
-	must.Succeed(t, b.pool.Rename("vol", b.pool, "moved"))
-	b.expect(t, map[string][]bind.Publication{"moved": {{Path: target.String()}}})
+func followsRename(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	h.publish(t, target)
+	must.Succeed(t, h.pool.Rename("vol", h.pool, "moved"))
+	h.expect(t, map[string][]bind.Publication{"moved": {{Path: target.String()}}})
 }
 
-func insideIsTold(t *testing.T, b *bench) {
-	target := b.target(t, "a")
-	must.Succeed(t, b.Publish(open(t, filepath.Join(b.root, "pool", "vol", "sub")), target, bind.Flags{}))
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String(), Inside: "sub"}}})
+func insideIsTold(t *testing.T, h *harness) {
+	target := h.target(t, "a")
+	must.Succeed(t, h.Publish(open(t, filepath.Join(h.root, "pool", "vol", "sub")), target, bind.Flags{}))
+	h.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String(), Inside: "sub"}}})
 }
 
-func (b *bench) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind.Publication) {
+func (h *harness) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind.Publication) {
 	t.Helper()
-	got, err := b.Published(dev)
+	got, err := h.Published(dev)
 	must.Succeed(t, err)
 	byPath := cmpopts.SortSlices(func(a, b bind.Publication) bool { return a.Path < b.Path })
 	if diff := cmp.Diff(want, got, byPath, cmpopts.EquateEmpty()); diff != "" {
@@ -291,124 +291,124 @@ func (b *bench) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind
 	}
 }
 
-func deviceIsTold(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
-	must.Succeed(t, b.PublishDevice(dev, "one", target))
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
-	b.expect(t, nil)
-	must.Succeed(t, b.Unpublish(target, nil))
+func deviceIsTold(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
+	must.Succeed(t, h.PublishDevice(dev, "one", target))
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+	h.expect(t, nil)
+	must.Succeed(t, h.Unpublish(target, nil))
 	wantGone(t, target)
-	b.expectDevices(t, dev, nil)
+	h.expectDevices(t, dev, nil)
 	if there, err := dev.Exists("one"); !there || err != nil {
 		t.Errorf("the node was removed with its publication: %v, %v", there, err)
 	}
 }
 
-func deviceTwice(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
-	must.Succeed(t, b.PublishDevice(dev, "one", target))
-	must.Succeed(t, b.PublishDevice(dev, "one", target))
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+func deviceTwice(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
+	must.Succeed(t, h.PublishDevice(dev, "one", target))
+	must.Succeed(t, h.PublishDevice(dev, "one", target))
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 }
 
-func deviceTargets(t *testing.T, b *bench) {
-	dev, one, two, other := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
-	must.Succeed(t, b.PublishDevice(dev, "one", one))
-	must.Succeed(t, b.PublishDevice(dev, "one", two))
-	must.Succeed(t, b.PublishDevice(dev, "two", other))
-	must.Succeed(t, b.Unpublish(one, nil))
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: two.String()}}, "two": {{Path: other.String()}}})
+func deviceTargets(t *testing.T, h *harness) {
+	dev, one, two, other := h.Nodes(t), h.target(t, "a"), h.target(t, "b"), h.target(t, "c")
+	must.Succeed(t, h.PublishDevice(dev, "one", one))
+	must.Succeed(t, h.PublishDevice(dev, "one", two))
+	must.Succeed(t, h.PublishDevice(dev, "two", other))
+	must.Succeed(t, h.Unpublish(one, nil))
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: two.String()}}, "two": {{Path: other.String()}}})
 }
 
-func deviceOccupies(t *testing.T, b *bench) {
-	dev, device, directory := b.Nodes(t), b.target(t, "a"), b.target(t, "b")
-	must.Succeed(t, b.PublishDevice(dev, "one", device))
-	must.ErrorIs(t, b.PublishDevice(dev, "two", device), bind.ErrOccupied)
-	must.ErrorIs(t, b.Publish(b.vol, device, bind.Flags{}), bind.ErrOccupied)
-	b.publish(t, directory)
-	must.ErrorIs(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
-	if _, err := b.Open(device); !errors.Is(err, bind.ErrTarget) {
+func deviceOccupies(t *testing.T, h *harness) {
+	dev, device, directory := h.Nodes(t), h.target(t, "a"), h.target(t, "b")
+	must.Succeed(t, h.PublishDevice(dev, "one", device))
+	must.ErrorIs(t, h.PublishDevice(dev, "two", device), bind.ErrOccupied)
+	must.ErrorIs(t, h.Publish(h.vol, device, bind.Flags{}), bind.ErrOccupied)
+	h.publish(t, directory)
+	must.ErrorIs(t, h.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	if _, err := h.Open(device); !errors.Is(err, bind.ErrTarget) {
 		t.Errorf("opening the device as a directory: %v, want ErrTarget", err)
 	}
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: device.String()}}})
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: device.String()}}})
 }
 
-func deviceTargetTaken(t *testing.T, b *bench) {
-	dev, directory, data, empty := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
+func deviceTargetTaken(t *testing.T, h *harness) {
+	dev, directory, data, empty := h.Nodes(t), h.target(t, "a"), h.target(t, "b"), h.target(t, "c")
 	must.Succeed(t, os.Mkdir(directory.String(), 0o750))
 	must.Succeed(t, os.WriteFile(data.String(), []byte("kept"), 0o600))
 	must.Succeed(t, os.WriteFile(empty.String(), nil, 0o600))
-	must.ErrorIs(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
-	must.ErrorIs(t, b.PublishDevice(dev, "one", data), bind.ErrOccupied)
-	must.ErrorIs(t, b.PublishDevice(dev, "one", b.target(t, "none/a")), bind.ErrTarget)
-	must.Succeed(t, b.PublishDevice(dev, "one", empty))
+	must.ErrorIs(t, h.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	must.ErrorIs(t, h.PublishDevice(dev, "one", data), bind.ErrOccupied)
+	must.ErrorIs(t, h.PublishDevice(dev, "one", h.target(t, "none/a")), bind.ErrTarget)
+	must.Succeed(t, h.PublishDevice(dev, "one", empty))
 	if got, err := os.ReadFile(data.String()); string(got) != "kept" {
 		t.Errorf("the file at the target: %q, %v", got, err)
 	}
 }
 
-func deviceTargetLink(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
-	must.Succeed(t, os.Symlink(filepath.Join(b.root, "pool", "vol", "data"), target.String()))
-	must.ErrorIs(t, b.PublishDevice(dev, "one", target), bind.ErrTarget)
-	b.wantData(t)
+func deviceTargetLink(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
+	must.Succeed(t, os.Symlink(filepath.Join(h.root, "pool", "vol", "data"), target.String()))
+	must.ErrorIs(t, h.PublishDevice(dev, "one", target), bind.ErrTarget)
+	h.wantData(t)
 }
 
-func noDevice(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
+func noDevice(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
 	for _, name := range []string{"sub", "link", "none", ".", "sub/..", "/dev/null"} {
-		if err := b.PublishDevice(dev, name, target); err == nil {
+		if err := h.PublishDevice(dev, name, target); err == nil {
 			t.Errorf("%q was published", name)
 		}
 		wantGone(t, target)
 	}
-	must.ErrorIs(t, b.PublishDevice(dev, "sub", target), bind.ErrNotDevice)
-	must.ErrorIs(t, b.PublishDevice(dev, "none", target), fs.ErrNotExist)
-	must.ErrorIs(t, b.PublishDevice(dev, "sub/../one", target), dir.ErrName)
+	must.ErrorIs(t, h.PublishDevice(dev, "sub", target), bind.ErrNotDevice)
+	must.ErrorIs(t, h.PublishDevice(dev, "none", target), fs.ErrNotExist)
+	must.ErrorIs(t, h.PublishDevice(dev, "sub/../one", target), dir.ErrName)
 }
 
-func deviceBusy(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
-	must.Succeed(t, b.PublishDevice(dev, "one", target))
-	release := b.Hold(t, target)
-	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrBusy)
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+func deviceBusy(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
+	must.Succeed(t, h.PublishDevice(dev, "one", target))
+	release := h.Hold(t, target)
+	must.ErrorIs(t, h.Unpublish(target, nil), bind.ErrBusy)
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 	release()
-	must.Succeed(t, b.Unpublish(target, nil))
+	must.Succeed(t, h.Unpublish(target, nil))
 }
 
-func deviceUnpublishOther(t *testing.T, b *bench) {
-	dev, target := b.Nodes(t), b.target(t, "a")
-	must.Succeed(t, b.PublishDevice(dev, "one", target))
-	other, err := b.vol.ID()
+func deviceUnpublishOther(t *testing.T, h *harness) {
+	dev, target := h.Nodes(t), h.target(t, "a")
+	must.Succeed(t, h.PublishDevice(dev, "one", target))
+	other, err := h.vol.ID()
 	must.Succeed(t, err)
-	must.ErrorIs(t, b.Unpublish(target, &other), bind.ErrOccupied)
-	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+	must.ErrorIs(t, h.Unpublish(target, &other), bind.ErrOccupied)
+	h.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 }
 
-func deviceUnused(t *testing.T, b *bench) {
-	target := b.target(t, "a")
+func deviceUnused(t *testing.T, h *harness) {
+	target := h.target(t, "a")
 	must.Succeed(t, os.WriteFile(target.String(), nil, 0o600))
-	must.Succeed(t, b.Unpublish(target, nil))
+	must.Succeed(t, h.Unpublish(target, nil))
 	wantGone(t, target)
 }
 
-func sameFilesystem(t *testing.T, b *bench) {
-	same, err := b.SameFilesystem(b.pool, b.vol)
+func sameFilesystem(t *testing.T, h *harness) {
+	same, err := h.SameFilesystem(h.pool, h.vol)
 	must.Succeed(t, err)
 	if !same {
 		t.Error("a directory and its child are reported on different filesystems")
 	}
-	same, err = b.SameFilesystem(b.pool, open(t, "/proc"))
+	same, err = h.SameFilesystem(h.pool, open(t, "/proc"))
 	must.Succeed(t, err)
 	if same {
 		t.Error("/proc is reported on the pool's filesystem")
 	}
 }
 
-func isFilesystem(t *testing.T, b *bench) {
-	for path, want := range map[string]bool{filepath.Join(b.root, "pool"): false, "/proc": true} {
-		got, err := b.IsFilesystem(open(t, path))
+func isFilesystem(t *testing.T, h *harness) {
+	for path, want := range map[string]bool{filepath.Join(h.root, "pool"): false, "/proc": true} {
+		got, err := h.IsFilesystem(open(t, path))
 		must.Succeed(t, err)
 		if got != want {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", path, got, want)
@@ -416,10 +416,10 @@ func isFilesystem(t *testing.T, b *bench) {
 	}
 }
 
-func below(t *testing.T, b *bench) {
-	pool, err := b.Locate(b.pool)
+func below(t *testing.T, h *harness) {
+	pool, err := h.Locate(h.pool)
 	must.Succeed(t, err)
-	vol, err := b.Locate(b.vol)
+	vol, err := h.Locate(h.vol)
 	must.Succeed(t, err)
 	if got := vol.Below(pool); !slices.Contains(got, "vol") {
 		t.Errorf("the volume is below the pool at %q, want it at vol", got)
@@ -431,9 +431,9 @@ func below(t *testing.T, b *bench) {
 	}
 }
 
-func (b *bench) wantData(t *testing.T) {
+func (h *harness) wantData(t *testing.T) {
 	t.Helper()
-	got, err := os.ReadFile(filepath.Join(b.root, "pool", "vol", "data"))
+	got, err := os.ReadFile(filepath.Join(h.root, "pool", "vol", "data"))
 	if err != nil || string(got) != "kept" {
 		t.Errorf("the volume's data: %q, %v", got, err)
 	}

@@ -51,7 +51,7 @@ const mib = 1 << 20
 
 // Contract is what every implementation keeps.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
-	for name, check := range map[string]func(*testing.T, *bench){
+	for name, check := range map[string]func(*testing.T, *harness){
 		"attached device is described":                  attachedTells,
 		"attaching twice makes one device":              twiceIsOne,
 		"read-only devices are not shared":              readOnly,
@@ -76,21 +76,21 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"concurrent attaches":                           atOnce,
 		"device has a node":                             node,
 	} {
-		t.Run(name, func(t *testing.T) { check(t, &bench{Subject: fresh(t)}) })
+		t.Run(name, func(t *testing.T) { check(t, &harness{Subject: fresh(t)}) })
 	}
 }
 
-type bench struct{ Subject }
+type harness struct{ Subject }
 
 // file makes a file of a size, whose devices are detached when the test ends.
-func (b *bench) file(t *testing.T, name string, bytes int64) *loop.File {
+func (h *harness) file(t *testing.T, name string, bytes int64) *loop.File {
 	t.Helper()
-	f, err := loop.Create(b.Root, name)
+	f, err := loop.Create(h.Root, name)
 	must.Succeed(t, err)
 	t.Cleanup(func() {
-		for _, d := range b.of(t, f) {
+		for _, d := range h.of(t, f) {
 			if d.Ours {
-				must.Succeed(t, b.Detach(context.WithoutCancel(t.Context()), d))
+				must.Succeed(t, h.Detach(context.WithoutCancel(t.Context()), d))
 			}
 		}
 		must.Succeed(t, f.Close())
@@ -99,17 +99,17 @@ func (b *bench) file(t *testing.T, name string, bytes int64) *loop.File {
 	return f
 }
 
-func (b *bench) attach(t *testing.T, f *loop.File, o loop.Options) loop.Device {
+func (h *harness) attach(t *testing.T, f *loop.File, o loop.Options) loop.Device {
 	t.Helper()
-	d, err := b.Attach(f, o)
+	d, err := h.Attach(f, o)
 	must.Succeed(t, err)
 	return d
 }
 
 // of are the devices of a file.
-func (b *bench) of(t *testing.T, f *loop.File) []loop.Device {
+func (h *harness) of(t *testing.T, f *loop.File) []loop.Device {
 	t.Helper()
-	all, err := b.Attached()
+	all, err := h.Attached()
 	must.Succeed(t, err)
 	var devices []loop.Device
 	for _, d := range all {
@@ -120,17 +120,17 @@ func (b *bench) of(t *testing.T, f *loop.File) []loop.Device {
 	return devices
 }
 
-func (b *bench) expect(t *testing.T, f *loop.File, want ...loop.Device) {
+func (h *harness) expect(t *testing.T, f *loop.File, want ...loop.Device) {
 	t.Helper()
-	if diff := cmp.Diff(want, b.of(t, f)); diff != "" {
+	if diff := cmp.Diff(want, h.of(t, f)); diff != "" {
 		t.Errorf("devices of %s (-want +got):\n%s", f, diff)
 	}
 }
 
-func attachedTells(t *testing.T, b *bench) {
-	f := b.file(t, "a", 2*mib)
-	b.expect(t, f)
-	d := b.attach(t, f, loop.Options{})
+func attachedTells(t *testing.T, h *harness) {
+	f := h.file(t, "a", 2*mib)
+	h.expect(t, f)
+	d := h.attach(t, f, loop.Options{})
 	want := loop.Device{
 		Name: d.Name, Major: 7, Minor: d.Minor, // whichever was free
 		BlockBytes: d.BlockBytes, DirectIO: d.DirectIO, // whatever the filesystem allows
@@ -139,36 +139,36 @@ func attachedTells(t *testing.T, b *bench) {
 	if diff := cmp.Diff(want, d); diff != "" {
 		t.Errorf("device (-want +got):\n%s", diff)
 	}
-	b.expect(t, f, d)
-	got, err := b.Inspect(d.Name)
+	h.expect(t, f, d)
+	got, err := h.Inspect(d.Name)
 	if got != d || err != nil {
 		t.Errorf("Inspect = %+v, %v; want %+v", got, err, d)
 	}
 }
 
-func twiceIsOne(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	if again := b.attach(t, f, loop.Options{}); again != d {
+func twiceIsOne(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	if again := h.attach(t, f, loop.Options{}); again != d {
 		t.Errorf("the second time %+v, want %+v", again, d)
 	}
-	b.expect(t, f, d)
+	h.expect(t, f, d)
 }
 
-func readOnly(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	r := b.attach(t, f, loop.Options{ReadOnly: true})
-	w := b.attach(t, f, loop.Options{})
+func readOnly(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	r := h.attach(t, f, loop.Options{ReadOnly: true})
+	w := h.attach(t, f, loop.Options{})
 	if !r.ReadOnly || w.ReadOnly || r.Name == w.Name || r.BlockBytes != w.BlockBytes {
 		t.Errorf("devices %+v and %+v, want two, of which the first is read-only", r, w)
 	}
-	other := b.attach(t, f, loop.Options{ReadOnly: true})
+	other := h.attach(t, f, loop.Options{ReadOnly: true})
 	if !other.ReadOnly || other.Name == r.Name {
 		t.Errorf("the second time %+v, want another than %+v", other, r)
 	}
-	must.Succeed(t, b.Detach(t.Context(), w))
-	must.Succeed(t, b.Detach(t.Context(), other))
-	b.expect(t, f, r)
+	must.Succeed(t, h.Detach(t.Context(), w))
+	must.Succeed(t, h.Detach(t.Context(), other))
+	h.expect(t, f, r)
 }
 
 // mounted has these devices mounted.
@@ -181,242 +181,242 @@ func mounted(devices ...loop.Device) func() (map[string]bool, error) {
 }
 
 // alter returns what is seen of a device that was altered.
-func (b *bench) alter(t *testing.T, d loop.Device) loop.Device {
+func (h *harness) alter(t *testing.T, d loop.Device) loop.Device {
 	t.Helper()
-	b.Alter(t, d)
+	h.Alter(t, d)
 	d.Ours, d.SizeBytes = false, d.SizeBytes-loop.Unit
 	return d
 }
 
-func restored(t *testing.T, b *bench) {
-	f, other := b.file(t, "a", mib), b.file(t, "b", mib)
-	d := b.attach(t, f, loop.Options{})
-	altered := b.alter(t, d)
-	b.expect(t, f, altered)
+func restored(t *testing.T, h *harness) {
+	f, other := h.file(t, "a", mib), h.file(t, "b", mib)
+	d := h.attach(t, f, loop.Options{})
+	altered := h.alter(t, d)
+	h.expect(t, f, altered)
 	stale := altered
 	stale.Backing = other.ID()
-	_, err := b.Restore(stale)
+	_, err := h.Restore(stale)
 	must.ErrorIs(t, err, loop.ErrNotAttached)
-	b.expect(t, f, altered)
-	got, err := b.Restore(altered)
+	h.expect(t, f, altered)
+	got, err := h.Restore(altered)
 	must.Succeed(t, err)
 	if got != d {
 		t.Errorf("restored to %+v, want %+v", got, d)
 	}
-	b.expect(t, f, d)
-	must.Succeed(t, b.Detach(t.Context(), got))
-	_, err = b.Restore(got)
+	h.expect(t, f, d)
+	must.Succeed(t, h.Detach(t.Context(), got))
+	_, err = h.Restore(got)
 	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
-func alteredWhileMounted(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	b.Alter(t, d)
-	_, err := b.Attach(f, loop.Options{})
+func alteredWhileMounted(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	h.Alter(t, d)
+	_, err := h.Attach(f, loop.Options{})
 	must.ErrorIs(t, err, loop.ErrForeign)
-	if got := b.attach(t, f, loop.Options{Mounted: mounted(d)}); got != d {
+	if got := h.attach(t, f, loop.Options{Mounted: mounted(d)}); got != d {
 		t.Errorf("attached %+v, want %+v", got, d)
 	}
-	b.expect(t, f, d)
+	h.expect(t, f, d)
 }
 
-func endedWhileMounted(t *testing.T, b *bench) {
-	f, other := b.file(t, "a", mib), b.file(t, "b", mib)
-	d := b.attach(t, f, loop.Options{})
-	must.Succeed(t, b.Detach(t.Context(), d))
+func endedWhileMounted(t *testing.T, h *harness) {
+	f, other := h.file(t, "a", mib), h.file(t, "b", mib)
+	d := h.attach(t, f, loop.Options{})
+	must.Succeed(t, h.Detach(t.Context(), d))
 	for _, readOnly := range []bool{false, true} {
-		if got := b.attach(t, other, loop.Options{ReadOnly: readOnly, Mounted: mounted(d)}); got.Name == d.Name {
+		if got := h.attach(t, other, loop.Options{ReadOnly: readOnly, Mounted: mounted(d)}); got.Name == d.Name {
 			t.Errorf("another file got %s, which is mounted", got.Name)
 		}
 	}
 }
 
-func ownDevices(t *testing.T, b *bench) {
-	one, two := b.file(t, "a", mib), b.file(t, "b", mib)
-	d, e := b.attach(t, one, loop.Options{}), b.attach(t, two, loop.Options{})
-	b.expect(t, one, d)
-	b.expect(t, two, e)
-	must.Succeed(t, b.Detach(t.Context(), d))
-	b.expect(t, one)
-	b.expect(t, two, e)
+func ownDevices(t *testing.T, h *harness) {
+	one, two := h.file(t, "a", mib), h.file(t, "b", mib)
+	d, e := h.attach(t, one, loop.Options{}), h.attach(t, two, loop.Options{})
+	h.expect(t, one, d)
+	h.expect(t, two, e)
+	must.Succeed(t, h.Detach(t.Context(), d))
+	h.expect(t, one)
+	h.expect(t, two, e)
 }
 
-func foundAgain(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	elsewhere, err := b.Root.Make("elsewhere")
+func foundAgain(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	elsewhere, err := h.Root.Make("elsewhere")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, elsewhere.Close()) }()
-	must.Succeed(t, b.Root.Rename("a", elsewhere, "b"))
-	b.file(t, "a", mib) // has the name, and is not the file
+	must.Succeed(t, h.Root.Rename("a", elsewhere, "b"))
+	h.file(t, "a", mib) // has the name, and is not the file
 
 	moved, err := loop.Open(elsewhere, "b")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, moved.Close()) }()
-	again := bench{b.Subject}
-	again.Devices = b.Again(t)
+	again := harness{h.Subject}
+	again.Devices = h.Again(t)
 	again.expect(t, f, d)
 	if got := again.attach(t, moved, loop.Options{}); got != d {
 		t.Errorf("attached %+v, want %+v", got, d)
 	}
 	must.Succeed(t, again.Detach(t.Context(), d))
-	b.expect(t, f)
+	h.expect(t, f)
 }
 
-func unlinked(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	kept := b.file(t, "kept", mib)
-	b.attach(t, kept, loop.Options{})
-	path := b.Root.String() + "/a"
+func unlinked(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	kept := h.file(t, "kept", mib)
+	h.attach(t, kept, loop.Options{})
+	path := h.Root.String() + "/a"
 	for range 2 {
-		if got, err := b.FilePath(d.Name); err != nil || got != path {
+		if got, err := h.FilePath(d.Name); err != nil || got != path {
 			t.Errorf("FilePath = %s, %v; want %s", got, err, path)
 		}
-		if err := b.Root.Remove("a"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := h.Root.Remove("a"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}
-	b.expect(t, f, d)
+	h.expect(t, f, d)
 	d.FormerPath = path
 	for name, want := range map[string][]loop.Device{"a": {d}, "kept": nil, "other": nil} {
-		found, err := b.OnDeleted(name)
+		found, err := h.OnDeleted(name)
 		must.Succeed(t, err)
 		found = slices.DeleteFunc(found, func(other loop.Device) bool { return other.Name != d.Name })
 		if diff := cmp.Diff(want, found, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("devices on deleted files with the name %s (-want +got):\n%s", name, diff)
 		}
 	}
-	must.Succeed(t, b.Detach(t.Context(), d))
-	b.expect(t, f)
+	must.Succeed(t, h.Detach(t.Context(), d))
+	h.expect(t, f)
 }
 
-func detached(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	must.Succeed(t, b.Detach(t.Context(), d))
-	b.expect(t, f)
-	if got, err := b.Inspect(d.Name); err == nil && got.Backing == f.ID() || err != nil && !errors.Is(err, loop.ErrNotAttached) {
+func detached(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	must.Succeed(t, h.Detach(t.Context(), d))
+	h.expect(t, f)
+	if got, err := h.Inspect(d.Name); err == nil && got.Backing == f.ID() || err != nil && !errors.Is(err, loop.ErrNotAttached) {
 		t.Errorf("Inspect = %+v, %v; want ErrNotAttached", got, err)
 	}
-	must.Succeed(t, b.Detach(t.Context(), d))
-	_, err := b.Inspect("loop1048575")
+	must.Succeed(t, h.Detach(t.Context(), d))
+	_, err := h.Inspect("loop1048575")
 	must.ErrorIs(t, err, loop.ErrNotAttached)
-	_, err = b.FilePath("loop1048575")
+	_, err = h.FilePath("loop1048575")
 	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
-func reused(t *testing.T, b *bench) {
-	f, other := b.file(t, "a", mib), b.file(t, "b", mib)
-	d := b.attach(t, f, loop.Options{})
+func reused(t *testing.T, h *harness) {
+	f, other := h.file(t, "a", mib), h.file(t, "b", mib)
+	d := h.attach(t, f, loop.Options{})
 	stale := d
 	stale.Backing = other.ID()
-	must.Succeed(t, b.Detach(t.Context(), stale))
-	b.expect(t, f, d)
-	_, err := b.Grow(stale)
+	must.Succeed(t, h.Detach(t.Context(), stale))
+	h.expect(t, f, d)
+	_, err := h.Grow(stale)
 	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
-func busy(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	release := b.Hold(t, d)
-	must.ErrorIs(t, b.Detach(t.Context(), d), loop.ErrBusy)
-	b.expect(t, f, d)
+func busy(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	release := h.Hold(t, d)
+	must.ErrorIs(t, h.Detach(t.Context(), d), loop.ErrBusy)
+	h.expect(t, f, d)
 	release()
-	b.expect(t, f, d)
-	must.Succeed(t, b.Detach(t.Context(), d))
-	b.expect(t, f)
+	h.expect(t, f, d)
+	must.Succeed(t, h.Detach(t.Context(), d))
+	h.expect(t, f)
 }
 
-func grow(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	release := b.Hold(t, d)
+func grow(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	release := h.Hold(t, d)
 	defer release()
 	must.Succeed(t, f.Grow(t.Context(), 3*mib, loop.Thick))
-	b.expect(t, f, d)
-	got, err := b.Grow(d)
+	h.expect(t, f, d)
+	got, err := h.Grow(d)
 	must.Succeed(t, err)
 	d.SizeBytes = 3 * mib
 	if got != d {
 		t.Errorf("grown to %+v, want %+v", got, d)
 	}
-	b.expect(t, f, d)
+	h.expect(t, f, d)
 }
 
-func growDetached(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	must.Succeed(t, b.Detach(t.Context(), d))
-	_, err := b.Grow(d)
+func growDetached(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	must.Succeed(t, h.Detach(t.Context(), d))
+	_, err := h.Grow(d)
 	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
-func foreign(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.Foreign(t, f, false)
+func foreign(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.Foreign(t, f, false)
 	if d.Ours || d.ReadOnly {
 		t.Errorf("another's device is %+v", d)
 	}
-	b.expect(t, f, d)
-	_, err := b.Attach(f, loop.Options{})
+	h.expect(t, f, d)
+	_, err := h.Attach(f, loop.Options{})
 	must.ErrorIs(t, err, loop.ErrForeign)
-	_, err = b.Grow(d)
+	_, err = h.Grow(d)
 	must.ErrorIs(t, err, loop.ErrForeign)
-	must.ErrorIs(t, b.Detach(t.Context(), d), loop.ErrForeign)
-	b.expect(t, f, d)
-	if r := b.attach(t, f, loop.Options{ReadOnly: true}); !r.Ours {
+	must.ErrorIs(t, h.Detach(t.Context(), d), loop.ErrForeign)
+	h.expect(t, f, d)
+	if r := h.attach(t, f, loop.Options{ReadOnly: true}); !r.Ours {
 		t.Errorf("attached %+v, want one of ours", r)
 	}
 }
 
-func foreignReadOnly(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	theirs := b.Foreign(t, f, true)
+func foreignReadOnly(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	theirs := h.Foreign(t, f, true)
 	for _, readOnly := range []bool{false, true} {
-		if d := b.attach(t, f, loop.Options{ReadOnly: readOnly}); !d.Ours || d.Name == theirs.Name || d.ReadOnly != readOnly {
+		if d := h.attach(t, f, loop.Options{ReadOnly: readOnly}); !d.Ours || d.Name == theirs.Name || d.ReadOnly != readOnly {
 			t.Errorf("attached %+v, want one of ours", d)
 		}
 	}
 }
 
-func ending(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	release := b.Hold(t, d)
-	b.End(t, d)
+func ending(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	release := h.Hold(t, d)
+	h.End(t, d)
 	about := d
 	about.Ending = true
-	b.expect(t, f, about)
-	if got := b.attach(t, f, loop.Options{}); got != d {
+	h.expect(t, f, about)
+	if got := h.attach(t, f, loop.Options{}); got != d {
 		t.Errorf("attached %+v, want %+v", got, d)
 	}
 	release()
-	b.expect(t, f, d)
+	h.expect(t, f, d)
 }
 
-func ended(t *testing.T, b *bench) {
-	f := b.file(t, "a", mib)
-	d := b.attach(t, f, loop.Options{})
-	release := b.Hold(t, d)
-	b.End(t, d)
+func ended(t *testing.T, h *harness) {
+	f := h.file(t, "a", mib)
+	d := h.attach(t, f, loop.Options{})
+	release := h.Hold(t, d)
+	h.End(t, d)
 	release()
 	// The kernel does not report when a program that opens all devices has closed it.
-	for deadline := time.Now().Add(10 * time.Second); len(b.of(t, f)) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); len(h.of(t, f)) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s still has the devices %+v", f, b.of(t, f))
+			t.Fatalf("%s still has the devices %+v", f, h.of(t, f))
 		}
 	}
-	b.expect(t, f, b.attach(t, f, loop.Options{}))
+	h.expect(t, f, h.attach(t, f, loop.Options{}))
 }
 
-func size(t *testing.T, b *bench) {
-	f, err := loop.Create(b.Root, "a")
+func size(t *testing.T, h *harness) {
+	f, err := loop.Create(h.Root, "a")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, f.Close()) }()
-	_, err = b.Attach(f, loop.Options{})
+	_, err = h.Attach(f, loop.Options{})
 	must.ErrorIs(t, err, loop.ErrSize)
 	for _, bytes := range []int64{-loop.Unit, 0, 1, loop.Unit + 512} {
 		must.ErrorIs(t, f.Grow(t.Context(), bytes, loop.Thin), loop.ErrSize)
@@ -424,45 +424,45 @@ func size(t *testing.T, b *bench) {
 	must.Succeed(t, f.Grow(t.Context(), 2*loop.Unit, loop.Thin))
 	must.ErrorIs(t, f.Grow(t.Context(), loop.Unit, loop.Thin), loop.ErrSize)
 	for _, block := range []int64{-512, 1, 511, 513, 8192} {
-		_, err = b.Attach(f, loop.Options{BlockBytes: block})
+		_, err = h.Attach(f, loop.Options{BlockBytes: block})
 		must.ErrorIs(t, err, loop.ErrSize)
 	}
-	b.expect(t, f)
+	h.expect(t, f)
 }
 
-func block(t *testing.T, b *bench) {
+func block(t *testing.T, h *harness) {
 	for _, bytes := range []int64{512, 4096} {
-		f := b.file(t, strconv.FormatInt(bytes, 10), mib)
-		if d := b.attach(t, f, loop.Options{BlockBytes: bytes}); d.BlockBytes != bytes {
+		f := h.file(t, strconv.FormatInt(bytes, 10), mib)
+		if d := h.attach(t, f, loop.Options{BlockBytes: bytes}); d.BlockBytes != bytes {
 			t.Errorf("a block of %d bytes, want %d", d.BlockBytes, bytes)
 		}
 	}
 }
 
-func discard(t *testing.T, b *bench) {
-	kept, given := b.file(t, "kept", mib), b.file(t, "given", mib)
-	if d := b.attach(t, kept, loop.Options{}); d.Discard {
+func discard(t *testing.T, h *harness) {
+	kept, given := h.file(t, "kept", mib), h.file(t, "given", mib)
+	if d := h.attach(t, kept, loop.Options{}); d.Discard {
 		t.Error("a device takes discards that was not asked to")
 	}
-	if d := b.attach(t, given, loop.Options{Discard: true}); !d.Discard {
+	if d := h.attach(t, given, loop.Options{Discard: true}); !d.Discard {
 		t.Error("a device that was asked to take discards does not")
 	}
-	if d := b.attach(t, given, loop.Options{}); d.Discard {
+	if d := h.attach(t, given, loop.Options{}); d.Discard {
 		t.Error("a device takes discards although they were not asked for the second time")
 	}
 }
 
-func atOnce(t *testing.T, b *bench) {
+func atOnce(t *testing.T, h *harness) {
 	const files = 12 // more than the eight that the kernel has from the start
 	var wg sync.WaitGroup
 	all := make([]*loop.File, files)
 	for i := range all {
-		all[i] = b.file(t, strconv.Itoa(i), mib)
+		all[i] = h.file(t, strconv.Itoa(i), mib)
 	}
 	names := make([]string, files)
 	for i, f := range all {
 		wg.Go(func() {
-			d, err := b.Attach(f, loop.Options{ReadOnly: i%2 == 0})
+			d, err := h.Attach(f, loop.Options{ReadOnly: i%2 == 0})
 			if err != nil || d.Backing != f.ID() {
 				t.Errorf("attached %+v, %v", d, err)
 			}
@@ -479,8 +479,8 @@ func atOnce(t *testing.T, b *bench) {
 	}
 	for _, f := range all {
 		wg.Go(func() {
-			for _, d := range b.of(t, f) {
-				if err := b.Detach(t.Context(), d); err != nil {
+			for _, d := range h.of(t, f) {
+				if err := h.Detach(t.Context(), d); err != nil {
 					t.Error(err)
 				}
 			}
@@ -488,13 +488,13 @@ func atOnce(t *testing.T, b *bench) {
 	}
 	wg.Wait()
 	for _, f := range all {
-		b.expect(t, f)
+		h.expect(t, f)
 	}
 }
 
-func node(t *testing.T, b *bench) {
-	d := b.attach(t, b.file(t, "a", mib), loop.Options{})
-	if there, err := b.Dev.Exists(d.Name); !there || err != nil {
-		t.Errorf("%s has no node in %s: %v", d.Name, b.Dev, err)
+func node(t *testing.T, h *harness) {
+	d := h.attach(t, h.file(t, "a", mib), loop.Options{})
+	if there, err := h.Dev.Exists(d.Name); !there || err != nil {
+		t.Errorf("%s has no node in %s: %v", d.Name, h.Dev, err)
 	}
 }

@@ -54,8 +54,8 @@ type node struct {
 	free int64
 }
 
-// A world is two nodes, and a volume that moves from the first to the second.
-type world struct {
+// A harness is two nodes, and a volume that moves from the first to the second.
+type harness struct {
 	testing.TB
 	from, to *node
 	volume   drivertest.Volume
@@ -66,37 +66,33 @@ type world struct {
 	prefix  map[string][]string
 	silence time.Duration
 	address string
-	// mob kills processes; nil for none.
-	mob   *mob
-	certs map[string][]string
-	count int // of moves
-	// sized: the volume has no record, and the mover is told its size.
-	sized bool
-	last  mover.Event // of the last pass
-	said  string      // by the mover that made it
+	certs   map[string][]string
+	count   int         // of moves
+	last    mover.Event // of the last pass
+	said    string      // by the mover that made it
 
 	writer *drivertest.Writer
 }
 
-func newWorld(t *testing.T, way way, of victim) *world {
+func newHarness(t *testing.T, way way, of victim) *harness {
 	t.Helper()
 	driver := drivertest.Built(t)
-	w := &world{TB: t, volume: drivertest.Volume{ID: "pvc-1", Bytes: 24 * mib, Block: way.block}}
+	h := &harness{TB: t, volume: drivertest.Volume{ID: "pvc-1", Bytes: 24 * mib, Block: way.block}}
 	programs := make([]string, targetMover+1)
 	for i := range programs {
 		programs[i] = driver
 	}
 	if of != none {
-		w.trap = trap.New(t, driver)
+		h.trap = trap.New(t, driver)
 		self, err := os.Executable() // which launches the driver
 		must.Succeed(t, err)
 		programs[of] = self
 	}
-	w.programs = map[string]string{"move-out": programs[sourceMover], "move-in": programs[targetMover]}
-	w.from = newNode(t, way.from, programs[sourceDriver], "target-node")
-	w.to = newNode(t, way.to, programs[targetDriver], "source-node")
-	w.makeCerts()
-	return w
+	h.programs = map[string]string{"move-out": programs[sourceMover], "move-in": programs[targetMover]}
+	h.from = newNode(t, way.from, programs[sourceDriver], "target-node")
+	h.to = newNode(t, way.to, programs[targetDriver], "source-node")
+	h.makeCerts()
+	return h
 }
 
 func newNode(t *testing.T, p place, program, peer string) *node {
@@ -113,39 +109,39 @@ func newNode(t *testing.T, p place, program, peer string) *node {
 	return n
 }
 
-func (w *world) makeCerts() {
-	w.Helper()
-	a, err := drivertest.NewAuthority(w.TempDir())
-	must.Succeed(w, err)
-	w.certs = make(map[string][]string)
+func (h *harness) makeCerts() {
+	h.Helper()
+	a, err := drivertest.NewAuthority(h.TempDir())
+	must.Succeed(h, err)
+	h.certs = make(map[string][]string)
 	for command, name := range map[string]string{"move-out": mover.SourceName, "move-in": mover.TargetName} {
 		use := x509.ExtKeyUsageClientAuth
 		if command == "move-in" {
 			use = x509.ExtKeyUsageServerAuth
 		}
 		certificate, key, err := a.Issue(name, use)
-		must.Succeed(w, err)
-		w.certs[command] = []string{"--cert-file=" + certificate, "--key-file=" + key, "--ca-file=" + a.File}
+		must.Succeed(h, err)
+		h.certs[command] = []string{"--cert-file=" + certificate, "--key-file=" + key, "--ca-file=" + a.File}
 	}
 }
 
 // begin makes the volume on the source, with a pod that writes.
-func (w *world) begin() {
-	w.Helper()
-	w.count++
-	w.address = testenv.FreeAddress(w)
-	for _, n := range []*node{w.from, w.to} {
+func (h *harness) begin() {
+	h.Helper()
+	h.count++
+	h.address = testenv.FreeAddress(h)
+	for _, n := range []*node{h.from, h.to} {
 		n.free = n.unused()
 	}
-	_, err := w.from.Create(w.Context(), w.volume)
-	must.Succeed(w, err)
-	must.Succeed(w, w.from.Publish(w.Context(), w.volume, "pod"))
-	if !w.volume.Block {
-		must.Succeed(w, fill(w.from.Target("pod")))
+	_, err := h.from.Create(h.Context(), h.volume)
+	must.Succeed(h, err)
+	must.Succeed(h, h.from.Publish(h.Context(), h.volume, "pod"))
+	if !h.volume.Block {
+		must.Succeed(h, fill(h.from.Target("pod")))
 	}
-	w.writer = &drivertest.Writer{Block: w.volume.Block}
-	w.writer.Start(w.from.Target("pod"))
-	w.Cleanup(func() { w.stopWriter() })
+	h.writer = &drivertest.Writer{Block: h.volume.Block}
+	h.writer.Start(h.from.Target("pod"))
+	h.Cleanup(func() { h.stopWriter() })
 }
 
 // fill makes what is harder to copy than a file.
@@ -162,16 +158,16 @@ func fill(directory string) error {
 }
 
 // end removes the volume from the target, and expects nothing to be left anywhere.
-func (w *world) end() {
-	w.Helper()
-	w.check(w.to, []drivertest.Kept{{Volume: w.volume}})
-	w.check(w.from, nil)
-	w.wantContent(w.to)
-	w.awake(w.to)
-	w.to.Must(drivertest.Repeat(w.Context(), func() error { return w.to.Delete(w.Context(), w.volume.ID) }))
-	w.to.pool.AwaitErased()
-	w.check(w.to, nil)
-	for _, n := range []*node{w.from, w.to} {
+func (h *harness) end() {
+	h.Helper()
+	h.check(h.to, []drivertest.Kept{{Volume: h.volume}})
+	h.check(h.from, nil)
+	h.wantContent(h.to)
+	h.awake(h.to)
+	h.to.Must(drivertest.Repeat(h.Context(), func() error { return h.to.Delete(h.Context(), h.volume.ID) }))
+	h.to.pool.AwaitErased()
+	h.check(h.to, nil)
+	for _, n := range []*node{h.from, h.to} {
 		n.pool.AwaitErased()
 		// Not GetCapacity: a driver sees within a minute what others have freed.
 		n.Eventually("the promise is given back", func() bool { return n.Metric("hostpath_pool_promised_bytes", n.pool.Name) == 0 })
@@ -188,214 +184,212 @@ func (n *node) unused() int64 {
 }
 
 // check expects a pool to have these volumes, in order, and nothing else.
-func (w *world) check(n *node, all []drivertest.Kept) {
-	w.Helper()
-	w.awake(n)
+func (h *harness) check(n *node, all []drivertest.Kept) {
+	h.Helper()
+	h.awake(n)
 	n.pool.AwaitErased()
 	if err := n.pool.Problems(all); err != nil {
-		w.Error(err)
+		h.Error(err)
 	}
 }
 
 // size is that of the volume as a pod sees it.
-func (w *world) size(n *node, pod string) int64 {
-	w.Helper()
-	stats, err := n.Stats(w.Context(), w.volume.ID, pod)
+func (h *harness) size(n *node, pod string) int64 {
+	h.Helper()
+	stats, err := n.Stats(h.Context(), h.volume.ID, pod)
 	n.Must(err)
 	return stats.GetUsage()[0].GetTotal()
 }
 
 // awake runs a driver again that was killed.
-func (w *world) awake(n *node) {
-	w.Helper()
+func (h *harness) awake(n *node) {
+	h.Helper()
 	if n.Process.Running() {
 		return
 	}
-	must.Succeed(w, n.Process.Kill())
+	must.Succeed(h, n.Process.Kill())
 	for try := 0; ; try++ {
-		err := n.Process.Restart(w.Context())
+		err := n.Process.Restart(h.Context())
 		if err == nil {
 			n.AwaitServing()
 			return
 		}
 		if try == 3 { // it may have been killed at its start
-			w.Fatal(err)
+			h.Fatal(err)
 		}
 	}
 }
 
 // move moves the volume, whatever is killed meanwhile.
-func (w *world) move() {
-	w.Helper()
-	out, in := w.start("move-out", "copy"), w.start("move-in", "copy")
+func (h *harness) move() {
+	h.Helper()
+	out, in := h.start("move-out", "copy"), h.start("move-in", "copy")
 	seen, began := 0, time.Now()
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
 	for ; !out.ended(); <-again.C {
-		w.within(began, out)
+		h.within(began, out)
 		if out.says("waiting") {
-			w.stopWriter()
+			h.stopWriter()
 		}
-		w.strike(out, in)
-		w.keep(w.from, w.to)
+		h.keep(h.from, h.to)
 		if !in.running() {
-			in = w.start("move-in", "copy")
+			in = h.start("move-in", "copy")
 		}
 		if !out.running() && !out.ended() {
-			out = w.again(out)
+			out = h.again(out)
 		}
 		if now := out.said(); now != seen {
 			seen = now
-			w.look()
+			h.look()
 		}
 	}
 	fence := out.last().Fence
-	w.last, w.said = out.lastPass(), out.output()
+	h.last, h.said = out.lastPass(), out.output()
 	in.await("listening") // a program is not killed while it gets into the trap
 	in.kill()
-	w.run("move-in", "confirm", "--fence="+fence)
-	w.look()
-	w.run("move-out", "remove")
-	w.look()
+	h.run("move-in", "confirm", "--fence="+fence)
+	h.look()
+	h.run("move-out", "remove")
+	h.look()
 }
 
 // within ends the test if a mover does not end.
-func (w *world) within(began time.Time, m *moverProcess) {
-	w.Helper()
+func (h *harness) within(began time.Time, m *moverProcess) {
+	h.Helper()
 	if time.Since(began) > drivertest.Patience {
-		w.Fatalf("%s does not end:\n%s", m.command, m.output())
+		h.Fatalf("%s does not end:\n%s", m.command, m.output())
 	}
 }
 
 // keep keeps drivers running.
-func (w *world) keep(nodes ...*node) {
-	w.Helper()
+func (h *harness) keep(nodes ...*node) {
+	h.Helper()
 	for _, n := range nodes {
-		w.awake(n)
+		h.awake(n)
 	}
 }
 
 // again runs a mover again that has failed or was killed.
-func (w *world) again(m *moverProcess) *moverProcess {
-	w.Helper()
+func (h *harness) again(m *moverProcess) *moverProcess {
+	h.Helper()
 	if m.runs >= 20 {
-		w.Fatalf("%s fails each time:\n%s", m.command, m.output())
+		h.Fatalf("%s fails each time:\n%s", m.command, m.output())
 	}
-	next := w.start(m.command, m.step, m.more...)
+	next := h.start(m.command, m.step, m.more...)
 	next.runs = m.runs + 1
 	return next
 }
 
 // run does a step of a mover, again and again until it succeeds.
-func (w *world) run(command, step string, more ...string) {
-	w.Helper()
+func (h *harness) run(command, step string, more ...string) {
+	h.Helper()
 	again := time.NewTicker(2 * time.Millisecond)
 	defer again.Stop()
 	began := time.Now()
-	for m := w.start(command, step, more...); !m.ended(); <-again.C {
-		w.within(began, m)
-		w.strike(m)
-		w.keep(w.from, w.to)
+	for m := h.start(command, step, more...); !m.ended(); <-again.C {
+		h.within(began, m)
+		h.keep(h.from, h.to)
 		if !m.running() && !m.ended() {
-			m = w.again(m)
+			m = h.again(m)
 		}
 	}
 }
 
 // once does a step of a mover, and returns what it said last.
-func (w *world) once(command, step string, more ...string) mover.Event {
-	w.Helper()
-	m := w.start(command, step, more...)
+func (h *harness) once(command, step string, more ...string) mover.Event {
+	h.Helper()
+	m := h.start(command, step, more...)
 	<-m.exited
 	return m.last()
 }
 
 // look expects no more than one node to publish the volume, and what is published to be the whole of what the pod has written.
-func (w *world) look() {
-	w.Helper()
+func (h *harness) look() {
+	h.Helper()
 	var published []*node
-	nodes := []*node{w.from, w.to}
+	nodes := []*node{h.from, h.to}
 	for _, n := range nodes {
-		switch err := n.Publish(w.Context(), w.volume, "look"); status.Code(err) {
+		switch err := n.Publish(h.Context(), h.volume, "look"); status.Code(err) {
 		case codes.OK:
 			published = append(published, n)
 		case codes.NotFound, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
 		default:
-			w.Errorf("publish the volume: %v", err)
+			h.Errorf("publish the volume: %v", err)
 		}
 	}
 	if len(published) > 1 {
-		w.Error("both nodes publish the volume")
+		h.Error("both nodes publish the volume")
 	}
-	if len(published) == 1 && published[0] == w.to {
-		w.wantContentAt(w.to.Target("look"))
+	if len(published) == 1 && published[0] == h.to {
+		h.wantContentAt(h.to.Target("look"))
 	}
 	for _, n := range nodes { // also one that was killed when it had mounted
-		w.unpublish(n, "look")
+		h.unpublish(n, "look")
 	}
 }
 
 // unpublish takes the volume from a pod, as kubelet does until it succeeds.
-func (w *world) unpublish(n *node, pod string) {
-	w.Helper()
+func (h *harness) unpublish(n *node, pod string) {
+	h.Helper()
 	for {
-		w.awake(n)
-		switch err := n.Unpublish(w.Context(), w.volume.ID, pod); status.Code(err) {
+		h.awake(n)
+		switch err := n.Unpublish(h.Context(), h.volume.ID, pod); status.Code(err) {
 		case codes.OK:
 			return
 		case codes.Unavailable, codes.Aborted:
 		default:
-			w.Fatal(err)
+			h.Fatal(err)
 		}
 	}
 }
 
 // wantRefused expects a node not to publish the volume. Its mover may be asking for it at that moment.
-func (w *world) wantRefused(n *node) {
-	w.Helper()
-	err := drivertest.Repeat(w.Context(), func() error { return n.Publish(w.Context(), w.volume, "refused") })
+func (h *harness) wantRefused(n *node) {
+	h.Helper()
+	err := drivertest.Repeat(h.Context(), func() error { return n.Publish(h.Context(), h.volume, "refused") })
 	n.WantCode("publish a volume that moves", err, codes.FailedPrecondition)
 	if err != nil && !strings.Contains(err.Error(), n.peer) {
-		w.Errorf("%v does not say which the other node is", err)
+		h.Errorf("%v does not say which the other node is", err)
 	}
 }
 
 // stopWriter ends the pod.
-func (w *world) stopWriter() {
-	w.Helper()
-	if !w.writer.Writes() {
+func (h *harness) stopWriter() {
+	h.Helper()
+	if !h.writer.Writes() {
 		return
 	}
-	must.Succeed(w, w.writer.Stop())
-	w.unpublish(w.from, "pod")
+	must.Succeed(h, h.writer.Stop())
+	h.unpublish(h.from, "pod")
 }
 
 // wantContent expects a node to have all that the pod has written.
-func (w *world) wantContent(n *node) {
-	w.Helper()
-	w.awake(n)
-	must.Succeed(w, drivertest.Repeat(w.Context(), func() error { return n.Publish(w.Context(), w.volume, "read") }))
-	w.wantContentAt(n.Target("read"))
-	w.unpublish(n, "read")
+func (h *harness) wantContent(n *node) {
+	h.Helper()
+	h.awake(n)
+	must.Succeed(h, drivertest.Repeat(h.Context(), func() error { return n.Publish(h.Context(), h.volume, "read") }))
+	h.wantContentAt(n.Target("read"))
+	h.unpublish(n, "read")
 }
 
-func (w *world) wantContentAt(target string) {
-	w.Helper()
-	if err := w.writer.IsAt(target); err != nil {
-		w.Error(err)
+func (h *harness) wantContentAt(target string) {
+	h.Helper()
+	if err := h.writer.IsAt(target); err != nil {
+		h.Error(err)
 	}
-	if w.volume.Block {
+	if h.volume.Block {
 		return
 	}
 	data, err := os.ReadFile(filepath.Join(target, "symlink"))
 	want := append(bytes.Repeat([]byte("0123456789abcdef"), 20_000), make([]byte, mib-320_000)...)
 	if err != nil || !bytes.Equal(data, want) {
-		w.Errorf("a file is another: %d bytes (%v)", len(data), err)
+		h.Errorf("a file is another: %d bytes (%v)", len(data), err)
 	}
 	one, oneErr := os.Stat(filepath.Join(target, "link"))
 	two, twoErr := os.Stat(filepath.Join(target, "dir/file"))
 	if oneErr != nil || twoErr != nil || !os.SameFile(one, two) || one.Mode() != 0o640 {
-		w.Errorf("a hard link is %v, %v (%v, %v)", one, two, oneErr, twoErr)
+		h.Errorf("a hard link is %v, %v (%v, %v)", one, two, oneErr, twoErr)
 	}
 }
 
@@ -415,40 +409,37 @@ type moverProcess struct {
 }
 
 // start runs a mover.
-func (w *world) start(command, step string, more ...string) *moverProcess {
-	w.Helper()
-	n := w.from
+func (h *harness) start(command, step string, more ...string) *moverProcess {
+	h.Helper()
+	n := h.from
 	if command == "move-in" {
-		n = w.to
+		n = h.to
 	}
 	pools, err := json.Marshal([]drivertest.PoolConfig{n.pool.PoolConfig})
-	must.Succeed(w, err)
+	must.Succeed(h, err)
 	args := append([]string{
-		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + w.volume.ID,
-		fmt.Sprintf("--move=move-%d", w.count), "--peer=" + n.peer,
-	}, append(w.certs[command], more...)...)
+		command, "--step=" + step, "--datadir=" + string(pools), "--endpoint=" + n.Process.Endpoint(), "--volume=" + h.volume.ID,
+		fmt.Sprintf("--move=move-%d", h.count), "--peer=" + n.peer,
+	}, append(h.certs[command], more...)...)
 	if step == "copy" {
-		args = append(args, "--address="+w.address)
+		args = append(args, "--address="+h.address)
 	}
-	if w.sized && command == "move-out" {
-		args = append(args, fmt.Sprintf("--bytes=%d", w.volume.Bytes))
-	}
-	if w.silence > 0 {
-		args = append(args, "--silence="+w.silence.String())
+	if h.silence > 0 {
+		args = append(args, "--silence="+h.silence.String())
 	}
 	m := &moverProcess{command: command, step: step, more: more, exited: make(chan struct{}), news: make(chan struct{}, 1)}
-	line := slices.Concat(w.prefix[command], []string{w.programs[command]}, args)
+	line := slices.Concat(h.prefix[command], []string{h.programs[command]}, args)
 	m.cmd = exec.Command(line[0], line[1:]...)
 	m.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	m.cmd.Stderr = &m.errors
 	said, err := m.cmd.StdoutPipe()
-	must.Succeed(w, err)
-	must.Succeed(w, drivertest.Spawn(m.cmd, func() {
+	must.Succeed(h, err)
+	must.Succeed(h, drivertest.Spawn(m.cmd, func() {
 		m.read(said)
 		m.err = m.cmd.Wait()
 		close(m.exited)
 	}))
-	w.Cleanup(m.kill)
+	h.Cleanup(m.kill)
 	return m
 }
 

@@ -36,8 +36,8 @@ const (
 	volumeBytes = 64 << 10
 )
 
-// A scene is where a group is measured: drivers with a pool each, in one directory.
-type scene struct {
+// A harness is where a group is measured: drivers with a pool each, in one directory.
+type harness struct {
 	order
 	ctx    context.Context
 	at     string
@@ -48,39 +48,39 @@ type scene struct {
 // An actor is a driver with one pool, and who asks it.
 type actor struct {
 	drivertest.Client
-	s    *scene
+	s    *harness
 	disk string // what the pool and all that is compared with it is on
 }
 
-func (s *scene) setUp() {
-	s.at = got(os.MkdirTemp(s.dir, "bench-"))
-	if s.kind != "" {
-		s.makeFilesystem("fs", s.kind, max(filesystemBytes, 4*int64(s.moverFiles)*perFile))
+func (h *harness) setUp() {
+	h.at = got(os.MkdirTemp(h.dir, "bench-"))
+	if h.kind != "" {
+		h.makeFilesystem("fs", h.kind, max(filesystemBytes, 4*int64(h.moverFiles)*perFile))
 	}
 }
 
-func (s *scene) path(name string) string { return filepath.Join(s.at, name) }
+func (h *harness) path(name string) string { return filepath.Join(h.at, name) }
 
-func (s *scene) makeFilesystem(name, kind string, bytes int64) {
-	check(os.Mkdir(s.path(name), 0o750))
-	check(loopfs.Mount(s.ctx, s.path(name), kind, bytes))
+func (h *harness) makeFilesystem(name, kind string, bytes int64) {
+	check(os.Mkdir(h.path(name), 0o750))
+	check(loopfs.Mount(h.ctx, h.path(name), kind, bytes))
 	if kind == "btrfs" {
-		check(loopfs.SwitchQuotasOn(s.ctx, s.path(name)))
+		check(loopfs.SwitchQuotasOn(h.ctx, h.path(name)))
 	}
 }
 
-// enter starts a driver whose pool is on a filesystem of the scene.
-func (s *scene) enter(filesystem string) *actor {
-	s.actors++
-	a := &actor{s: s, disk: s.path(fmt.Sprintf("%s/actor-%d", filesystem, s.actors))}
-	a.Targets = s.path(fmt.Sprint("pods-", s.actors))
+// enter starts a driver whose pool is on a filesystem of the harness.
+func (h *harness) enter(filesystem string) *actor {
+	h.actors++
+	a := &actor{s: h, disk: h.path(fmt.Sprintf("%s/actor-%d", filesystem, h.actors))}
+	a.Targets = h.path(fmt.Sprint("pods-", h.actors))
 	check(os.MkdirAll(a.pool(), 0o750))
-	a.Process = got(drivertest.StartProcess(s.ctx, drivertest.Config{
-		Binary: s.binary, Name: nodeName, Version: "bench", Pools: []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
+	a.Process = got(drivertest.StartProcess(h.ctx, drivertest.Config{
+		Binary: h.binary, Name: nodeName, Version: "bench", Pools: []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
 		// Flags of deploy/csi that take memory.
 		Flags: []string{"--v=2", drivertest.ServeMetrics},
 	}))
-	s.ends = append(s.ends, a.Process.Close)
+	h.ends = append(h.ends, a.Process.Close)
 	return a
 }
 
@@ -90,20 +90,20 @@ func (a *actor) pool() string { return a.beside("pool") }
 func (a *actor) beside(name string) string { return filepath.Join(a.disk, name) }
 
 // close stops and removes all that there is, whatever state it is in.
-func (s *scene) close() error {
-	if s.at == "" {
+func (h *harness) close() error {
+	if h.at == "" {
 		return nil
 	}
 	var problems []error
-	for _, end := range slices.Backward(s.ends) {
+	for _, end := range slices.Backward(h.ends) {
 		problems = append(problems, end())
 	}
-	mounts, err := mountns.Below(s.at)
+	mounts, err := mountns.Below(h.at)
 	for _, mount := range slices.Backward(mounts) {
 		// Devices of files in it would keep a filesystem busy.
 		problems = append(problems, loopfs.Detach(mount), loopfs.Unmount(mount))
 	}
-	return errors.Join(append(problems, err, loopfs.Detach(s.at), os.RemoveAll(s.at))...)
+	return errors.Join(append(problems, err, loopfs.Detach(h.at), os.RemoveAll(h.at))...)
 }
 
 // inside serves another pool next to that of an actor in this process, put together as in the driver's
@@ -123,15 +123,15 @@ func (a *actor) inside() *pool.Set {
 
 // settled waits until the reaper of a pool has nothing to do, so that what it does to the disk is
 // not taken for something else.
-func (s *scene) settled(pool string) action {
+func (h *harness) settled(pool string) action {
 	return func() {
 		again := time.NewTicker(500 * time.Microsecond)
 		defer again.Stop()
 		for len(got(os.ReadDir(filepath.Join(pool, ".hostpath-provisioner", "trash", nodeName)))) > 0 {
 			select {
 			case <-again.C:
-			case <-s.ctx.Done():
-				check(fmt.Errorf("wait for volumes to be erased: %w", context.Cause(s.ctx)))
+			case <-h.ctx.Done():
+				check(fmt.Errorf("wait for volumes to be erased: %w", context.Cause(h.ctx)))
 			}
 		}
 	}
@@ -185,13 +185,13 @@ type maker struct {
 	last atomic.Uint64
 }
 
-// maker makes the layout in a directory, and opens it until the scene ends.
-func (s *scene) maker(path string) *maker {
+// maker makes the layout in a directory, and opens it until the harness ends.
+func (h *harness) maker(path string) *maker {
 	open := func(elements ...string) *dir.Dir {
 		at := filepath.Join(append([]string{path}, elements...)...)
 		check(os.MkdirAll(at, 0o700))
 		d := got(dir.Open(at))
-		s.ends = append(s.ends, d.Close)
+		h.ends = append(h.ends, d.Close)
 		return d
 	}
 	const own = ".hostpath-provisioner"

@@ -32,8 +32,8 @@ import (
 
 const mib = 1 << 20
 
-// A World is a node with disks, and what its API has.
-type World struct {
+// A Harness is a node with disks, and what its API has.
+type Harness struct {
 	*testing.T
 	// Dir is the directory of the configuration.
 	Dir     string
@@ -43,7 +43,7 @@ type World struct {
 	// PVs are what a cache has; API is what the API has, if that is different.
 	PVs []devices.Volume
 	API func() ([]devices.Volume, error)
-	// Reserved are the nodes that have reserved disks, which other worlds may share.
+	// Reserved are the nodes that have reserved disks, which other harnesses may share.
 	Reserved *sync.Map
 	// Settle is the agent's, which is given the time Now, and Attaching the volume that is being attached to the node.
 	Settle   time.Duration
@@ -66,45 +66,45 @@ type World struct {
 }
 
 // New makes a node without disks, whose configuration offers those whose name begins with "disk".
-func New(t *testing.T) *World {
+func New(t *testing.T) *Harness {
 	t.Helper()
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "wipefs")
-	w := &World{T: t, Hostname: "node", Reserved: new(sync.Map), files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
-	w.Config = devices.Config{VolumeMode: devices.Block, DeviceDir: w.Dir, Filter: regexp.MustCompile(`^disk`),
+	h := &Harness{T: t, Hostname: "node", Reserved: new(sync.Map), files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
+	h.Config = devices.Config{VolumeMode: devices.Block, DeviceDir: h.Dir, Filter: regexp.MustCompile(`^disk`),
 		Wipe: devices.WipeSignatures}
-	w.Open(t.TempDir())
-	w.Start()
-	t.Cleanup(func() { w.Agent.Close() })
-	return w
+	h.Open(t.TempDir())
+	h.Start()
+	t.Cleanup(func() { h.Agent.Close() })
+	return h
 }
 
 // Open has the records of a directory be those of the node.
-func (w *World) Open(dir string) {
-	w.Helper()
+func (h *Harness) Open(dir string) {
+	h.Helper()
 	records, err := devices.OpenRecords(dir)
-	must.Succeed(w, err)
-	w.Records = records
-	w.Cleanup(func() { must.Succeed(w, records.Close()) })
+	must.Succeed(h, err)
+	h.Records = records
+	h.Cleanup(func() { must.Succeed(h, records.Close()) })
 }
 
 // Start starts an agent, as after a restart.
-func (w *World) Start() {
+func (h *Harness) Start() {
 	view := View()
-	view.Root = w.Root
-	w.Agent = devices.NewAgent(devices.Options{
-		Settle: w.Settle, Now: func() time.Time { return w.Now },
-		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: view,
+	view.Root = h.Root
+	h.Agent = devices.NewAgent(devices.Options{
+		Settle: h.Settle, Now: func() time.Time { return h.Now },
+		Node: h.Hostname, Records: h.Records, API: h, Log: testr.New(h.T), View: view,
 		Changed: func() {
 			select {
-			case w.changed <- struct{}{}:
+			case h.changed <- struct{}{}:
 			default:
 			}
 		},
 		Wiped: func(bytes int64) {
-			w.wiped.Add(bytes)
-			if w.Step != nil {
-				w.Step()
+			h.wiped.Add(bytes)
+			if h.Step != nil {
+				h.Step()
 			}
 		},
 	})
@@ -161,84 +161,84 @@ func isDescendant(pid int) bool {
 }
 
 // Restart ends the agent, and starts another one.
-func (w *World) Restart() {
-	w.Agent.Close()
-	w.Start()
+func (h *Harness) Restart() {
+	h.Agent.Close()
+	h.Start()
 }
 
 // Volumes implements devices.API.
-func (w *World) Volumes(context.Context) ([]devices.Volume, map[string]bool, error) {
-	if w.API != nil {
-		volumes, err := w.API()
-		return volumes, w.Taken, err
+func (h *Harness) Volumes(context.Context) ([]devices.Volume, map[string]bool, error) {
+	if h.API != nil {
+		volumes, err := h.API()
+		return volumes, h.Taken, err
 	}
-	return w.PVs, w.Taken, nil
+	return h.PVs, h.Taken, nil
 }
 
 // Attaching implements devices.API.
-func (w *World) Attaching(context.Context) (string, error) { return w.Attached, nil }
+func (h *Harness) Attaching(context.Context) (string, error) { return h.Attached, nil }
 
 // Reserve implements devices.API.
-func (w *World) Reserve(_ context.Context, disk string) (string, error) {
-	node, _ := w.Reserved.LoadOrStore(disk, w.Hostname)
+func (h *Harness) Reserve(_ context.Context, disk string) (string, error) {
+	node, _ := h.Reserved.LoadOrStore(disk, h.Hostname)
 	return node.(string), nil
 }
 
 // Wiped is how many bytes were overwritten.
-func (w *World) Wiped() int64 { return w.wiped.Load() }
+func (h *Harness) Wiped() int64 { return h.wiped.Load() }
 
 // Changed has something each time when a pass would find something new.
-func (w *World) Changed() <-chan struct{} { return w.changed }
+func (h *Harness) Changed() <-chan struct{} { return h.changed }
 
 // Request is what a pass works on.
-func (w *World) Request() devices.Request {
-	return devices.Request{Volumes: w.PVs, Wipe: w.Config.Wipe, Offer: &w.Config}
+func (h *Harness) Request() devices.Request {
+	return devices.Request{Volumes: h.PVs, Wipe: h.Config.Wipe, Offer: &h.Config}
 }
 
 // Pass starts what a pass starts, waits for it, and returns what is reported then. Where the first process of the machine is hidden from its
 // tests, a process that it starts can be so for a moment: then it is looked again, as an agent does.
-func (w *World) Pass() devices.Report {
-	w.Helper()
+func (h *Harness) Pass() devices.Report {
+	h.Helper()
 	hidden := func(p devices.Problem) bool { return p.Reason == devices.Hidden }
 	for tries := 1; ; tries++ {
-		report := w.pass()
+		report := h.pass()
 		if tries < 5 && slices.ContainsFunc(report.Problems, hidden) {
 			continue
 		}
 		for _, p := range report.Problems {
-			must.SayOnce(w, p.Error())
+			must.SayOnce(h, p.Error())
 		}
 		return report
 	}
 }
 
-func (w *World) pass() devices.Report {
-	w.Helper()
-	r := w.Request()
+func (h *Harness) pass() devices.Report {
+	h.Helper()
+	r := h.Request()
 	r.Retry = true
-	w.Agent.Pass(r)
+	h.Agent.Pass(r)
 	r.Retry = false
 	for {
-		report := w.Agent.Pass(r)
+		report := h.Agent.Pass(r)
 		if len(report.Wiping) == 0 {
 			return report
 		}
-		<-w.changed
+		<-h.changed
 	}
 }
 
 // Offered makes a volume of the only offer.
-func (w *World) Offered() devices.Offer {
-	w.Helper()
-	r := w.Pass()
+func (h *Harness) Offered() devices.Offer {
+	h.Helper()
+	r := h.Pass()
 	if len(r.Offers) != 1 || len(r.Problems) > 0 {
-		w.Fatalf("offers %+v, problems %v; want one offer", r.Offers, r.Problems)
+		h.Fatalf("offers %+v, problems %v; want one offer", r.Offers, r.Problems)
 	}
 	o := r.Offers[0]
-	must.Succeed(w, w.Agent.Offering(w.Context(), o))
+	must.Succeed(h, h.Agent.Offering(h.Context(), o))
 	v := devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity, Unidentified: o.Identity == ""}
-	w.PVs = append(w.PVs, v)
-	must.Succeed(w, w.Agent.Offered(o, v.UID, nil))
+	h.PVs = append(h.PVs, v)
+	must.Succeed(h, h.Agent.Offered(o, v.UID, nil))
 	return o
 }
 
@@ -246,11 +246,11 @@ func (w *World) Offered() devices.Offer {
 type Refusal devices.Problem
 
 // Refused wants a problem of a device, and nothing else.
-func (w *World) Refused(want devices.Reason) Refusal {
-	w.Helper()
-	r := w.Pass()
+func (h *Harness) Refused(want devices.Reason) Refusal {
+	h.Helper()
+	r := h.Pass()
 	if len(r.Problems) != 1 || r.Problems[0].Reason != want || len(r.Offers) > 0 || len(r.Cleaned) > 0 {
-		w.Fatalf("problems %v, offers %+v, cleaned %v; want only %s", r.Problems, r.Offers, r.Cleaned, want)
+		h.Fatalf("problems %v, offers %+v, cleaned %v; want only %s", r.Problems, r.Offers, r.Cleaned, want)
 	}
 	return Refusal(r.Problems[0])
 }
@@ -271,14 +271,14 @@ func CountNothing(d *Disk) {
 }
 
 // Disk makes a disk, a loop device, that is full of a pattern up to 256 MiB.
-func (w *World) Disk(name string, bytes int64) *Disk {
-	w.Helper()
-	image := filepath.Join(w.files, name)
+func (h *Harness) Disk(name string, bytes int64) *Disk {
+	h.Helper()
+	image := filepath.Join(h.files, name)
 	file, err := os.Create(image)
-	must.Succeed(w, err)
-	fill(w, file, min(bytes, 256*mib))
-	must.Succeed(w, errors.Join(file.Truncate(bytes), file.Close()))
-	return w.Attach(name, image)
+	must.Succeed(h, err)
+	fill(h, file, min(bytes, 256*mib))
+	must.Succeed(h, errors.Join(file.Truncate(bytes), file.Close()))
+	return h.Attach(name, image)
 }
 
 func fill(t testing.TB, to io.WriterAt, bytes int64) {
@@ -300,30 +300,30 @@ func Pattern() []byte {
 }
 
 // Blank makes a disk, a loop device, that reads as zeroes.
-func (w *World) Blank(name string, bytes int64) *Disk {
-	w.Helper()
-	image := filepath.Join(w.files, name)
-	must.Succeed(w, os.WriteFile(image, nil, 0o600))
-	must.Succeed(w, os.Truncate(image, bytes))
-	return w.Attach(name, image)
+func (h *Harness) Blank(name string, bytes int64) *Disk {
+	h.Helper()
+	image := filepath.Join(h.files, name)
+	must.Succeed(h, os.WriteFile(image, nil, 0o600))
+	must.Succeed(h, os.Truncate(image, bytes))
+	return h.Attach(name, image)
 }
 
 // Attach makes a file a disk, as it is.
-func (w *World) Attach(name, image string) *Disk {
-	w.Helper()
+func (h *Harness) Attach(name, image string) *Disk {
+	h.Helper()
 	device, err := loopfs.Attach(image)
-	must.Succeed(w, err)
-	w.Cleanup(func() { device.Close() })
-	d := w.Link(name, device.Name())
+	must.Succeed(h, err)
+	h.Cleanup(func() { device.Close() })
+	d := h.Link(name, device.Name())
 	d.Image = image
 	return d
 }
 
 // Link makes a device that there is a disk, as it is.
-func (w *World) Link(name, node string) *Disk {
-	w.Helper()
-	d := &Disk{TB: w, Path: filepath.Join(w.Dir, name), Node: node}
-	must.Succeed(w, os.Symlink(node, d.Path))
+func (h *Harness) Link(name, node string) *Disk {
+	h.Helper()
+	d := &Disk{TB: h, Path: filepath.Join(h.Dir, name), Node: node}
+	must.Succeed(h, os.Symlink(node, d.Path))
 	return d
 }
 
@@ -421,7 +421,7 @@ func (d *Disk) facts() blockdev.Facts {
 	d.Helper()
 	facts, err := blockdev.Inspect(d.Number())
 	must.Succeed(d, err)
-	if w, ok := d.TB.(*World); ok && w.Identified {
+	if h, ok := d.TB.(*Harness); ok && h.Identified {
 		facts.Identity = facts.Alike
 	}
 	return facts
@@ -435,14 +435,14 @@ func (d *Disk) Volume(name string) devices.Volume {
 }
 
 // PassUntilCleaning has the agent begin to clean, which stays at its first step until goOn.
-func (w *World) PassUntilCleaning() (goOn func()) {
+func (h *Harness) PassUntilCleaning() (goOn func()) {
 	begun, end := make(chan struct{}), make(chan struct{})
-	w.Step = func() {
-		w.Step = nil
+	h.Step = func() {
+		h.Step = nil
 		close(begun)
 		<-end
 	}
-	w.Agent.Pass(w.Request())
+	h.Agent.Pass(h.Request())
 	<-begun
 	return func() { close(end) }
 }
@@ -500,22 +500,22 @@ func Released(v devices.Volume) devices.Volume {
 }
 
 // Released is a volume whose claim was deleted, of which the node has a record.
-func (w *World) Released(v devices.Volume) devices.Volume {
-	w.Helper()
+func (h *Harness) Released(v devices.Volume) devices.Volume {
+	h.Helper()
 	released := Released(v)
-	record, err := w.Records.Get(v.Path)
-	must.Succeed(w, err)
+	record, err := h.Records.Get(v.Path)
+	must.Succeed(h, err)
 	if record.State == "" {
 		number, err := blockdev.At(v.Path)
-		must.Succeed(w, err)
+		must.Succeed(h, err)
 		facts, err := blockdev.Inspect(number)
-		must.Succeed(w, err)
+		must.Succeed(h, err)
 		if v.Identity != "" {
 			facts.Alike = ""
 		}
 		instance, err := facts.Instance()
-		must.Succeed(w, err)
-		must.Succeed(w, w.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, Alike: facts.Alike, Instance: instance, State: devices.Bound,
+		must.Succeed(h, err)
+		must.Succeed(h, h.Records.Put(devices.Record{Path: v.Path, Bytes: v.Bytes, Identity: v.Identity, Alike: facts.Alike, Instance: instance, State: devices.Bound,
 			Volume: v.Name, VolumeUID: v.UID, ClaimUID: released.ClaimUID, Claim: released.Claim}))
 	}
 	return released

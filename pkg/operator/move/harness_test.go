@@ -56,8 +56,8 @@ func (r *record) has(source *record) bool {
 	return r != nil && (r.moved == source.move || r.move == source.move && r.fence == source.fence)
 }
 
-// A world is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
-type world struct {
+// A harness is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
+type harness struct {
 	*testing.T
 	client.Client
 	api      client.Client // without limits
@@ -108,18 +108,18 @@ func every() int {
 
 var errKilled = errors.New("killed")
 
-func (w *world) write(do func() error) error {
-	w.writes++
-	if w.pause == w.writes {
-		w.between()
+func (h *harness) write(do func() error) error {
+	h.writes++
+	if h.pause == h.writes {
+		h.between()
 		_ = do() // which learns nothing any more
 		return errKilled
 	}
-	if w.kill != w.writes {
+	if h.kill != h.writes {
 		return do()
 	}
-	w.killed = true
-	if w.after {
+	h.killed = true
+	if h.after {
 		if err := do(); err != nil {
 			return err
 		}
@@ -127,48 +127,48 @@ func (w *world) write(do func() error) error {
 	return errKilled
 }
 
-func newWorld(t *testing.T, more ...client.Object) *world {
+func newHarness(t *testing.T, more ...client.Object) *harness {
 	t.Helper()
-	w := &world{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true, wasGone: map[string]bool{}}
+	h := &harness{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true, wasGone: map[string]bool{}}
 	objects := append([]client.Object{claimOf("data"), volumeOf("pv"), driverSet(), class()}, more...)
 	for _, name := range []string{nodeA, nodeB, nodeC} {
 		objects = append(objects, node(name), driverPod(name), capacity(name, map[string]string{nodeA: "0", nodeB: "100Gi", nodeC: "50Gi"}[name]))
 	}
 	inner := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.VolumeMove{}).WithObjects(objects...).Build()
-	w.api = interceptor.NewClient(inner, interceptor.Funcs{
+	h.api = interceptor.NewClient(inner, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 			if o.GetUID() == "" {
-				w.uids++
-				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uids)))
+				h.uids++
+				o.SetUID(types.UID(fmt.Sprintf("uid-%d", h.uids)))
 			}
 			return c.Create(ctx, o, opts...)
 		},
 	})
-	w.Client = interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+	h.Client = interceptor.NewClient(h.api.(client.WithWatch), interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			return w.write(func() error { return c.Create(ctx, o, opts...) })
+			return h.write(func() error { return c.Create(ctx, o, opts...) })
 		},
 		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			return w.write(func() error { return c.Update(ctx, o, opts...) })
+			return h.write(func() error { return c.Update(ctx, o, opts...) })
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			return w.write(func() error { return c.Patch(ctx, o, p, opts...) })
+			return h.write(func() error { return c.Patch(ctx, o, p, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			return w.write(func() error { return c.Delete(ctx, o, opts...) })
+			return h.write(func() error { return c.Delete(ctx, o, opts...) })
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, kind string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			return w.write(func() error { return c.SubResource(kind).Update(ctx, o, opts...) })
+			return h.write(func() error { return c.SubResource(kind).Update(ctx, o, opts...) })
 		},
 		SubResourceCreate: func(ctx context.Context, c client.Client, kind string, o, sub client.Object, opts ...client.SubResourceCreateOption) error {
-			w.evicted++
-			if w.keeps {
+			h.evicted++
+			if h.keeps {
 				return apierrors.NewTooManyRequests("the disruption budget", 1)
 			}
-			return w.write(func() error { return c.SubResource(kind).Create(ctx, o, sub, opts...) })
+			return h.write(func() error { return c.SubResource(kind).Create(ctx, o, sub, opts...) })
 		},
 	})
-	return w
+	return h
 }
 
 func claimOf(name string) *corev1.PersistentVolumeClaim {
@@ -288,72 +288,72 @@ func appPod(name string, bare bool) *corev1.Pod {
 }
 
 // has reads an object.
-func (w *world) has(o client.Object) bool {
-	w.Helper()
-	err := w.api.Get(w.Context(), client.ObjectKeyFromObject(o), o)
-	must.Succeed(w, client.IgnoreNotFound(err))
+func (h *harness) has(o client.Object) bool {
+	h.Helper()
+	err := h.api.Get(h.Context(), client.ObjectKeyFromObject(o), o)
+	must.Succeed(h, client.IgnoreNotFound(err))
 	return err == nil
 }
 
 // update writes all of an object, if it is there.
-func (w *world) update(o client.Object) {
-	w.Helper()
+func (h *harness) update(o client.Object) {
+	h.Helper()
 	with := o.DeepCopyObject().(client.Object)
-	err := w.api.Update(w.Context(), o)
+	err := h.api.Update(h.Context(), o)
 	if err == nil {
 		with.SetResourceVersion(o.GetResourceVersion())
-		err = w.api.Status().Update(w.Context(), with) // not every kind has one
+		err = h.api.Status().Update(h.Context(), with) // not every kind has one
 	}
-	must.Succeed(w, client.IgnoreNotFound(err))
-	w.has(o)
+	must.Succeed(h, client.IgnoreNotFound(err))
+	h.has(o)
 }
 
-func (w *world) move(name string) *v1alpha1.VolumeMove {
-	w.Helper()
+func (h *harness) move(name string) *v1alpha1.VolumeMove {
+	h.Helper()
 	m := moveOf(name)
-	if !w.has(m) {
+	if !h.has(m) {
 		return nil
 	}
 	return m
 }
 
 // reconcile has an operator look at a move, which is killed if the limit says so.
-func (w *world) reconcile(name string) {
-	w.Helper()
-	w.serve(ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
+func (h *harness) reconcile(name string) {
+	h.Helper()
+	h.serve(ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: name}})
 }
 
 // look has an operator look for what was made late, and do what is next of that.
-func (w *world) look() {
-	w.Helper()
-	(&Reconciler{APIReader: w.reader(), DriverNamespace: storage}).lookForForsaken(w.Context(), w.serve)
+func (h *harness) look() {
+	h.Helper()
+	(&Reconciler{APIReader: h.reader(), DriverNamespace: storage}).lookForForsaken(h.Context(), h.serve)
 }
 
-func (w *world) serve(request ctrl.Request) {
-	w.Helper()
-	r := &Reconciler{Client: w.Client, APIReader: w.reader(), Reports: w, DriverNamespace: storage, Now: w.clock}
-	_, err := r.Reconcile(w.Context(), request)
+func (h *harness) serve(request ctrl.Request) {
+	h.Helper()
+	r := &Reconciler{Client: h.Client, APIReader: h.reader(), Reports: h, DriverNamespace: storage, Now: h.clock}
+	_, err := r.Reconcile(h.Context(), request)
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
-		w.Fatal(err)
+		h.Fatal(err)
 	}
 }
 
 // reader reads for the operator, but for the read that fails.
-func (w *world) reader() client.Reader {
+func (h *harness) reader() client.Reader {
 	read := func(name string, of any, do func() error) error {
 		phase := v1alpha1.Phase("")
-		if m := w.move("m"); m != nil {
+		if m := h.move("m"); m != nil {
 			phase = m.Status.Phase
 		}
 		name = fmt.Sprintf("read the %T %s in the phase %s", of, name, phase)
-		if !slices.Contains(w.reads, name) {
-			if w.reads = append(w.reads, name); name == w.fail {
+		if !slices.Contains(h.reads, name) {
+			if h.reads = append(h.reads, name); name == h.fail {
 				return errKilled
 			}
 		}
 		return do()
 	}
-	return interceptor.NewClient(w.api.(client.WithWatch), interceptor.Funcs{
+	return interceptor.NewClient(h.api.(client.WithWatch), interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 			return read(key.Name, o, func() error { return c.Get(ctx, key, o, opts...) })
 		},
@@ -364,87 +364,87 @@ func (w *world) reader() client.Reader {
 }
 
 // Lines are what the stand-in of a mover reported.
-func (w *world) Lines(_ context.Context, _, pod string) (string, error) { return w.logs[pod], nil }
+func (h *harness) Lines(_ context.Context, _, pod string) (string, error) { return h.logs[pod], nil }
 
 // run reconciles until a move has ended, or is gone.
-func (w *world) run(name string, meanwhile ...func(look int)) {
-	w.Helper()
-	for w.looked = range 200 {
+func (h *harness) run(name string, meanwhile ...func(look int)) {
+	h.Helper()
+	for h.looked = range 200 {
 		for _, do := range meanwhile {
-			do(w.looked)
+			do(h.looked)
 		}
-		w.reconcile(name)
-		w.live()
-		if m := w.move(name); m == nil || m.Ended() && len(m.Finalizers) == 0 {
+		h.reconcile(name)
+		h.live()
+		if m := h.move(name); m == nil || m.Ended() && len(m.Finalizers) == 0 {
 			return
 		}
 	}
-	w.Fatalf("the move does not end: %+v", w.move(name).Status)
+	h.Fatalf("the move does not end: %+v", h.move(name).Status)
 }
 
 // live has the rest of the cluster do its part.
-func (w *world) live() {
-	w.Helper()
-	w.collectPods()
+func (h *harness) live() {
+	h.Helper()
+	h.collectPods()
 	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
+	must.Succeed(h, h.api.List(h.Context(), pods, client.InNamespace(storage), client.HasLabels{moveLabel}))
 	for i := range pods.Items {
-		w.mover(&pods.Items[i], pods.Items)
+		h.mover(&pods.Items[i], pods.Items)
 	}
-	w.bindClaim()
-	w.schedule()
-	if w.publishes(nodeA) && w.publishes(nodeB) {
-		w.Fatal("both nodes publish the volume")
+	h.bindClaim()
+	h.schedule()
+	if h.publishes(nodeA) && h.publishes(nodeB) {
+		h.Fatal("both nodes publish the volume")
 	}
 }
 
 // publishes says whether a node would publish the volume. What is left on one that was given up, or of a move that is undone, is not asked
 // for while the PersistentVolume is on another.
-func (w *world) publishes(on string) bool {
-	w.Helper()
+func (h *harness) publishes(on string) bool {
+	h.Helper()
 	volume := volumeOf("pv")
-	m := w.move("m")
-	givenUp := w.forced || w.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
-	return w.records[on].publishes() && (!givenUp || w.has(volume) && place.NodeOfVolume(volume) == on && w.has(node(on)))
+	m := h.move("m")
+	givenUp := h.forced || h.wasGone[on] || m != nil && m.Status.Phase == v1alpha1.Undoing
+	return h.records[on].publishes() && (!givenUp || h.has(volume) && place.NodeOfVolume(volume) == on && h.has(node(on)))
 }
 
 // goes deletes the object of a node, and comes makes it again.
-func (w *world) goes(name string) {
-	w.Helper()
-	w.wasGone[name] = true
-	must.Succeed(w, w.api.Delete(w.Context(), node(name)))
+func (h *harness) goes(name string) {
+	h.Helper()
+	h.wasGone[name] = true
+	must.Succeed(h, h.api.Delete(h.Context(), node(name)))
 }
 
-func (w *world) comes(name string) {
-	w.Helper()
-	must.Succeed(w, w.api.Create(w.Context(), node(name)))
+func (h *harness) comes(name string) {
+	h.Helper()
+	must.Succeed(h, h.api.Create(h.Context(), node(name)))
 }
 
 // collectPods removes the pods of nodes that are gone, as Kubernetes does.
-func (w *world) collectPods() {
-	w.Helper()
-	if len(w.wasGone) == 0 {
+func (h *harness) collectPods() {
+	h.Helper()
+	if len(h.wasGone) == 0 {
 		return
 	}
 	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods))
+	must.Succeed(h, h.api.List(h.Context(), pods))
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; !w.has(node(pod.Spec.NodeName)) {
-			must.Succeed(w, client.IgnoreNotFound(w.api.Delete(w.Context(), pod)))
+		if pod := &pods.Items[i]; !h.has(node(pod.Spec.NodeName)) {
+			must.Succeed(h, client.IgnoreNotFound(h.api.Delete(h.Context(), pod)))
 		}
 	}
 }
 
 // bindClaim is the controller of volumes.
-func (w *world) bindClaim() {
-	w.Helper()
+func (h *harness) bindClaim() {
+	h.Helper()
 	claim, volume := claimOf("data"), volumeOf("pv")
-	if !w.has(claim) {
+	if !h.has(claim) {
 		return
 	}
-	there := w.has(volume)
-	if !there && w.late > 0 {
-		w.late--
+	there := h.has(volume)
+	if !there && h.late > 0 {
+		h.late--
 		return
 	}
 	was := claim.Status.Phase
@@ -456,44 +456,44 @@ func (w *world) bindClaim() {
 		}
 		if volume.Status.Phase != corev1.VolumeBound {
 			volume.Status.Phase = corev1.VolumeBound
-			w.update(volume)
+			h.update(volume)
 		}
 	}
 	if was != claim.Status.Phase {
-		w.update(claim)
+		h.update(claim)
 	}
 }
 
 // schedule is the StatefulSet, the scheduler and kubelet.
-func (w *world) schedule() {
-	w.Helper()
+func (h *harness) schedule() {
+	h.Helper()
 	pod := appPod("data-0", false)
 	volume := volumeOf("pv")
-	if !w.has(pod) {
-		if !w.replicas || !w.has(volume) || !w.has(node(place.NodeOfVolume(volume))) {
+	if !h.has(pod) {
+		if !h.replicas || !h.has(volume) || !h.has(node(place.NodeOfVolume(volume))) {
 			return
 		}
 		pod = appPod("data-0", false)
-		w.uids++
-		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(w.ahead))
-		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(fmt.Sprintf("data-0 %d", w.uids)), place.NodeOfVolume(volume), corev1.PodPending
+		h.uids++
+		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(h.ahead))
+		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(fmt.Sprintf("data-0 %d", h.uids)), place.NodeOfVolume(volume), corev1.PodPending
 		status := pod.Status
-		must.Succeed(w, w.api.Create(w.Context(), pod))
+		must.Succeed(h, h.api.Create(h.Context(), pod))
 		pod.Status = status
-		w.update(pod)
+		h.update(pod)
 	}
 	// Kubelet does not publish a volume whose affinity is for another node.
-	if w.has(volume) && place.NodeOfVolume(volume) == pod.Spec.NodeName && w.records[pod.Spec.NodeName].publishes() && pod.Status.Phase == corev1.PodPending {
+	if h.has(volume) && place.NodeOfVolume(volume) == pod.Spec.NodeName && h.records[pod.Spec.NodeName].publishes() && pod.Status.Phase == corev1.PodPending {
 		pod.Status.Phase = corev1.PodRunning
-		w.update(pod)
+		h.update(pod)
 	}
 }
 
 // used says whether a pod on a node has the volume.
-func (w *world) used(on string) bool {
-	w.Helper()
+func (h *harness) used(on string) bool {
+	h.Helper()
 	pods := &corev1.PodList{}
-	must.Succeed(w, w.api.List(w.Context(), pods, client.InNamespace(space)))
+	must.Succeed(h, h.api.List(h.Context(), pods, client.InNamespace(space)))
 	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == on && p.Status.Phase == corev1.PodRunning })
 }
 
@@ -508,41 +508,41 @@ func argsOf(pod *corev1.Pod) map[string]string {
 }
 
 // mover does what the mover in a pod does in a while.
-func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
-	w.Helper()
+func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
+	h.Helper()
 	if pod.Status.Phase == corev1.PodSucceeded {
 		return
 	}
-	flags, own := argsOf(pod), w.records[pod.Spec.NodeName]
+	flags, own := argsOf(pod), h.records[pod.Spec.NodeName]
 	before := pod.DeepCopy()
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2."+map[string]string{nodeA: "1", nodeB: "2"}[pod.Spec.NodeName]
-	if pod.Spec.NodeName == w.hangs {
-		w.update(pod)
+	if pod.Spec.NodeName == h.hangs {
+		h.update(pod)
 		return
 	}
 	mine := own != nil && own.move == flags["move"]
 	problem, listens := "", false
 	switch role(pod.Labels[roleLabel]) {
 	case roleOut:
-		problem = w.copyOut(pod, flags, all)
+		problem = h.copyOut(pod, flags, all)
 	case roleConfirm, roleAssure:
 		switch {
 		case own != nil && own.moved == flags["move"]:
 		case !mine || own.role != "target" || own.fence != flags["fence"]:
 			problem = "the copy is not whole"
 		default:
-			w.records[pod.Spec.NodeName] = &record{moved: own.move}
+			h.records[pod.Spec.NodeName] = &record{moved: own.move}
 		}
 	case roleRemove:
 		address, asks := flags["address"]
 		switch {
-		case asks && !w.vouches(address, flags["move"], all):
+		case asks && !h.vouches(address, flags["move"], all):
 			problem = "nothing vouches for the volume"
 		case own == nil:
 		case !mine || !own.handedOver:
 			problem = "it was not handed over"
 		default:
-			delete(w.records, pod.Spec.NodeName)
+			delete(h.records, pod.Spec.NodeName)
 		}
 	case roleAbort, roleAbortUndone:
 		_, even := flags["even-confirmed"]
@@ -553,19 +553,19 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		case confirmed && !even:
 			problem = "it was confirmed"
 		case mine || confirmed:
-			delete(w.records, pod.Spec.NodeName)
+			delete(h.records, pod.Spec.NodeName)
 		}
 	case roleUndo, roleTell, roleGiveUp:
 		switch {
 		case mine:
-			w.records[pod.Spec.NodeName] = &record{undone: own.move, moved: own.moved}
+			h.records[pod.Spec.NodeName] = &record{undone: own.move, moved: own.moved}
 		case own != nil && own.role == "":
 			own.undone = flags["move"]
 		case own == nil && role(pod.Labels[roleLabel]) != roleGiveUp:
 			problem = "this node has nothing to undo"
 		}
 		if problem == "" && role(pod.Labels[roleLabel]) == roleTell {
-			problem = w.tell(flags["address"], all)
+			problem = h.tell(flags["address"], all)
 		}
 	}
 	if r := role(pod.Labels[roleLabel]); problem == "" && !listens && r != roleOut && r != roleIn && r != roleVouch {
@@ -580,52 +580,52 @@ func (w *world) mover(pod *corev1.Pod, all []corev1.Pod) {
 		}}}
 	}
 	if !equal(before, pod) {
-		w.update(pod)
+		h.update(pod)
 	}
 }
 
 // vouches says whether a mover that listens at an address answers that its node has the volume by a move.
-func (w *world) vouches(address, move string, all []corev1.Pod) bool {
+func (h *harness) vouches(address, move string, all []corev1.Pod) bool {
 	return slices.ContainsFunc(all, func(p corev1.Pod) bool {
-		has := w.records[p.Spec.NodeName]
+		has := h.records[p.Spec.NodeName]
 		return p.Labels[roleLabel] == string(roleVouch) && strings.HasPrefix(address, p.Status.PodIP+":") && has != nil && has.moved == move
 	})
 }
 
 // tell has the mover that listens at an address remove its copy.
-func (w *world) tell(address string, all []corev1.Pod) (problem string) {
+func (h *harness) tell(address string, all []corev1.Pod) (problem string) {
 	i := slices.IndexFunc(all, func(p corev1.Pod) bool {
-		return p.Labels[roleLabel] == string(roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(address, p.Status.PodIP+":") && p.Spec.NodeName != w.hangs
+		return p.Labels[roleLabel] == string(roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(address, p.Status.PodIP+":") && p.Spec.NodeName != h.hangs
 	})
 	if i < 0 {
 		return "nothing listens"
 	}
-	delete(w.records, all[i].Spec.NodeName)
+	delete(h.records, all[i].Spec.NodeName)
 	return ""
 }
 
 func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }
 
 // copyOut is one step of move-out.
-func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.Pod) (problem string) {
-	w.Helper()
+func (h *harness) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.Pod) (problem string) {
+	h.Helper()
 	at := slices.IndexFunc(all, func(p corev1.Pod) bool {
 		return p.Labels[roleLabel] == string(roleIn) && strings.HasPrefix(flags["address"], p.Status.PodIP+":") && p.Status.Phase == corev1.PodRunning
 	})
-	own := w.records[nodeA]
+	own := h.records[nodeA]
 	if own == nil {
 		return "the volume is gone"
 	}
-	report := func(text string) { w.logs[pod.Name] += text + "\n" }
+	report := func(text string) { h.logs[pod.Name] += text + "\n" }
 	end := func() {
-		report(fmt.Sprintf(`{"event":"handed-over","fence":%q,"promisedBytes":%d}`, own.fence, w.promised))
+		report(fmt.Sprintf(`{"event":"handed-over","fence":%q,"promisedBytes":%d}`, own.fence, h.promised))
 		pod.Status.Phase = corev1.PodSucceeded
 		if at >= 0 {
 			all[at].Status.Phase = corev1.PodSucceeded
-			w.update(&all[at])
+			h.update(&all[at])
 		}
 	}
-	target := w.records[nodeB]
+	target := h.records[nodeB]
 	switch {
 	case own.undone == flags["move"]:
 		return "the move was undone"
@@ -636,17 +636,17 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 	case target != nil && target.move != flags["move"]:
 		return "the volume exists there"
 	case target == nil:
-		w.records[nodeB] = &record{move: flags["move"], role: "target"}
+		h.records[nodeB] = &record{move: flags["move"], role: "target"}
 		report(`{"event":"passing","bytes":3}`)
 	case own.role == "":
 		report(`{"event":"passed","pass":1,"bytes":1048576}`)
-		w.fences++
-		*own = record{move: flags["move"], role: "source", undone: own.undone, moved: own.moved, fence: fmt.Sprint("fence-", w.fences)}
+		h.fences++
+		*own = record{move: flags["move"], role: "source", undone: own.undone, moved: own.moved, fence: fmt.Sprint("fence-", h.fences)}
 		report(`{"event":"fenced"}`)
 	case own.move != flags["move"]:
 		return "another move has it"
-	case w.used(nodeA):
-		w.logs[pod.Name] = "{\"event\":\"fenced\"}\n{\"event\":\"waiting\"}\n"
+	case h.used(nodeA):
+		h.logs[pod.Name] = "{\"event\":\"fenced\"}\n{\"event\":\"waiting\"}\n"
 	case target.fence != own.fence:
 		report(`{"event":"unused"}`)
 		report(`{"event":"passed","pass":2,"last":true,"bytes":1000}`)
@@ -659,45 +659,45 @@ func (w *world) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.P
 }
 
 // wantNothingLeft expects nothing of moves in the driver's namespace.
-func (w *world) wantNothingLeft() {
-	w.Helper()
+func (h *harness) wantNothingLeft() {
+	h.Helper()
 	for _, list := range []client.ObjectList{&corev1.PodList{}, &corev1.SecretList{}, &networkingv1.NetworkPolicyList{}} {
-		must.Succeed(w, w.api.List(w.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
+		must.Succeed(h, h.api.List(h.Context(), list, client.InNamespace(storage), client.HasLabels{moveLabel}))
 		if n := meta.LenList(list); n > 0 {
-			w.Errorf("%d of %T are left: %+v", n, list, list)
+			h.Errorf("%d of %T are left: %+v", n, list, list)
 		}
 	}
 }
 
 // wantOn expects the volume to be on one node alone, whole, with its object, its claim and the pod.
-func (w *world) wantOn(name string) {
-	w.Helper()
-	w.live()
-	w.live()
-	w.wantNothingLeft()
+func (h *harness) wantOn(name string) {
+	h.Helper()
+	h.live()
+	h.live()
+	h.wantNothingLeft()
 	for _, other := range []string{nodeA, nodeB} {
-		if has := w.records[other] != nil; has != (other == name) || has && !w.records[other].publishes() {
-			w.Errorf("the record on %s is %+v; the volume should be on %s", other, w.records[other], name)
+		if has := h.records[other] != nil; has != (other == name) || has && !h.records[other].publishes() {
+			h.Errorf("the record on %s is %+v; the volume should be on %s", other, h.records[other], name)
 		}
 	}
 	volume, claim, pod := volumeOf("pv"), claimOf("data"), appPod("data-0", false)
-	if !w.has(volume) || place.NodeOfVolume(volume) != name || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
+	if !h.has(volume) || place.NodeOfVolume(volume) != name || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
 		volume.DeletionTimestamp != nil || len(volume.Finalizers) != 2 || volume.Annotations["pv.kubernetes.io/provisioned-by"] != render.DriverName ||
 		volume.Annotations[reclaimPolicy] != "" || volume.Spec.ClaimRef.UID != "claim data" {
-		w.Errorf("the PersistentVolume is %+v", volume)
+		h.Errorf("the PersistentVolume is %+v", volume)
 	}
-	if !w.has(claim) || claim.Status.Phase != corev1.ClaimBound {
-		w.Errorf("the claim is %+v", claim.Status)
+	if !h.has(claim) || claim.Status.Phase != corev1.ClaimBound {
+		h.Errorf("the claim is %+v", claim.Status)
 	}
-	if w.replicas && (!w.has(pod) || pod.Spec.NodeName != name || pod.Status.Phase != corev1.PodRunning) {
-		w.Errorf("the pod is %s on %s", pod.Status.Phase, pod.Spec.NodeName)
+	if h.replicas && (!h.has(pod) || pod.Spec.NodeName != name || pod.Status.Phase != corev1.PodRunning) {
+		h.Errorf("the pod is %s on %s", pod.Status.Phase, pod.Spec.NodeName)
 	}
 }
 
 // says is what the condition of a move says.
-func (w *world) says(name string) string {
-	w.Helper()
-	c := meta.FindStatusCondition(w.move(name).Status.Conditions, v1alpha1.ConditionComplete)
+func (h *harness) says(name string) string {
+	h.Helper()
+	c := meta.FindStatusCondition(h.move(name).Status.Conditions, v1alpha1.ConditionComplete)
 	if c == nil {
 		return ""
 	}

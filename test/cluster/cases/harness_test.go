@@ -39,84 +39,84 @@ var casePaths = map[string]string{operatorClass: operatorPool, operatorLegacyCla
 // pathOf is the pool of a class on each node; empty if none is known.
 func pathOf(class string) string { return cmp.Or(poolPaths[class], casePaths[class]) }
 
-// A scene is a namespace for one test.
-type scene struct {
+// A harness is a namespace for one test.
+type harness struct {
 	*testing.T
 	namespace string
 }
 
 // begin makes a namespace. At the end of the test it is deleted, and then neither
 // the cluster nor a disk may have anything left of it.
-func begin(t *testing.T) *scene {
+func begin(t *testing.T) *harness {
 	t.Helper()
 	made, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"},
 	}, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	s := &scene{T: t, namespace: made.Name}
-	t.Cleanup(s.end)
-	s.until("the namespace's service account", func(ctx context.Context) (string, error) {
-		_, err := c.Client.CoreV1().ServiceAccounts(s.namespace).Get(ctx, "default", metav1.GetOptions{})
+	h := &harness{T: t, namespace: made.Name}
+	t.Cleanup(h.end)
+	h.until("the namespace's service account", func(ctx context.Context) (string, error) {
+		_, err := c.Client.CoreV1().ServiceAccounts(h.namespace).Get(ctx, "default", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "missing", nil
 		}
 		return "", err
 	})
-	return s
+	return h
 }
 
-func (s *scene) end() {
-	if s.Failed() {
-		s.explain()
+func (h *harness) end() {
+	if h.Failed() {
+		h.explain()
 	}
-	s.clear("nothing to be left", s.remains)
+	h.clear("nothing to be left", h.remains)
 	// It is empty, so that this takes no time.
-	if err := c.Client.CoreV1().Namespaces().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}); err != nil {
-		s.Error(err)
+	if err := c.Client.CoreV1().Namespaces().Delete(context.Background(), h.namespace, metav1.DeleteOptions{}); err != nil {
+		h.Error(err)
 	}
 }
 
 // clear removes what is in the namespace, and waits for what follows from that.
-func (s *scene) clear(what string, done func(context.Context) (string, error)) {
-	s.Helper()
+func (h *harness) clear(what string, done func(context.Context) (string, error)) {
+	h.Helper()
 	// The test's own context has ended.
 	ctx := context.Background()
 	options := metav1.DeleteOptions{}
 	all := metav1.ListOptions{}
-	snapshots, err := snapshotKinds("volumesnapshots", s.namespace)
+	snapshots, err := snapshotKinds("volumesnapshots", h.namespace)
 	if err != nil {
-		s.Error(err)
+		h.Error(err)
 		return
 	}
 	if err := errors.Join(
 		snapshots.DeleteCollection(ctx, options, all),
-		c.Client.AppsV1().StatefulSets(s.namespace).DeleteCollection(ctx, options, all),
-		c.Client.CoreV1().Pods(s.namespace).DeleteCollection(ctx, options, all),
-		c.Client.CoreV1().PersistentVolumeClaims(s.namespace).DeleteCollection(ctx, options, all),
+		c.Client.AppsV1().StatefulSets(h.namespace).DeleteCollection(ctx, options, all),
+		c.Client.CoreV1().Pods(h.namespace).DeleteCollection(ctx, options, all),
+		c.Client.CoreV1().PersistentVolumeClaims(h.namespace).DeleteCollection(ctx, options, all),
 	); err != nil {
-		s.Error(err)
+		h.Error(err)
 		return
 	}
 	if err := c.Log.Until(ctx, long, what, cluster.Patient(done)); err != nil {
-		s.Error(err)
+		h.Error(err)
 	}
 }
 
 // explain prints what has happened in the namespace.
-func (s *scene) explain() {
-	events, err := c.Client.CoreV1().Events(s.namespace).List(context.Background(), metav1.ListOptions{})
+func (h *harness) explain() {
+	events, err := c.Client.CoreV1().Events(h.namespace).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
-		s.Log(err)
+		h.Log(err)
 		return
 	}
 	for _, e := range events.Items {
-		s.Logf("%s %s %s: %s: %s", e.CreationTimestamp.Format(time.TimeOnly), e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+		h.Logf("%s %s %s: %s: %s", e.CreationTimestamp.Format(time.TimeOnly), e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
 	}
 }
 
 // remains says what is left of the namespace, or is empty.
-func (s *scene) remains(ctx context.Context) (string, error) {
-	pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{})
+func (h *harness) remains(ctx context.Context) (string, error) {
+	pods, err := c.Client.CoreV1().Pods(h.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -128,11 +128,11 @@ func (s *scene) remains(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, volume := range volumes.Items {
-		if claim := volume.Spec.ClaimRef; claim != nil && claim.Namespace == s.namespace {
+		if claim := volume.Spec.ClaimRef; claim != nil && claim.Namespace == h.namespace {
 			return fmt.Sprintf("%s is %s: %s", volume.Name, volume.Status.Phase, volume.Status.Message), nil
 		}
 	}
-	if left, err := snapshotsLeft(ctx, s.namespace); left != "" || err != nil {
+	if left, err := snapshotsLeft(ctx, h.namespace); left != "" || err != nil {
 		return left, err
 	}
 	return onDisks()
@@ -161,9 +161,9 @@ func onDisks() (string, error) {
 
 // until waits for something that has to come within a time that a user would
 // accept.
-func (s *scene) until(what string, check func(context.Context) (string, error)) {
-	s.Helper()
-	must.Succeed(s, c.Log.Until(s.Context(), long, what, cluster.Patient(check)))
+func (h *harness) until(what string, check func(context.Context) (string, error)) {
+	h.Helper()
+	must.Succeed(h, c.Log.Until(h.Context(), long, what, cluster.Patient(check)))
 }
 
 // text is what an error says, and empty without one: what until waits for where an error is a state that passes.
@@ -175,8 +175,8 @@ func text(err error) string {
 }
 
 // run runs a script in the first container of a pod and returns what it prints.
-func (s *scene) run(pod, script string) (string, error) {
-	out, err := s.exec(s.namespace, pod, "", "sh", "-ec", script)
+func (h *harness) run(pod, script string) (string, error) {
+	out, err := h.exec(h.namespace, pod, "", "sh", "-ec", script)
 	if err != nil {
 		return out, fmt.Errorf("%s in %s: %w", script, pod, err)
 	}
@@ -185,7 +185,7 @@ func (s *scene) run(pod, script string) (string, error) {
 
 // exec runs a program in a container of a pod, the first if none is named, and returns
 // what it prints.
-func (s *scene) exec(namespace, pod, container string, command ...string) (string, error) {
+func (h *harness) exec(namespace, pod, container string, command ...string) (string, error) {
 	request := c.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
@@ -193,45 +193,45 @@ func (s *scene) exec(namespace, pod, container string, command ...string) (strin
 		return "", err
 	}
 	var out, complaint bytes.Buffer
-	if err := executor.StreamWithContext(s.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &complaint}); err != nil {
+	if err := executor.StreamWithContext(h.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &complaint}); err != nil {
 		return out.String(), fmt.Errorf("%w: %s", err, bytes.TrimSpace(complaint.Bytes()))
 	}
 	return out.String(), nil
 }
 
 // mustRun is run for a script that has to succeed.
-func (s *scene) mustRun(pod, script string) string {
-	s.Helper()
-	out, err := s.run(pod, script)
-	must.Succeed(s, err)
+func (h *harness) mustRun(pod, script string) string {
+	h.Helper()
+	out, err := h.run(pod, script)
+	must.Succeed(h, err)
 	return out
 }
 
 // wantNoSpace says that a script writes more than a volume has space for.
-func (s *scene) wantNoSpace(pod, script string) {
-	s.Helper()
-	if _, err := s.run(pod, script); err == nil {
-		s.Errorf("%s in %s is not refused", script, pod)
+func (h *harness) wantNoSpace(pod, script string) {
+	h.Helper()
+	if _, err := h.run(pod, script); err == nil {
+		h.Errorf("%s in %s is not refused", script, pod)
 	} else if !strings.Contains(err.Error(), "No space left on device") && !strings.Contains(err.Error(), "Disk quota exceeded") {
-		s.Errorf("it is not for want of space that it fails: %v", err)
+		h.Errorf("it is not for want of space that it fails: %v", err)
 	}
 }
 
 // wantFile says that a file on a disk has this text.
-func (s *scene) wantFile(path, want string) {
-	s.Helper()
+func (h *harness) wantFile(path, want string) {
+	h.Helper()
 	got, err := os.ReadFile(path)
 	if err != nil {
-		s.Error(err)
+		h.Error(err)
 	} else if string(got) != want {
-		s.Errorf("%s holds %q, want %q", path, got, want)
+		h.Errorf("%s holds %q, want %q", path, got, want)
 	}
 }
 
 // wantGone says that a path must not be there, or no more in a moment.
-func (s *scene) wantGone(path string) {
-	s.Helper()
-	s.until(path+" to be gone", func(context.Context) (string, error) {
+func (h *harness) wantGone(path string) {
+	h.Helper()
+	h.until(path+" to be gone", func(context.Context) (string, error) {
 		_, err := os.Lstat(path)
 		if errors.Is(err, os.ErrNotExist) {
 			return "", nil
@@ -241,11 +241,11 @@ func (s *scene) wantGone(path string) {
 }
 
 // wantEvent waits for an event about an object whose message has all of the words.
-func (s *scene) wantEvent(kind, name string, words ...string) corev1.Event {
-	s.Helper()
+func (h *harness) wantEvent(kind, name string, words ...string) corev1.Event {
+	h.Helper()
 	var found corev1.Event
-	s.until(fmt.Sprintf("an event about %s %s with %q", kind, name, words), func(ctx context.Context) (string, error) {
-		events, err := c.Client.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{})
+	h.until(fmt.Sprintf("an event about %s %s with %q", kind, name, words), func(ctx context.Context) (string, error) {
+		events, err := c.Client.CoreV1().Events(h.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return "", err
 		}
@@ -277,18 +277,18 @@ func hasAll(text string, words []string) bool {
 func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }
 
 // disk is where a volume is on its node, seen from outside the node.
-func (s *scene) disk(volume *corev1.PersistentVolume) string {
-	s.Helper()
+func (h *harness) disk(volume *corev1.PersistentVolume) string {
+	h.Helper()
 	path := pathOf(volume.Spec.StorageClassName)
 	if path == "" {
-		s.Fatalf("no pool is known of class %q", volume.Spec.StorageClassName)
+		h.Fatalf("no pool is known of class %q", volume.Spec.StorageClassName)
 	}
-	return filepath.Join(c.Nodes[s.nodeOf(volume)].Disk(path), volume.Spec.CSI.VolumeHandle)
+	return filepath.Join(c.Nodes[h.nodeOf(volume)].Disk(path), volume.Spec.CSI.VolumeHandle)
 }
 
 // nodeOf is the one node that a volume is for.
-func (s *scene) nodeOf(volume *corev1.PersistentVolume) string {
-	s.Helper()
+func (h *harness) nodeOf(volume *corev1.PersistentVolume) string {
+	h.Helper()
 	if volume.Spec.NodeAffinity != nil && volume.Spec.NodeAffinity.Required != nil {
 		for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
 			for _, e := range term.MatchExpressions {
@@ -298,6 +298,6 @@ func (s *scene) nodeOf(volume *corev1.PersistentVolume) string {
 			}
 		}
 	}
-	s.Fatalf("volume %s is not for one node: %v", volume.Name, volume.Spec.NodeAffinity)
+	h.Fatalf("volume %s is not for one node: %v", volume.Name, volume.Spec.NodeAffinity)
 	return ""
 }
