@@ -30,7 +30,7 @@ func TestPodsThatShareVolumes(t *testing.T) {
 		{ID: "of-limited", Pool: "limited", Bytes: mib}, {ID: "block", Pool: "ext4", Bytes: mib, Block: true},
 	}
 	for _, v := range shared {
-		h.Must(must.Err(h.Driver.Create(h.Context(), v)))
+		h.Must(must.Err(h.Create(h.Context(), v)))
 	}
 	ctx, cancel := context.WithTimeout(h.Context(), during)
 	defer cancel()
@@ -52,10 +52,10 @@ func TestPodsThatShareVolumes(t *testing.T) {
 		working.Go(func() {
 			for round := 0; ctx.Err() == nil && !t.Failed(); round++ {
 				v, pod := shared[random.IntN(len(shared))], fmt.Sprintf("pod-%d-%d", n, round%targets)
-				for !try("publish "+v.ID, func() error { return h.Driver.Publish(h.Context(), v, pod) }) && !t.Failed() {
+				for !try("publish "+v.ID, func() error { return h.Publish(h.Context(), v, pod) }) && !t.Failed() {
 				}
 				try("stats of "+v.ID, func() error { return must.Err(h.Stats(h.Context(), v.ID, pod)) })
-				for !try("unpublish "+v.ID, func() error { return h.Driver.Unpublish(h.Context(), v.ID, pod) }) && !t.Failed() {
+				for !try("unpublish "+v.ID, func() error { return h.Unpublish(h.Context(), v.ID, pod) }) && !t.Failed() {
 				}
 			}
 		})
@@ -73,7 +73,7 @@ func TestPodsThatShareVolumes(t *testing.T) {
 		t.Errorf("%d of %d calls were ABORTED, want none of at least 500", aborted.Load(), made.Load())
 	}
 	for _, v := range shared {
-		h.Must(h.Driver.Delete(h.Context(), v.ID))
+		h.Must(h.Delete(h.Context(), v.ID))
 	}
 	h.Must(h.Process.Stop())
 	h.wantNoRace()
