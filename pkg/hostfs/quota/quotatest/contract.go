@@ -46,7 +46,7 @@ const (
 
 // Contract tests what every facility must do.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
-	for name, check := range map[string]func(*testing.T, *bench){
+	for name, check := range map[string]func(*testing.T, *harness){
 		"new directory is empty, mode 0700, without a limit": made,
 		"bad name is refused":                                madeElsewhere,
 		"write over the limit is refused":                    limitBites,
@@ -70,44 +70,44 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			subject := fresh(t)
-			check(t, &bench{Subject: subject, taken: make(map[quota.ID]bool)})
+			check(t, &harness{Subject: subject, taken: make(map[quota.ID]bool)})
 		})
 	}
 }
 
-type bench struct {
+type harness struct {
 	Subject
 	taken map[quota.ID]bool
 }
 
 // subvolumes reports whether the kernel chooses ids and inodes are not counted.
-func (b *bench) subvolumes() bool { return b.Kind() == quota.Btrfs }
+func (h *harness) subvolumes() bool { return h.Kind() == quota.Btrfs }
 
 // make makes a directory.
-func (b *bench) make(t *testing.T, name string) *dir.Dir {
+func (h *harness) make(t *testing.T, name string) *dir.Dir {
 	t.Helper()
-	d, err := b.Make(b.Root, name)
+	d, err := h.Make(h.Root, name)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
 // limited makes a directory with a limit.
-func (b *bench) limited(t *testing.T, name string, l quota.Limit) (*dir.Dir, quota.ID) {
+func (h *harness) limited(t *testing.T, name string, l quota.Limit) (*dir.Dir, quota.ID) {
 	t.Helper()
-	d := b.make(t, name)
-	id := b.newID(t)
-	must.Succeed(t, b.Limit(d, id, l))
-	id, err := b.IDOf(d)
+	d := h.make(t, name)
+	id := h.newID(t)
+	must.Succeed(t, h.Limit(d, id, l))
+	id, err := h.IDOf(d)
 	must.Succeed(t, err)
 	return d, id
 }
 
-func (b *bench) newID(t *testing.T) quota.ID {
+func (h *harness) newID(t *testing.T) quota.ID {
 	t.Helper()
-	id, err := b.NewID(b.Root, 0, func(id quota.ID) bool { return b.taken[id] })
+	id, err := h.NewID(h.Root, 0, func(id quota.ID) bool { return h.taken[id] })
 	must.Succeed(t, err)
-	b.taken[id] = true
+	h.taken[id] = true
 	return id
 }
 
@@ -127,16 +127,16 @@ func fill(t *testing.T, file File) (total int64, err error) {
 	return total, err
 }
 
-func (b *bench) create(t *testing.T, d *dir.Dir, name string) File {
+func (h *harness) create(t *testing.T, d *dir.Dir, name string) File {
 	t.Helper()
-	file, err := b.Create(d, name)
+	file, err := h.Create(d, name)
 	must.Succeed(t, err)
 	return file
 }
 
-func (b *bench) write(t *testing.T, d *dir.Dir, name string, bytes int64) File {
+func (h *harness) write(t *testing.T, d *dir.Dir, name string, bytes int64) File {
 	t.Helper()
-	file := b.create(t, d, name)
+	file := h.create(t, d, name)
 	for left := bytes; left > 0; {
 		n, err := file.Write(min(left, slack))
 		must.Succeed(t, err)
@@ -146,22 +146,22 @@ func (b *bench) write(t *testing.T, d *dir.Dir, name string, bytes int64) File {
 	return file
 }
 
-func (b *bench) usage(t *testing.T, d *dir.Dir, id quota.ID) quota.Usage {
+func (h *harness) usage(t *testing.T, d *dir.Dir, id quota.ID) quota.Usage {
 	t.Helper()
-	b.Settle(t)
-	usage, err := b.Usage(d, id)
+	h.Settle(t)
+	usage, err := h.Usage(d, id)
 	must.Succeed(t, err)
 	return usage
 }
 
 // eventually waits for work that the kernel does in the background.
-func (b *bench) eventually(t *testing.T, what string, done func() bool) {
+func (h *harness) eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within a minute", what)
 		}
-		b.Settle(t)
+		h.Settle(t)
 	}
 }
 
@@ -179,71 +179,71 @@ func wantBetween(t *testing.T, what string, got, low, high int64) {
 	}
 }
 
-func made(t *testing.T, b *bench) {
-	d := b.make(t, "a")
+func made(t *testing.T, h *harness) {
+	d := h.make(t, "a")
 	mode, err := d.Mode()
 	must.Succeed(t, err)
 	if mode != 0o700 {
 		t.Errorf("mode %o, want 700", mode)
 	}
-	if _, err := b.Make(b.Root, "a"); !errors.Is(err, fs.ErrExist) {
+	if _, err := h.Make(h.Root, "a"); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("making it again: %v, want fs.ErrExist", err)
 	}
-	id, err := b.IDOf(d)
+	id, err := h.IDOf(d)
 	must.Succeed(t, err)
-	if b.subvolumes() != (id != 0) {
+	if h.subvolumes() != (id != 0) {
 		t.Errorf("the new directory has id %d", id)
 	}
 	if id == 0 {
-		id = b.newID(t)
+		id = h.newID(t)
 	}
-	usage := b.usage(t, d, id)
+	usage := h.usage(t, d, id)
 	if usage.Limit != (quota.Limit{}) {
 		t.Errorf("limit %+v, want none", usage.Limit)
 	}
 	wantBetween(t, "bytes used", usage.Bytes, 0, slack)
 }
 
-func madeElsewhere(t *testing.T, b *bench) {
+func madeElsewhere(t *testing.T, h *harness) {
 	for _, name := range []string{"", ".", "..", "../a", "a/b", "/a", "a\x00b"} {
-		if _, err := b.Make(b.Root, name); !errors.Is(err, dir.ErrName) {
+		if _, err := h.Make(h.Root, name); !errors.Is(err, dir.ErrName) {
 			t.Errorf("Make(%q): %v, want ErrName", name, err)
 		}
 	}
 }
 
-func limitBites(t *testing.T, b *bench) {
-	d, _ := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
-	file := b.create(t, d, "file")
+func limitBites(t *testing.T, h *harness) {
+	d, _ := h.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	file := h.create(t, d, "file")
 	total, err := fill(t, file)
 	wantFull(t, err)
 	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written", total, 8*mib-slack, 8*mib)
 }
 
-func othersUntouched(t *testing.T, b *bench) {
-	full, _ := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
-	limited, id := b.limited(t, "b", quota.Limit{Bytes: 4 * mib})
-	free := b.make(t, "c")
-	file := b.create(t, full, "file")
+func othersUntouched(t *testing.T, h *harness) {
+	full, _ := h.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	limited, id := h.limited(t, "b", quota.Limit{Bytes: 4 * mib})
+	free := h.make(t, "c")
+	file := h.create(t, full, "file")
 	_, err := fill(t, file)
 	wantFull(t, err)
 	must.Succeed(t, file.Close())
-	if usage := b.usage(t, limited, id); usage.Limit.Bytes != 4*mib || usage.Bytes > slack {
+	if usage := h.usage(t, limited, id); usage.Limit.Bytes != 4*mib || usage.Bytes > slack {
 		t.Errorf("the other directory: %+v, want nothing used of 4 MiB", usage)
 	}
-	b.write(t, limited, "file", 4*mib-slack)
-	b.write(t, free, "file", 6*mib)
+	h.write(t, limited, "file", 4*mib-slack)
+	h.write(t, free, "file", 6*mib)
 }
 
-func limitBelowUse(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
-	b.write(t, d, "file", 4*mib)
-	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
-	if usage := b.usage(t, d, id); usage.Limit.Bytes != 2*mib || usage.Bytes < 4*mib {
+func limitBelowUse(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	h.write(t, d, "file", 4*mib)
+	must.Succeed(t, h.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	if usage := h.usage(t, d, id); usage.Limit.Bytes != 2*mib || usage.Bytes < 4*mib {
 		t.Errorf("usage %+v, want 4 MiB used of 2", usage)
 	}
-	more, err := b.Create(d, "more")
+	more, err := h.Create(d, "more")
 	if err == nil {
 		_, err = more.Write(64 << 10)
 	}
@@ -253,214 +253,214 @@ func limitBelowUse(t *testing.T, b *bench) {
 	}
 }
 
-func useIsTold(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
-	b.write(t, d, "one", 3*mib)
-	b.write(t, d, "two", mib)
-	usage := b.usage(t, d, id)
+func useIsTold(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	h.write(t, d, "one", 3*mib)
+	h.write(t, d, "two", mib)
+	usage := h.usage(t, d, id)
 	wantBetween(t, "bytes used", usage.Bytes, 4*mib, 4*mib+slack)
 	inodes := int64(3)
-	if b.subvolumes() {
+	if h.subvolumes() {
 		inodes = quota.Unknown
 	}
 	if usage.Inodes != inodes || usage.Limit.Bytes != 8*mib {
 		t.Errorf("usage %+v, want %d inodes and a limit of 8 MiB", usage, inodes)
 	}
 	// Any directory of the filesystem will do.
-	again, err := b.Usage(b.Root, id)
+	again, err := h.Usage(h.Root, id)
 	must.Succeed(t, err)
 	if again != usage {
 		t.Errorf("through the root %+v, want %+v", again, usage)
 	}
 }
 
-func beside(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+func beside(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 8 * mib})
 	read := func() int64 {
 		t.Helper()
-		b.Settle(t)
-		bytes, err := b.Beside(b.Root)
+		h.Settle(t)
+		bytes, err := h.Beside(h.Root)
 		must.Succeed(t, err)
-		if b.subvolumes() {
-			usage := b.usage(t, d, id)
+		if h.subvolumes() {
+			usage := h.usage(t, d, id)
 			bytes -= usage.Bytes - usage.Shared
 		}
 		return bytes
 	}
-	plain, err := b.Root.Make("plain")
+	plain, err := h.Root.Make("plain")
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = plain.Close() })
 	before := read()
-	b.write(t, d, "file", 4*mib)
+	h.write(t, d, "file", 4*mib)
 	wantBetween(t, "bytes of no project after a volume was written", read()-before, -slack, slack)
-	file := b.write(t, plain, "file", 2*mib)
+	file := h.write(t, plain, "file", 2*mib)
 	wantBetween(t, "bytes of no project after others wrote", read()-before, 2*mib-slack, 2*mib+slack)
 	must.Succeed(t, file.Remove())
-	b.eventually(t, "use of no project falls", func() bool { return read()-before <= slack })
+	h.eventually(t, "use of no project falls", func() bool { return read()-before <= slack })
 }
 
-func removedIsGivenBack(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
-	file := b.write(t, d, "file", 3*mib)
+func removedIsGivenBack(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 4 * mib})
+	file := h.write(t, d, "file", 3*mib)
 	must.Succeed(t, file.Remove())
-	b.eventually(t, "usage falls", func() bool { return b.usage(t, d, id).Bytes < slack })
-	b.write(t, d, "other", 3*mib)
+	h.eventually(t, "usage falls", func() bool { return h.usage(t, d, id).Bytes < slack })
+	h.write(t, d, "other", 3*mib)
 }
 
-func raise(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
-	file := b.create(t, d, "file")
+func raise(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	file := h.create(t, d, "file")
 	first, err := fill(t, file)
 	wantFull(t, err)
-	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 6 * mib}))
+	must.Succeed(t, h.Limit(d, id, quota.Limit{Bytes: 6 * mib}))
 	second, err := fill(t, file)
 	wantFull(t, err)
 	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written after raising", first+second, 6*mib-slack, 6*mib)
 }
 
-func setAgain(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+func setAgain(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 2 * mib})
 	for _, bytes := range []int64{2 * mib, 2 * mib, 0, 0, mib} {
-		must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: bytes}))
-		if usage := b.usage(t, d, id); usage.Limit.Bytes != bytes {
+		must.Succeed(t, h.Limit(d, id, quota.Limit{Bytes: bytes}))
+		if usage := h.usage(t, d, id); usage.Limit.Bytes != bytes {
 			t.Errorf("limit %d, want %d", usage.Limit.Bytes, bytes)
 		}
 	}
-	must.Succeed(t, b.Limit(d, id, quota.Limit{}))
-	b.write(t, d, "file", 3*mib)
+	must.Succeed(t, h.Limit(d, id, quota.Limit{}))
+	h.write(t, d, "file", 3*mib)
 }
 
-func wholeBlocks(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: mib + 1})
-	usage := b.usage(t, d, id)
+func wholeBlocks(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: mib + 1})
+	usage := h.usage(t, d, id)
 	wantBetween(t, "a limit of a mebibyte and a byte", usage.Limit.Bytes, mib+512, mib+64<<10)
-	must.Succeed(t, b.Limit(d, id, usage.Limit))
-	if again := b.usage(t, d, id); again.Limit != usage.Limit {
+	must.Succeed(t, h.Limit(d, id, usage.Limit))
+	if again := h.usage(t, d, id); again.Limit != usage.Limit {
 		t.Errorf("limit %+v, want what was read before, %+v", again.Limit, usage.Limit)
 	}
 }
 
-func badLimit(t *testing.T, b *bench) {
-	d := b.make(t, "a")
-	id := b.newID(t)
+func badLimit(t *testing.T, h *harness) {
+	d := h.make(t, "a")
+	id := h.newID(t)
 	for _, l := range []quota.Limit{{Bytes: -1}, {Bytes: mib, Inodes: -1}, {Bytes: 1<<63 - 1}} {
-		if err := b.Limit(d, id, l); err == nil {
+		if err := h.Limit(d, id, l); err == nil {
 			t.Errorf("limit %+v was accepted", l)
 		}
 	}
-	if b.subvolumes() {
-		if err := b.Limit(d, id, quota.Limit{Inodes: 1}); !errors.Is(err, errors.ErrUnsupported) {
+	if h.subvolumes() {
+		if err := h.Limit(d, id, quota.Limit{Inodes: 1}); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("a limit on inodes: %v, want errors.ErrUnsupported", err)
 		}
 		for _, id := range []quota.ID{0, 5} { // 5 is the top-level subvolume
-			if err := b.Release(d, id); err == nil {
+			if err := h.Release(d, id); err == nil {
 				t.Errorf("subvolume %d was released", id)
 			}
 		}
 		return
 	}
 	for _, id := range []quota.ID{0, 1, quota.FirstID - 1, quota.LastID + 1, 1<<32 + quota.FirstID} {
-		if err := b.Limit(d, id, quota.Limit{Bytes: mib}); err == nil {
+		if err := h.Limit(d, id, quota.Limit{Bytes: mib}); err == nil {
 			t.Errorf("a limit for project %d was accepted", id)
 		}
-		if err := b.Release(d, id); err == nil {
+		if err := h.Release(d, id); err == nil {
 			t.Errorf("project %d was released", id)
 		}
 	}
 }
 
-func idOf(t *testing.T, b *bench) {
-	plain, err := b.Root.Make("plain")
+func idOf(t *testing.T, h *harness) {
+	plain, err := h.Root.Make("plain")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, plain.Close()) }()
-	if id, err := b.IDOf(plain); id != 0 || err != nil {
+	if id, err := h.IDOf(plain); id != 0 || err != nil {
 		t.Errorf("a plain directory has id %d, %v; want none", id, err)
 	}
-	d, id := b.limited(t, "a", quota.Limit{Bytes: mib})
-	other, otherID := b.limited(t, "b", quota.Limit{Bytes: mib})
+	d, id := h.limited(t, "a", quota.Limit{Bytes: mib})
+	other, otherID := h.limited(t, "b", quota.Limit{Bytes: mib})
 	if id == 0 || otherID == 0 || id == otherID {
 		t.Errorf("ids %d and %d, want two", id, otherID)
 	}
-	if err := b.Limit(d, otherID, quota.Limit{Bytes: 2 * mib}); !errors.Is(err, quota.ErrOtherID) {
+	if err := h.Limit(d, otherID, quota.Limit{Bytes: 2 * mib}); !errors.Is(err, quota.ErrOtherID) {
 		t.Errorf("setting another id: %v, want ErrOtherID", err)
 	}
-	if got, err := b.IDOf(d); got != id || err != nil {
+	if got, err := h.IDOf(d); got != id || err != nil {
 		t.Errorf("the directory has id %d, %v; want %d", got, err, id)
 	}
-	if usage := b.usage(t, other, otherID); usage.Limit.Bytes != mib {
+	if usage := h.usage(t, other, otherID); usage.Limit.Bytes != mib {
 		t.Errorf("the other's limit is %d, want %d", usage.Limit.Bytes, mib)
 	}
-	if !b.subvolumes() {
+	if !h.subvolumes() {
 		return
 	}
-	if err := b.Limit(plain, 0, quota.Limit{Bytes: mib}); !errors.Is(err, quota.ErrPlain) {
+	if err := h.Limit(plain, 0, quota.Limit{Bytes: mib}); !errors.Is(err, quota.ErrPlain) {
 		t.Errorf("limiting a plain directory: %v, want ErrPlain", err)
 	}
-	if _, err := b.Usage(plain, 0); !errors.Is(err, quota.ErrPlain) {
+	if _, err := h.Usage(plain, 0); !errors.Is(err, quota.ErrPlain) {
 		t.Errorf("usage of a plain directory: %v, want ErrPlain", err)
 	}
 }
 
-func followsRename(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
-	pool, err := b.Root.Make("pool")
+func followsRename(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	pool, err := h.Root.Make("pool")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, pool.Close()) }()
-	other := b.make(t, "b")
+	other := h.make(t, "b")
 	must.Succeed(t, other.Close())
-	if err := b.Root.Rename("a", b.Root, "b"); !errors.Is(err, fs.ErrExist) {
+	if err := h.Root.Rename("a", h.Root, "b"); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("renaming over another: %v, want fs.ErrExist", err)
 	}
-	must.Succeed(t, b.Root.Rename("a", pool, "volume"))
+	must.Succeed(t, h.Root.Rename("a", pool, "volume"))
 	moved, err := pool.Open("volume")
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, moved.Close()) }()
-	if got, err := b.IDOf(moved); got != id || err != nil {
+	if got, err := h.IDOf(moved); got != id || err != nil {
 		t.Errorf("the moved directory has id %d, %v; want %d", got, err, id)
 	}
-	file := b.create(t, d, "file")
+	file := h.create(t, d, "file")
 	total, err := fill(t, file)
 	wantFull(t, err)
 	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written", total, 2*mib-slack, 2*mib)
 }
 
-func releaseUnused(t *testing.T, b *bench) {
-	gone, goneID := b.limited(t, "gone", quota.Limit{Bytes: mib})
-	claimed, claimedID := b.limited(t, "claimed", quota.Limit{Bytes: mib})
-	empty, emptyID := b.limited(t, "empty", quota.Limit{Bytes: mib})
-	used, usedID := b.limited(t, "used", quota.Limit{Bytes: mib})
+func releaseUnused(t *testing.T, h *harness) {
+	gone, goneID := h.limited(t, "gone", quota.Limit{Bytes: mib})
+	claimed, claimedID := h.limited(t, "claimed", quota.Limit{Bytes: mib})
+	empty, emptyID := h.limited(t, "empty", quota.Limit{Bytes: mib})
+	used, usedID := h.limited(t, "used", quota.Limit{Bytes: mib})
 	must.Succeed(t, used.WriteFile("data", make([]byte, 8<<10)))
 	must.Succeed(t, errors.Join(gone.Close(), claimed.Close()))
 	for name, id := range map[string]quota.ID{"gone": goneID, "claimed": claimedID} {
-		must.Succeed(t, dir.RemoveTree(t.Context(), b.Root, name, noPause))
-		if b.Removed != nil {
-			b.Removed(id)
+		must.Succeed(t, dir.RemoveTree(t.Context(), h.Root, name, noPause))
+		if h.Removed != nil {
+			h.Removed(id)
 		}
 	}
 	// Those that other tests have just removed are released too.
 	taken := func(id quota.ID) bool { return id != goneID && id != emptyID }
-	b.eventually(t, "the limit is released", func() bool {
-		released, err := b.ReleaseUnused(b.Root, taken)
+	h.eventually(t, "the limit is released", func() bool {
+		released, err := h.ReleaseUnused(h.Root, taken)
 		must.Succeed(t, err)
-		forgotten := b.usage(t, b.Root, goneID).Limit == quota.Limit{}
+		forgotten := h.usage(t, h.Root, goneID).Limit == quota.Limit{}
 		if released > 0 && !forgotten {
 			t.Errorf("%d were released, and the limit is still there", released)
 		}
 		return forgotten
 	})
 	// Linux 6.10 and newer release the limit of a deleted subvolume themselves.
-	if usage := b.usage(t, b.Root, claimedID); usage.Limit.Bytes != mib && !b.subvolumes() {
+	if usage := h.usage(t, h.Root, claimedID); usage.Limit.Bytes != mib && !h.subvolumes() {
 		t.Errorf("the limit of an id that is taken is %d, want it to stay", usage.Limit.Bytes)
 	}
-	if usage := b.usage(t, empty, emptyID); usage.Limit.Bytes != mib {
+	if usage := h.usage(t, empty, emptyID); usage.Limit.Bytes != mib {
 		t.Errorf("the limit of an empty directory is %d, want it to stay", usage.Limit.Bytes)
 	}
 	// It is asked for each id with a limit, also those in use: so a caller sees that it goes on.
 	asked := false
 	noted := func(id quota.ID) bool { asked = asked || id == usedID; return taken(id) }
-	if released, err := b.ReleaseUnused(b.Root, noted); err != nil || released != 0 {
+	if released, err := h.ReleaseUnused(h.Root, noted); err != nil || released != 0 {
 		t.Errorf("%d more were released, %v; want none", released, err)
 	}
 	if !asked {
@@ -468,104 +468,104 @@ func releaseUnused(t *testing.T, b *bench) {
 	}
 }
 
-func release(t *testing.T, b *bench) {
-	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
-	nested, err := b.Make(d, "nested") // on btrfs a subvolume, such as users can make
+func release(t *testing.T, h *harness) {
+	d, id := h.limited(t, "a", quota.Limit{Bytes: 4 * mib})
+	nested, err := h.Make(d, "nested") // on btrfs a subvolume, such as users can make
 	must.Succeed(t, err)
 	must.Succeed(t, nested.WriteFile("content", nil))
 	must.Succeed(t, nested.Close())
-	file := b.create(t, d, "file")
+	file := h.create(t, d, "file")
 	_, err = fill(t, file)
 	wantFull(t, err)
 	must.Succeed(t, file.Close())
-	must.Succeed(t, b.Limit(d, id, quota.Limit{}))
+	must.Succeed(t, h.Limit(d, id, quota.Limit{}))
 	must.Succeed(t, d.Close())
-	must.Succeed(t, dir.RemoveTree(t.Context(), b.Root, "a", noPause))
-	b.eventually(t, "limit and usage are gone", func() bool {
-		must.Succeed(t, b.Release(b.Root, id))
-		usage, err := b.Usage(b.Root, id)
+	must.Succeed(t, dir.RemoveTree(t.Context(), h.Root, "a", noPause))
+	h.eventually(t, "limit and usage are gone", func() bool {
+		must.Succeed(t, h.Release(h.Root, id))
+		usage, err := h.Usage(h.Root, id)
 		must.Succeed(t, err)
 		return usage.Limit == quota.Limit{} && usage.Bytes == 0 && usage.Inodes <= 0
 	})
-	if !b.subvolumes() {
-		got, err := b.NewID(b.Root, id, func(quota.ID) bool { return false })
+	if !h.subvolumes() {
+		got, err := h.NewID(h.Root, id, func(quota.ID) bool { return false })
 		must.Succeed(t, err)
 		if got != id {
 			t.Errorf("new id %d, want %d again, from which was asked for", got, id)
 		}
 	}
-	again, _ := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
-	b.write(t, again, "file", mib)
+	again, _ := h.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	h.write(t, again, "file", mib)
 }
 
-func newID(t *testing.T, b *bench) {
-	if b.subvolumes() {
-		if id := b.newID(t); id != 0 {
+func newID(t *testing.T, h *harness) {
+	if h.subvolumes() {
+		if id := h.newID(t); id != 0 {
 			t.Errorf("new id %d, want 0: the kernel chooses", id)
 		}
 		return
 	}
-	first, second := b.newID(t), b.newID(t)
+	first, second := h.newID(t), h.newID(t)
 	wantBetween(t, "the first id", int64(first), int64(quota.FirstID), int64(quota.LastID))
 	if second == first {
 		t.Errorf("id %d is new twice, and was claimed in between", first)
 	}
 	// It is unclaimed now, but has a limit, so it is in use.
-	must.Succeed(t, b.Limit(b.make(t, "a"), first, quota.Limit{Bytes: mib}))
-	if got, err := b.NewID(b.Root, first, func(quota.ID) bool { return false }); err != nil || got == first {
+	must.Succeed(t, h.Limit(h.make(t, "a"), first, quota.Limit{Bytes: mib}))
+	if got, err := h.NewID(h.Root, first, func(quota.ID) bool { return false }); err != nil || got == first {
 		t.Errorf("new id %d, %v; want another than %d, which has a limit", got, err, first)
 	}
-	if id, err := b.NewID(b.Root, second+100, func(quota.ID) bool { return false }); err != nil || id != second+100 {
+	if id, err := h.NewID(h.Root, second+100, func(quota.ID) bool { return false }); err != nil || id != second+100 {
 		t.Errorf("new id %d, %v; want %d, from which was asked for", id, err, second+100)
 	}
-	if id, err := b.NewID(b.Root, 0, func(quota.ID) bool { return true }); !errors.Is(err, quota.ErrNoID) {
+	if id, err := h.NewID(h.Root, 0, func(quota.ID) bool { return true }); !errors.Is(err, quota.ErrNoID) {
 		t.Errorf("new id %d, %v; want ErrNoID", id, err)
 	}
 }
 
-func inodes(t *testing.T, b *bench) {
-	if b.subvolumes() {
+func inodes(t *testing.T, h *harness) {
+	if h.subvolumes() {
 		return // not supported; covered by another case
 	}
-	d, id := b.limited(t, "a", quota.Limit{Bytes: mib, Inodes: 4})
+	d, id := h.limited(t, "a", quota.Limit{Bytes: mib, Inodes: 4})
 	for i := range 3 { // the directory counts as the first
-		b.write(t, d, fmt.Sprint(i), 0)
+		h.write(t, d, fmt.Sprint(i), 0)
 	}
-	_, err := b.Create(d, "more")
+	_, err := h.Create(d, "more")
 	wantFull(t, err)
 	want := quota.Limit{Bytes: mib, Inodes: 4}
-	if usage := b.usage(t, d, id); usage.Inodes != 4 || usage.Limit != want {
+	if usage := h.usage(t, d, id); usage.Inodes != 4 || usage.Limit != want {
 		t.Errorf("usage %+v, want 4 inodes and a limit of %+v", usage, want)
 	}
-	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: mib}))
-	b.write(t, d, "more", 0)
+	must.Succeed(t, h.Limit(d, id, quota.Limit{Bytes: mib}))
+	h.write(t, d, "more", 0)
 }
 
-func before(t *testing.T, b *bench) {
-	if b.subvolumes() {
+func before(t *testing.T, h *harness) {
+	if h.subvolumes() {
 		return // subvolumes have their id from the start
 	}
-	d := b.make(t, "a")
-	b.write(t, d, "old", 3*mib)
-	id := b.newID(t)
-	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
-	b.write(t, d, "new", mib)
-	usage := b.usage(t, d, id)
+	d := h.make(t, "a")
+	h.write(t, d, "old", 3*mib)
+	id := h.newID(t)
+	must.Succeed(t, h.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	h.write(t, d, "new", mib)
+	usage := h.usage(t, d, id)
 	wantBetween(t, "bytes used", usage.Bytes, mib, mib+slack)
 	if usage.Inodes != 2 {
 		t.Errorf("%d inodes used, want the directory and the new file", usage.Inodes)
 	}
 }
 
-func atOnce(t *testing.T, b *bench) {
+func atOnce(t *testing.T, h *harness) {
 	var ids []quota.ID
 	for range 8 {
-		ids = append(ids, b.newID(t))
+		ids = append(ids, h.newID(t))
 	}
 	var group sync.WaitGroup
 	for i, id := range ids {
 		group.Go(func() {
-			if err := b.lifeOf(fmt.Sprint(i), id, int64(i+1)*mib); err != nil {
+			if err := h.lifeOf(fmt.Sprint(i), id, int64(i+1)*mib); err != nil {
 				t.Error(err)
 			}
 		})
@@ -574,27 +574,27 @@ func atOnce(t *testing.T, b *bench) {
 }
 
 // lifeOf creates a directory, limits it and removes it.
-func (b *bench) lifeOf(name string, id quota.ID, bytes int64) error {
-	d, err := b.Make(b.Root, name)
+func (h *harness) lifeOf(name string, id quota.ID, bytes int64) error {
+	d, err := h.Make(h.Root, name)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	if err := b.Limit(d, id, quota.Limit{Bytes: bytes}); err != nil {
+	if err := h.Limit(d, id, quota.Limit{Bytes: bytes}); err != nil {
 		return err
 	}
-	id, err = b.IDOf(d)
+	id, err = h.IDOf(d)
 	if err != nil {
 		return err
 	}
-	usage, err := b.Usage(d, id)
+	usage, err := h.Usage(d, id)
 	if err != nil {
 		return err
 	}
 	if usage.Limit.Bytes != bytes {
 		return fmt.Errorf("limit %d of directory %s, want %d", usage.Limit.Bytes, name, bytes)
 	}
-	return errors.Join(b.Root.RemoveDir(name), b.Release(b.Root, id))
+	return errors.Join(h.Root.RemoveDir(name), h.Release(h.Root, id))
 }
 
 func noPause(context.Context) error { return nil }
