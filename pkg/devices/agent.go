@@ -34,8 +34,6 @@ type Volume struct {
 	// Foreign is a volume of the node that another client has made, and Elsewhere one of another node, whose path says nothing
 	// here: Pass gets none of either.
 	Foreign, Elsewhere bool
-	// Withdrawn says that its claim is none, and stands for a report that has had it Withdrawn.
-	Withdrawn bool
 	// Identity is that of the device it was made of, and empty if that is not known. Unidentified says that the device had none.
 	Identity     string
 	Unidentified bool
@@ -80,8 +78,6 @@ type Report struct {
 	Cleaned []string
 	// HalfClean are the names of volumes without a claim whose device is not clean yet, to be deleted.
 	HalfClean []string
-	// Withdrawn are the names of volumes without a claim whose device was cleaned by less than is wanted now, to be released.
-	Withdrawn []string
 	// Known are volumes to be brought up to date.
 	Known []Known
 	// Wiping are the devices that are not ready yet, those that hang among them.
@@ -340,26 +336,12 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 	if err == nil {
 		err = p.note(v, number)
 	}
-	less := false
-	if err == nil {
-		less, err = p.cleanedByLess(v)
-	}
-	switch {
-	case err != nil:
+	if err != nil {
 		p.fail(v.Name, v.Path, err)
 		return
-	case less:
-		p.report.Withdrawn = append(p.report.Withdrawn, v.Name)
-	default:
-		p.report.Available++
 	}
+	p.report.Available++
 	p.had(number)
-}
-
-// cleanedByLess says that no claim has had a volume since its device was cleaned in a way that is not enough now: the next claim could read what is left.
-func (p *pass) cleanedByLess(v Volume) (bool, error) {
-	record, err := p.Records.Get(v.Path)
-	return !p.Frozen && !v.Used && record.State == Offered && record.isSurelyOf(v) && record.Wipe != "" && !record.Wipe.covers(p.Wipe), err
 }
 
 // halfClean has a volume be deleted that is available, as when its claim was taken from it by hand, while its device was

@@ -206,6 +206,55 @@ func TestDeviceThatWasCleanedByLessIsRefused(t *testing.T) {
 	h.Offered()
 }
 
+// A device that has grown has the rest of what was left still.
+func TestDeviceThatWasCleanedByLessIsRefusedAfterItHasGrown(t *testing.T) {
+	h, d := availableAfterSignatures(t)
+	must.Succeed(t, d.Resize(16*mib))
+	h.Pass()
+	h.PVs = nil
+	h.Config.Wipe = devices.WipeZero
+	d.Untouched()
+	if p := h.Refused(devices.HasData); !strings.Contains(p.Detail, "signatures") {
+		t.Errorf("the problem is %q, want it to say how it was cleaned", p.Detail)
+	}
+}
+
+// A claim may get an available volume at any time, so that it stays as it was cleaned.
+func TestAvailableVolumeIsCleanedByMoreAfterItsNextClaim(t *testing.T) {
+	h, d := availableAfterSignatures(t)
+	h.Config.Wipe = devices.WipeZero
+	h.Restart()
+	if r := h.Pass(); r.Available != 1 || len(r.Wiping)+len(r.Cleaned)+len(r.Problems) > 0 {
+		t.Fatalf("found %+v, want it available", r)
+	}
+	d.WantPattern(2*mib, 6*mib)
+	h.PVs[0] = devicestest.Bound(h.PVs[0])
+	h.Pass()
+	h.PVs[0] = h.Released(h.PVs[0])
+	if r := h.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		t.Fatalf("found %+v, want it cleaned", r)
+	}
+	d.WantZero(0, 8*mib)
+}
+
+// availableAfterSignatures has a volume that no claim has had since its device was cleaned, by signatures alone.
+func availableAfterSignatures(t *testing.T) (*devicestest.Harness, *devicestest.Disk) {
+	t.Helper()
+	h := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	d := h.Disk("disk", 8*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	if r := h.Pass(); len(r.Cleaned) != 1 {
+		t.Fatalf("found %+v, want it cleaned", r)
+	}
+	h.PVs = nil
+	h.Offered()
+	if r := h.Pass(); r.Available != 1 {
+		t.Fatalf("found %+v, want it available", r)
+	}
+	return h, d
+}
+
 // What the users of a volume were promised is kept, also where the configuration has changed or there is none.
 func TestVolumeIsCleanedAsPromised(t *testing.T) {
 	for name, c := range map[string]struct{ promised, configured, want devices.Wipe }{

@@ -201,11 +201,6 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	if err != nil {
 		return nil, err
 	}
-	if j.volume.Withdrawn && before.State == Offered { // a claim may have had it while there was no agent
-		if err := j.blank(ctx, held, before); err != nil {
-			return nil, err
-		}
-	}
 	if err := a.confirm(ctx, j, held.Facts, before); err != nil {
 		return nil, err
 	}
@@ -271,11 +266,6 @@ func (j *job) empty(ctx context.Context, held *Held, record, known Record) error
 	case record.is(facts) && record.Wipe != "" && !record.Wipe.covers(j.wipe):
 		return j.refuse(HasData, "what earlier claims left on it was cleaned with %s %s, and not %s; %s, and remove its record %s", KeyWipe, record.Wipe, j.wipe, j.byHand(), file(j.path))
 	}
-	return j.blank(ctx, held, known)
-}
-
-// blank refuses a device that has anything that was not there when it was cleaned as the record says.
-func (j *job) blank(ctx context.Context, held *Held, record Record) error {
 	signatures, err := Signatures(ctx, held)
 	if err != nil {
 		return err
@@ -283,7 +273,7 @@ func (j *job) blank(ctx context.Context, held *Held, record Record) error {
 	if len(signatures) > 0 {
 		return j.refuse(HasSignature, "it has %s; %s", describe(signatures), j.byHand())
 	}
-	empty, err := blank(ctx, held, record.parts(held.Facts.SizeBytes))
+	empty, err := blank(ctx, held, known.parts(facts.SizeBytes))
 	if err == nil && !empty {
 		err = j.refuse(HasData, "it does not read as zeroes, so that it may have data of a kind that is not known; %s", j.byHand())
 	}

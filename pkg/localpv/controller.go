@@ -223,9 +223,6 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	for _, name := range r.HalfClean {
 		failed = append(failed, c.delete(ctx, byName[name], "is not clean, and no claim may have it"))
 	}
-	for _, name := range r.Withdrawn {
-		failed = append(failed, c.withdraw(ctx, byName[name]))
-	}
 	for _, known := range r.Known {
 		failed = append(failed, c.update(ctx, byName[known.Name], known))
 	}
@@ -255,22 +252,6 @@ func (c *controller) update(ctx context.Context, pv *corev1.PersistentVolume, kn
 	changed := pv.DeepCopy()
 	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, identityAnnotation, known.Identity)
 	changed.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(known.Bytes, resource.BinarySI)
-	return c.patch(ctx, pv, changed)
-}
-
-// withdraw binds a volume that no claim has to one that is not there, so that no other gets it: it becomes released, and is cleaned as any that is.
-func (c *controller) withdraw(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if pv == nil || pv.DeletionTimestamp != nil {
-		return nil
-	}
-	c.log.Info("Withdrawing a PersistentVolume", "volume", pv.Name, "device", pv.Spec.Local.Path, "because", "the device was cleaned by less than is configured now")
-	changed := pv.DeepCopy()
-	changed.Spec.ClaimRef = notAClaim(c.Namespace, pv)
-	return c.patch(ctx, pv, changed)
-}
-
-// patch changes a volume if it is still as it was.
-func (c *controller) patch(ctx context.Context, pv, changed *corev1.PersistentVolume) error {
 	c.metrics.writes.WithLabelValues("patch").Inc()
 	err := c.Patch(ctx, changed, client.MergeFromWithOptions(pv, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {

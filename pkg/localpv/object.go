@@ -96,17 +96,11 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
-		v.Withdrawn = claim.UID == pv.UID
 		v.Deleted = v.Released && pv.DeletionTimestamp != nil
 		v.Released = v.Released && !v.Deleted
 		v.Used, v.Bound = !v.Released, pv.Status.Phase == corev1.VolumeBound || v.Deleted
 	}
 	return v, true
-}
-
-// notAClaim is for a volume that is withdrawn: none has the UID of a volume.
-func notAClaim(namespace string, pv *corev1.PersistentVolume) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: "cleaned-by-less-than-wipe", UID: pv.UID}
 }
 
 // released says that the claim of a volume was deleted. An administrator who gives the volume to another claim, with its data, takes the UID or the

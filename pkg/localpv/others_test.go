@@ -239,38 +239,3 @@ func TestNewDisk_isWaitedFor(t *testing.T) {
 		t.Errorf("%d volumes", n)
 	}
 }
-
-// An available volume that was cleaned by less than a changed ConfigMap says is taken from all claims, and cleaned as one that is released.
-func TestAvailableVolumeIsWithdrawnForMoreCleaning(t *testing.T) {
-	c := newCluster(t, Options{DefaultConfigMap: "map"})
-	d := c.Blank("disk", 256*mib)
-	c.configure(block())
-	pv := c.awaitVolumes(1)[0]
-	d.WriteAt(devicestest.Pattern(), 120*mib)
-	c.release(&pv)
-	again := func() bool {
-		now := c.volumes()
-		return len(now) == 1 && now[0].Spec.ClaimRef == nil
-	}
-	c.until("the device to be offered again", again)
-	d.WantPattern(120*mib, 121*mib)
-	pv = c.volumes()[0]
-	pv.UID = "of the volume" // which an API server gives
-	must.Succeed(t, c.Update(t.Context(), &pv))
-	c.pass()
-	config := block()
-	config[devices.KeyWipe] = string(devices.WipeZero)
-	c.configure(config)
-	c.pass()
-	pv = c.volumes()[0]
-	if claim := pv.Spec.ClaimRef; claim == nil || claim.UID == "" || claim.Namespace != "ns" {
-		t.Fatalf("the claim is %+v, want one that is not there", claim)
-	}
-	c.pass()
-	c.wantMetric(c.metrics.available, 1) // until the controller of volumes has seen it
-	pv.Status.Phase = corev1.VolumeReleased
-	must.Succeed(t, c.Status().Update(t.Context(), &pv))
-	c.until("the device to be offered again", again)
-	d.WantZero(120*mib, 121*mib)
-	c.wantEvent("DeviceCleaned")
-}
