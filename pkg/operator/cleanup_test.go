@@ -237,25 +237,45 @@ func TestPoolThatIsBackIsMountedAgain(t *testing.T) {
 	}
 }
 
-// A pod of the driver that does not end, on a node that does not answer, keeps the pools of its own node, and no others.
+// A pod of the driver that does not end, on a node that does not answer, keeps the pools of its own node, and no others. Kubernetes counts it
+// whether its node left or an upgrade has deleted it.
 func TestNodeThatDoesNotAnswerDoesNotKeepOthers(t *testing.T) {
-	left, stuck := mounterOf("local", "left"), mounterOf("local", "stuck")
-	ending := driverPod("stuck")
-	now := metav1.Now()
-	ending.DeletionTimestamp, ending.Finalizers = &now, []string{"example.com/not-done"}
-	h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), nodeThat("stuck", corev1.ConditionUnknown),
-		driverPod("here"), ending, left, stuck)
-	h.reconcile("hpp")
-	set := h.rolledOut(1)
-	set.Generation = 1
-	must.Succeed(t, h.Update(t.Context(), set))
-	h.rolledOut(1)
-	h.reconcile("hpp")
-	if h.has(left); *left.Spec.Replicas != 0 {
-		t.Error("the mounter on the node that left goes on")
+	for name, of := range map[string]struct{ desired, misscheduled int32 }{
+		"it left too":                {1, 1},
+		"an upgrade deleted its pod": {2, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left, stuck := mounterOf("local", "left"), mounterOf("local", "stuck")
+			ending := driverPod("stuck")
+			now := metav1.Now()
+			ending.DeletionTimestamp, ending.Finalizers = &now, []string{"example.com/not-done"}
+			h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), nodeThat("stuck", corev1.ConditionUnknown),
+				driverPod("here"), ending, left, stuck)
+			h.reconcile("hpp")
+			h.scheduled(of.desired, of.misscheduled)
+			h.reconcile("hpp")
+			if h.replicas(left) != 0 {
+				t.Errorf("the mounter on the node that left goes on; the object waits for %q", h.waitsFor())
+			}
+			if h.replicas(stuck) != 1 {
+				t.Error("the mounter on the node whose driver has not ended has")
+			}
+		})
 	}
-	if h.has(stuck); *stuck.Spec.Replicas != 1 {
-		t.Error("the mounter on the node whose driver has not ended has")
+}
+
+// One that has ended, and whose deletion its node has not confirmed, is not counted by Kubernetes.
+func TestPodThatHasEndedDoesNotKeepOthers(t *testing.T) {
+	left, stuck := mounterOf("local", "left"), mounterOf("local", "stuck")
+	ended := driverPod("stuck")
+	now := metav1.Now()
+	ended.DeletionTimestamp, ended.Finalizers, ended.Status.Phase = &now, []string{"example.com/not-done"}, corev1.PodFailed
+	h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), driverPod("here"), ended, left, stuck)
+	h.reconcile("hpp")
+	h.scheduled(1, 0)
+	h.reconcile("hpp")
+	if h.replicas(left) != 0 || h.replicas(stuck) != 1 {
+		t.Errorf("the mounter on the node that left has %d replicas, that beside the pod %d", h.replicas(left), h.replicas(stuck))
 	}
 }
 

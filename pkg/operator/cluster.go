@@ -103,30 +103,36 @@ func ofPool(pod *corev1.Pod) bool { return render.PoolOf(pod.Labels) != "" }
 
 func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[jobNameLabel]; return found }
 
+// ofDriver says whether a pod is of one of the DaemonSets.
 func ofDriver(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
 }
 
+func ofDaemonSet(pod *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" && o.Name == name })
+}
+
 // nodes are those that the driver is to run on: where the DaemonSet has pods, also ones that wait or end. While it has
-// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools. A pod that ends
-// does not count: on a node that does not answer it stays, whether it should be there or not.
+// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools. Kubernetes counts the nodes that
+// have a pod, also one that is being deleted, until that has ended (getNodesToDaemonPods): on a node that does not answer it stays.
 func (c *cluster) nodes(ctx context.Context, set *appsv1.DaemonSet, mounted map[string]*leftover) ([]string, error) {
 	pods, err := c.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found, stay := sets.New[string](), sets.New[string]()
+	found, counted := sets.New[string](), sets.New[string]()
 	for i := range pods {
-		if node := render.NodeOf(&pods[i]); node != "" && ofDriver(&pods[i]) {
+		pod := &pods[i]
+		if node := render.NodeOf(pod); node != "" && ofDriver(pod) {
 			found.Insert(node)
-			if pods[i].DeletionTimestamp == nil {
-				stay.Insert(node)
+			if set != nil && ofDaemonSet(pod, set.Name) && !(ended(pod) && pod.DeletionTimestamp != nil) {
+				counted.Insert(node)
 			}
 		}
 	}
 	settled := set != nil && set.Status.ObservedGeneration == set.Generation && set.Status.ObservedGeneration > 0 &&
 		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled &&
-		int(set.Status.DesiredNumberScheduled+set.Status.NumberMisscheduled) == stay.Len()
+		int(set.Status.DesiredNumberScheduled+set.Status.NumberMisscheduled) == counted.Len()
 	for _, l := range mounted {
 		if !settled && l.mounter != nil && l.Node != "" {
 			found.Insert(l.Node)

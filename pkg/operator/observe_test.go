@@ -42,6 +42,17 @@ func (h *harness) rolledOut(nodes int32) *appsv1.DaemonSet {
 	return set
 }
 
+// scheduled has the driver ready on the nodes that are to have it, and pods of it on others.
+func (h *harness) scheduled(desired, misscheduled int32) {
+	h.t.Helper()
+	set := h.rolledOut(desired)
+	set.Generation = 1 // as an API server gives it
+	must.Succeed(h.t, h.Update(h.t.Context(), set))
+	set = h.rolledOut(desired)
+	set.Status.NumberMisscheduled = misscheduled
+	must.Succeed(h.t, h.Status().Update(h.t.Context(), set))
+}
+
 // status is that of the object, and its condition Available.
 func (h *harness) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
 	h.t.Helper()

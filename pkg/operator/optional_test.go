@@ -102,12 +102,7 @@ func TestMisscheduledPodDoesNotKeepOthers(t *testing.T) {
 	h := newHarness(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("tainted", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue),
 		driverPod("here"), driverPod("tainted"), left)
 	h.reconcile("hpp")
-	set := h.rolledOut(1)
-	set.Generation = 1
-	must.Succeed(t, h.Update(t.Context(), set))
-	set = h.rolledOut(1)
-	set.Status.NumberMisscheduled = 1
-	must.Succeed(t, h.Status().Update(t.Context(), set))
+	h.scheduled(1, 1)
 	h.reconcile("hpp")
 	if h.replicas(left) != 0 {
 		t.Error("the mounter on the node that left goes on")
