@@ -18,6 +18,8 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/schedule"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
@@ -125,7 +127,7 @@ func (c *cluster) nodes(ctx context.Context, set *appsv1.DaemonSet, mounted map[
 		pod := &pods[i]
 		if node := render.NodeOf(pod); node != "" && ofDriver(pod) {
 			found.Insert(node)
-			if set != nil && ofDaemonSet(pod, set.Name) && !(ended(pod) && pod.DeletionTimestamp != nil) {
+			if set != nil && ofDaemonSet(pod, set.Name) && (pod.DeletionTimestamp == nil || !ended(pod)) {
 				counted.Insert(node)
 			}
 		}
@@ -139,6 +141,26 @@ func (c *cluster) nodes(ctx context.Context, set *appsv1.DaemonSet, mounted map[
 		}
 	}
 	return sets.List(found), nil
+}
+
+// notChosen are the nodes on which a pool is lacking, and that the driver is not to run on. They are read only where the counts of the
+// DaemonSet leave that open.
+func (c *cluster) notChosen(ctx context.Context, object *hppv1.HostPathProvisioner, seen *status.Observed) (sets.Set[string], error) {
+	set, found := seen.DaemonSets[render.DriverDaemonSet], sets.New[string]()
+	if set == nil || set.Status.NumberMisscheduled == 0 && seen.Nodes().Len() <= int(set.Status.DesiredNumberScheduled) {
+		return found, nil
+	}
+	for name := range seen.Lacking(object) {
+		node := &corev1.Node{}
+		err := c.api.Get(ctx, client.ObjectKey{Name: name}, node)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, err
+		}
+		if err != nil || !schedule.Chooses(set, node) {
+			found.Insert(name)
+		}
+	}
+	return found, nil
 }
 
 // lostAfter is how long a node has to be not ready before a deletion does not wait for it. A kubelet that restarts is back before, and

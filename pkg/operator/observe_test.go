@@ -270,3 +270,56 @@ func readyMetric(t *testing.T) float64 {
 	}
 	return families[0].GetMetric()[0].GetGauge().GetValue()
 }
+
+// The driver goes on where a taint came later, and what is there counts for no node that is to have it.
+func TestNodeWithATaintCountsForNoOther(t *testing.T) {
+	served := func(here, tainted string) []client.Object {
+		return []client.Object{classOf("local"), published("here", here, here), published("tainted", tainted, tainted)}
+	}
+	for name, tt := range map[string]struct {
+		mounted map[string]bool
+		more    []client.Object
+		phase   hppv1.StoragePoolPhase
+		words   string
+	}{
+		"both are mounted":         {map[string]bool{"here": true, "tainted": true}, nil, hppv1.StoragePoolReady, ""},
+		"it is mounted":            {map[string]bool{"here": false, "tainted": true}, nil, hppv1.StoragePoolMounting, "usable on 0 of 1 nodes, and not mounted on here"},
+		"it is not mounted":        {map[string]bool{"here": true, "tainted": false}, nil, hppv1.StoragePoolReady, ""},
+		"it is served":             {map[string]bool{"here": true, "tainted": true}, served("", "1Gi"), hppv1.StoragePoolMounting, "serves on no node, its driver has the reason in its log and as a metric: here"},
+		"it is not served":         {map[string]bool{"here": true, "tainted": true}, served("1Gi", ""), hppv1.StoragePoolReady, ""},
+		"neither is known to be":   {map[string]bool{"here": true, "tainted": true}, []client.Object{classOf("local")}, hppv1.StoragePoolMounting, "not published"},
+		"only the other publishes": {map[string]bool{"here": true, "tainted": true}, []client.Object{classOf("local"), published("tainted", "1Gi", "1Gi")}, hppv1.StoragePoolMounting, "not published"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withTaint := nodeThat("tainted", corev1.ConditionTrue)
+			withTaint.Spec.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
+			objects := []client.Object{onClaims(), nodeThat("here", corev1.ConditionTrue), withTaint, driverPod("here"), driverPod("tainted")}
+			for node := range tt.mounted {
+				m := mounterOf("local", node)
+				objects = append(objects, m, claimFor(m, corev1.ReadWriteOnce))
+			}
+			h := newHarness(t, append(objects, tt.more...)...)
+			h.reconcile("hpp")
+			h.scheduled(1, 1)
+			h.reconcile("hpp")
+			for node, mounted := range tt.mounted {
+				m := mounterOf("local", node)
+				h.has(m)
+				m.Status = appsv1.DeploymentStatus{ObservedGeneration: m.Generation, Replicas: 1, UpdatedReplicas: 1}
+				if mounted {
+					m.Status.ReadyReplicas = 1
+				}
+				must.Succeed(t, h.Status().Update(t.Context(), m))
+			}
+			h.reconcile("hpp")
+			status, available := h.status()
+			pool := status.StoragePoolStatuses[0]
+			if pool.Phase != tt.phase || pool.DesiredReady != 1 || (pool.Message == "") != (tt.words == "") || !strings.Contains(pool.Message, tt.words) {
+				t.Errorf("the pool is %s on %d of %d nodes: %q", pool.Phase, pool.CurrentReady, pool.DesiredReady, pool.Message)
+			}
+			if is := available.Status == metav1.ConditionTrue; is != (pool.Phase == hppv1.StoragePoolReady || strings.Contains(tt.words, "published")) {
+				t.Errorf("Available is %s: %s", available.Status, available.Message)
+			}
+		})
+	}
+}

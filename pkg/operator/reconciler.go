@@ -447,7 +447,8 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 			seen.Replaced.Insert(m.Name)
 		}
 	}
-	return seen, nil
+	seen.NotChosen, err = c.notChosen(ctx, object, &seen)
+	return seen, err
 }
 
 // notices are what the status says beside the conditions.

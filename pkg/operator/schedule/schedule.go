@@ -34,12 +34,16 @@ func Refuses(pods []corev1.Pod, node *corev1.Node, beside Neighbours) string {
 			return fmt.Sprintf("node %s has the taint %s", node.Name, taint.Key)
 		}
 		for _, pod := range pods {
-			if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, true) }) {
+			if !tolerates(&pod, taint) {
 				return fmt.Sprintf("pod %s does not tolerate the taint %s of node %s", pod.Name, taint.Key, node.Name)
 			}
 		}
 	}
 	return beside.refuse(pods, node)
+}
+
+func tolerates(pod *corev1.Pod, taint *corev1.Taint) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, true) })
 }
 
 // NotAllowed says that a StorageClass does not allow its volumes on a node; empty where it does. The key is that of the topologies whose value

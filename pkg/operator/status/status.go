@@ -53,6 +53,8 @@ type Observed struct {
 	Replaced sets.Set[string]
 	// Services are where the driver serves pools, by the name of the pool.
 	Services map[string]Service
+	// NotChosen are nodes that are not to have the driver: those on which a pool is lacking.
+	NotChosen sets.Set[string]
 	// Leaving are pools that are still to be unmounted, in words.
 	Leaving []string
 	// MountedPools are the places at which pools are or were mounted.
@@ -75,11 +77,47 @@ type Service struct {
 	Serving, NotServing sets.Set[string]
 }
 
-// nowhere says that the pool is known not to be served on any node.
-func (s Service) nowhere() bool { return s.Asked && s.Serving.Len() == 0 && s.NotServing.Len() > 0 }
+// Nodes have a pod of the driver or a mounter. Those that are not to have the driver can be among them, but none of these on which a pool is lacking.
+func (o *Observed) Nodes() sets.Set[string] {
+	nodes := sets.New[string]()
+	for i := range o.Pods {
+		if render.PoolOf(o.Pods[i].Labels) == "" {
+			nodes.Insert(render.NodeOf(&o.Pods[i]))
+		}
+	}
+	for i := range o.Mounters {
+		nodes.Insert(render.LeftoverOf(&o.Mounters[i]).Node)
+	}
+	for _, service := range o.Services {
+		nodes = nodes.Union(service.Serving).Union(service.NotServing)
+	}
+	return nodes.Delete("").Difference(o.NotChosen)
+}
 
-// unknown says that it is not published yet whether the pool is served.
-func (s Service) unknown() bool { return s.Asked && s.Serving.Len() == 0 && s.NotServing.Len() == 0 }
+// Lacking are those of the nodes on which a pool is not mounted, or not served.
+func (o *Observed) Lacking(object *hppv1.HostPathProvisioner) sets.Set[string] {
+	nodes, lacking := o.Nodes(), sets.New[string]()
+	for _, pool := range render.Pools(object) {
+		if pool.PVCTemplate != nil {
+			lacking = lacking.Union(nodes.Difference(o.mounted(pool.Name).byThis))
+		}
+		if service := o.Services[pool.Name]; service.Asked {
+			lacking = lacking.Union(nodes.Difference(service.Serving))
+		}
+	}
+	return lacking
+}
+
+// A spread is over the nodes that are to have the driver. Its DaemonSet says how many these are.
+type spread struct {
+	nodes   sets.Set[string]
+	desired int
+}
+
+// has counts those that are in a set, by what is not: a node that is not to have the driver makes up for none that is.
+func (s spread) has(in sets.Set[string]) int {
+	return min(s.desired, s.nodes.Len()) - min(s.desired, s.nodes.Difference(in).Len())
+}
 
 // Assess computes the status of an object from what is observed.
 func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
@@ -502,6 +540,9 @@ type poolState struct {
 	// whatever version, and has its claims.
 	deployed int
 	stays    bool
+	// mounted is on how many nodes this version mounts it, and without are those on which it does not.
+	mounted int
+	without sets.Set[string]
 }
 
 // What a pool can lack.
@@ -528,26 +569,30 @@ func textsOf(pools []poolState, lacks string) []string {
 func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 	var states []poolState
 	pools := render.Pools(object)
+	on := spread{nodes: seen.Nodes()}
+	set := seen.DaemonSets[render.DriverDaemonSet]
+	if set != nil {
+		on.desired = int(set.Status.DesiredNumberScheduled)
+	}
 	for _, pool := range pools {
-		state := poolState{StoragePoolStatus: hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}}
-		set := seen.DaemonSets[render.DriverDaemonSet]
+		state := poolState{StoragePoolStatus: hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting, DesiredReady: on.desired}}
 		if set != nil {
-			state.DesiredReady = int(set.Status.DesiredNumberScheduled)
 			state.CurrentReady = int(set.Status.NumberReady)
 		}
 		var unbound []string
 		if state.deployed = state.DesiredReady; pool.PVCTemplate != nil {
-			var byAny int
-			byAny, state.deployed, state.CurrentReady = mounted(pool.Name, seen)
+			mounted := seen.mounted(pool.Name)
+			state.deployed, state.mounted, state.without = on.has(mounted.deployed), on.has(mounted.byThis), on.nodes.Difference(mounted.byThis)
+			state.CurrentReady = min(state.CurrentReady, state.mounted)
 			state.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
-			state.stays = byAny >= state.DesiredReady && len(unbound) == 0
+			state.stays = on.has(mounted.byAny) >= state.DesiredReady && len(unbound) == 0
 			state.ClaimStatuses = firstClaims(state.ClaimStatuses, mostClaims/len(pools))
 		}
-		state.judge(seen.Services[pool.Name], unbound, &pool)
+		state.judge(seen.Services[pool.Name], on, unbound, &pool)
 		if state.lacks == "" && set != nil && state.CurrentReady >= state.DesiredReady && state.DesiredReady > 0 {
 			state.Phase = hppv1.StoragePoolReady
 		} else if state.Message == "" {
-			state.Message = fmt.Sprintf("usable on %d of %d nodes", state.CurrentReady, state.DesiredReady)
+			state.Message = state.usable()
 		}
 		state.Message = Shorten(state.Message, mostMessage)
 		states = append(states, state)
@@ -556,28 +601,36 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 	return states
 }
 
-func (s *poolState) judge(service Service, unbound []string, pool *hppv1.StoragePool) {
+func (s *poolState) judge(service Service, on spread, unbound []string, pool *hppv1.StoragePool) {
 	onClaims := pool.PVCTemplate != nil
+	serving, refused := on.has(service.Serving), on.nodes.Intersection(service.NotServing)
 	switch {
 	case len(unbound) > 0:
 		s.Phase, s.Message, s.lacks = hppv1.StoragePoolPreparing, strings.Join(unbound, "; "), poolUnmounted
-	case onClaims && s.CurrentReady < s.DesiredReady:
-		s.lacks = poolUnmounted
-	case service.nowhere():
+	case onClaims && s.mounted < s.DesiredReady:
+		s.lacks, s.Message = poolUnmounted, s.usable()
+		if s.without.Len() > 0 {
+			s.Message += ", and not mounted on " + Some(sets.List(s.without))
+		}
+	case service.Asked && serving == 0 && refused.Len() > 0:
 		s.CurrentReady, s.lacks = 0, poolNowhere
-		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + Some(sets.List(service.NotServing))
-	case service.unknown():
+		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + Some(sets.List(refused))
+	case service.Asked && serving == 0:
 		s.CurrentReady, s.lacks, s.Message = 0, poolUnknown, "the driver has not published its capacity yet"
-	case service.Asked && service.Serving.Len() < s.DesiredReady:
-		s.CurrentReady, s.lacks = min(s.CurrentReady, service.Serving.Len()), poolSomewhere
-		s.Message = fmt.Sprintf("usable on %d of %d nodes", s.CurrentReady, s.DesiredReady)
-		if service.NotServing.Len() > 0 {
-			s.Message += ", and not served on " + Some(sets.List(service.NotServing))
+	case service.Asked && serving < s.DesiredReady:
+		s.CurrentReady, s.lacks = min(s.CurrentReady, serving), poolSomewhere
+		s.Message = s.usable()
+		if refused.Len() > 0 {
+			s.Message += ", and not served on " + Some(sets.List(refused))
 		}
 	case !service.Asked && conditional(pool):
 		s.CurrentReady, s.lacks = 0, poolUntold
 		s.Message = "whether it is served is known once a StorageClass with WaitForFirstConsumer names it"
 	}
+}
+
+func (s *poolState) usable() string {
+	return fmt.Sprintf("usable on %d of %d nodes", s.CurrentReady, s.DesiredReady)
 }
 
 // conditional says that nodes whose driver is ready may well not serve a pool. A pool on a claim is known to be mounted.
@@ -595,26 +648,30 @@ func Some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// mounted is on how many nodes a pool is mounted by any version, what mounts it is deployed in this one, and this one mounts it. A mounter is ready while
-// the pool is mounted, and while an earlier pod is left beside its successor, the ready one can be that.
-func mounted(pool string, seen Observed) (byAny, deployed, byThis int) {
-	for i := range seen.Mounters {
-		m := &seen.Mounters[i]
+// A mounting is the nodes on which a pool is mounted by any version, what mounts it is deployed in this one, and this one mounts it.
+type mounting struct{ byAny, deployed, byThis sets.Set[string] }
+
+// mounted is where a pool is. A mounter is ready while the pool is mounted, and while an earlier pod is left beside its successor, the ready one can be that.
+func (o *Observed) mounted(pool string) mounting {
+	found := mounting{sets.New[string](), sets.New[string](), sets.New[string]()}
+	for i := range o.Mounters {
+		m := &o.Mounters[i]
 		if render.PoolOf(m.Labels) != pool {
 			continue
 		}
-		now := &m.Status
+		now, node := &m.Status, render.LeftoverOf(m).Node
 		if now.ReadyReplicas > 0 {
-			byAny++
+			found.byAny.Insert(node)
 		}
-		if seen.Replaced.Has(m.Name) || now.ObservedGeneration != m.Generation || now.Replicas != now.UpdatedReplicas || now.UpdatedReplicas == 0 {
+		if o.Replaced.Has(m.Name) || now.ObservedGeneration != m.Generation || now.Replicas != now.UpdatedReplicas || now.UpdatedReplicas == 0 {
 			continue
 		}
-		if deployed++; now.ReadyReplicas > 0 {
-			byThis++
+		found.deployed.Insert(node)
+		if now.ReadyReplicas > 0 {
+			found.byThis.Insert(node)
 		}
 	}
-	return byAny, deployed, byThis
+	return found
 }
 
 // claimStatuses are those of a pool's claims, and what there is to say of those that it needs and that are not bound.

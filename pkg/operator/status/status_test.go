@@ -46,6 +46,24 @@ func podOn(node string, state corev1.ContainerState) corev1.Pod {
 	}
 }
 
+// mounterOn is what keeps the pool mounted on a node.
+func mounterOn(node string, change ...func(*appsv1.DeploymentStatus)) appsv1.Deployment {
+	m := appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "mounter-" + node, Labels: render.PoolLabels("local"), Annotations: map[string]string{"hostpathprovisioner.kubevirt.io/node": node}},
+		Status:     appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1},
+	}
+	for _, of := range change {
+		of(&m.Status)
+	}
+	return m
+}
+
+func unmounted(s *appsv1.DeploymentStatus) { s.ReadyReplicas = 0 }
+
+// replaced has the pod of an earlier version, and surging that beside the next one until this is ready.
+func replaced(s *appsv1.DeploymentStatus) { s.UpdatedReplicas = 0 }
+func surging(s *appsv1.DeploymentStatus)  { s.Replicas = 2 }
+
 // conditionLetters has a letter for each condition that is true.
 func conditionLetters(status hppv1.HostPathProvisionerStatus) string {
 	letters := []string{"-", "-", "-", "-"}
@@ -227,13 +245,6 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 		return corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "hpp-pool-local-node-a", Labels: render.PoolLabels("local")},
 			Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
 	}
-	mounter := func(ready int32) appsv1.Deployment {
-		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: ready}}
-	}
-	replaced := mounter(1)
-	replaced.Status.UpdatedReplicas = 0
-	surging := mounter(1) // the earlier pod, until the one beside it is ready
-	surging.Status.Replicas = 2
 	tests := map[string]struct {
 		claims   []corev1.PersistentVolumeClaim
 		mounters []appsv1.Deployment
@@ -241,12 +252,12 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 		words    string
 	}{
 		"claim is lost":                {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimLost)}, nil, hppv1.StoragePoolPreparing, "hpp-pool-local-node-a is Lost"},
-		"none is mounted":              {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(0)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
-		"one is mounted":               {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
-		"both are mounted":             {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
-		"one is of an earlier version": {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), replaced}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
-		"one is being replaced":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), surging}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
-		"claim of another one":         {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
+		"none is mounted":              {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounterOn("a", unmounted), mounterOn("b", unmounted)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
+		"one is mounted":               {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounterOn("a", unmounted), mounterOn("b")}, hppv1.StoragePoolMounting, "usable on 1 of 2 nodes, and not mounted on a"},
+		"both are mounted":             {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounterOn("a"), mounterOn("b")}, hppv1.StoragePoolReady, ""},
+		"one is of an earlier version": {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounterOn("a"), mounterOn("b", replaced)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"one is being replaced":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounterOn("a"), mounterOn("b", surging)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"claim of another one":         {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounterOn("a"), mounterOn("b")}, hppv1.StoragePoolReady, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -277,19 +288,18 @@ func TestPoolThatIsNotMountedAfterAnUpgrade(t *testing.T) {
 	failing := podOn("node-a", corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "device is not blank"}})
 	failing.Labels = render.PoolLabels("local")
 	claim := corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimLost}}
-	mounters := func(ready int32) []appsv1.Deployment {
-		one := appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "mounter", Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: ready}}
-		return []appsv1.Deployment{one, one, one}
+	mounters := func(change ...func(*appsv1.DeploymentStatus)) []appsv1.Deployment {
+		return []appsv1.Deployment{mounterOn("a", change...), mounterOn("b", change...), mounterOn("c", change...)}
 	}
 	for name, tt := range map[string]struct {
 		seen Observed
 		want string
 	}{
-		"the mounters fail":                 {Observed{Mounters: mounters(0), Pods: []corev1.Pod{failing}}, "- P D -"},
-		"the claim is lost":                 {Observed{Mounters: mounters(1), Claims: []corev1.PersistentVolumeClaim{claim}}, "- P - -"},
+		"the mounters fail":                 {Observed{Mounters: mounters(unmounted), Pods: []corev1.Pod{failing}}, "- P D -"},
+		"the claim is lost":                 {Observed{Mounters: mounters(), Claims: []corev1.PersistentVolumeClaim{claim}}, "- P - -"},
 		"there is none at all":              {Observed{}, "- P - -"},
-		"an earlier version has it mounted": {Observed{Mounters: mounters(1), Replaced: sets.New("mounter")}, "A P - -"},
-		"it is mounted":                     {Observed{Mounters: mounters(1)}, "A - - R"},
+		"an earlier version has it mounted": {Observed{Mounters: mounters(), Replaced: sets.New("mounter-a", "mounter-b", "mounter-c")}, "A P - -"},
+		"it is mounted":                     {Observed{Mounters: mounters()}, "A - - R"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := deployed(rolledOutBefore("v1.0.0"))
@@ -307,22 +317,17 @@ func TestPoolThatIsNotMountedAfterAnUpgrade(t *testing.T) {
 
 // A change that only mounters get is rolled out once all of them have it. One that fails then does not change that.
 func TestChangeOfMountersIsRolledOut(t *testing.T) {
-	mounter := func(change func(*appsv1.DeploymentStatus)) appsv1.Deployment {
-		one := appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "mounter", Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1}}
-		change(&one.Status)
-		return one
-	}
 	for name, tt := range map[string]struct {
 		mounters []appsv1.Deployment
 		replaced sets.Set[string]
 		want     string
 	}{
-		"none is applied":        {[]appsv1.Deployment{mounter(func(*appsv1.DeploymentStatus) {})}, sets.New("mounter"), "A P - -"},
-		"its pod is old":         {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas = 0 })}, nil, "A P - -"},
-		"its pod is beside one":  {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.Replicas = 2 })}, nil, "A P - -"},
+		"none is applied":        {[]appsv1.Deployment{mounterOn("a")}, sets.New("mounter-a"), "A P - -"},
+		"its pod is old":         {[]appsv1.Deployment{mounterOn("a", replaced)}, nil, "A P - -"},
+		"its pod is beside one":  {[]appsv1.Deployment{mounterOn("a", surging)}, nil, "A P - -"},
 		"it is not there":        {nil, nil, "- P - -"},
-		"it is done":             {[]appsv1.Deployment{mounter(func(*appsv1.DeploymentStatus) {})}, nil, "A - - R"},
-		"it is done, and failed": {[]appsv1.Deployment{mounter(func(s *appsv1.DeploymentStatus) { s.ReadyReplicas = 0 })}, nil, "- - D R"},
+		"it is done":             {[]appsv1.Deployment{mounterOn("a")}, nil, "A - - R"},
+		"it is done, and failed": {[]appsv1.Deployment{mounterOn("a", unmounted)}, nil, "- - D R"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := deployed(rolledOutBefore(current))
