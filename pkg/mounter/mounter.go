@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -382,8 +383,9 @@ func persist(ctx context.Context, patience time.Duration, log logr.Logger, try f
 	}
 }
 
-// Look returns ErrInUse if volumes of the pool are published, as far as this process sees, for as long as Patience. It changes nothing, and waits
-// for no mounter. Disk files that only a loop device has open it does not see: Unmount does.
+// Look returns ErrInUse if volumes of the pool are published, as far as this process sees, and ErrOccupied if something is known to lie over the
+// pool, for as long as Patience. It changes nothing, and waits for no mounter. Disk files that only a loop device has open it does not see: Unmount
+// does.
 func (m *Mounter) Look(ctx context.Context) error {
 	return persist(ctx, m.Patience, m.Log, func(context.Context) error { return m.lookForUsers() })
 }
@@ -398,15 +400,47 @@ func (m *Mounter) lookForUsers() error {
 	}
 	defer func() { _ = place.Parent.Close() }()
 	top, err := look(place)
-	if err == nil {
-		// Where it is not known whose the mount is, it may be the pool.
-		if ours, err := m.ours(place, top); ours || err != nil {
-			return checkUnpublished(top.mount)
+	if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) {
+		if err := m.checkEachUnpublished(); err != nil {
+			return err
 		}
-	} else if !errors.Is(err, ErrNotMounted) && !errors.Is(err, ErrOccupied) {
+		return cmp.Or(m.checkUncovered(), checkUnused(place))
+	}
+	if err != nil {
 		return err
 	}
-	return checkUnused(place)
+	ours, whose := m.ours(place, top)
+	known, err := recordedNow(place)
+	if err != nil {
+		return err
+	}
+	known = known || m.Claim != nil
+	switch {
+	case ours:
+		return checkUnpublished(top.mount)
+	case known && whose == nil:
+		return checkUnused(place)
+	}
+	if err := m.checkEachUnpublished(); err != nil || !known { // only the claim shows which is the pool: Unmount may have it
+		return err
+	}
+	return whose
+}
+
+// checkEachUnpublished is checkUnpublished for whatever is mounted at the pool's path, in sight or not: each may be the pool.
+func (m *Mounter) checkEachUnpublished() error {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return err
+	}
+	for _, at := range table {
+		if at.Mountpoint == m.Target {
+			if err := checkUnpublished(at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Unmount unmounts the pool, if a mounter has mounted it or it is the claim's. It returns ErrInUse, with the pool mounted as before, if

@@ -118,6 +118,16 @@ func recorded(place mounts.Place) (*record, error) {
 	return r, nil
 }
 
+// recordedNow says whether there is a record of this boot.
+func recordedNow(place mounts.Place) (bool, error) {
+	before, err := recorded(place)
+	if err != nil || before == nil {
+		return false, err
+	}
+	boot, err := bootID()
+	return before.Boot == boot, err
+}
+
 // forgetMount removes the record once nothing of it is mounted, and a note: the claim may serve others from now on.
 func forgetMount(place mounts.Place) error {
 	return errors.Join(removeFile(place.Parent, recordFile), forget(place.Parent))

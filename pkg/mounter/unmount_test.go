@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,6 +77,43 @@ func TestLook(t *testing.T) {
 	must.Succeed(t, m.Check(), unix.Unmount(m.Target, 0))
 	mountByHand(t, m.Target)
 	must.Succeed(t, m.Look(t.Context()))
+}
+
+// The mounter does not end under users that something else mounted hides, nor where Unmount would refuse that, and not where only the claim, which
+// Look does not have, shows that it is the pool.
+func TestLookUnderMountOfAdministrator(t *testing.T) {
+	record := func(m *mounter.Mounter) string { return filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted") }
+	for name, tt := range map[string]struct {
+		hide   func(t *testing.T, m *mounter.Mounter)
+		unused error
+	}{
+		"over the pool":          {func(t *testing.T, m *mounter.Mounter) { mountByHand(t, m.Target) }, mounter.ErrOccupied},
+		"over the one above":     {func(t *testing.T, m *mounter.Mounter) { mountByHand(t, filepath.Dir(m.Target)) }, mounter.ErrOccupied},
+		"of an upstream mounter": {func(t *testing.T, m *mounter.Mounter) { must.Succeed(t, os.Remove(record(m))) }, nil},
+		"over that of an upstream mounter": {func(t *testing.T, m *mounter.Mounter) {
+			must.Succeed(t, os.Remove(record(m)))
+			mountByHand(t, m.Target)
+		}, nil},
+		"with the record of an earlier boot": {func(t *testing.T, m *mounter.Mounter) {
+			must.Succeed(t, os.WriteFile(record(m), []byte(`{"boot":"another"}`), 0o600))
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := newMounter(t)
+			must.Succeed(t, m.Mount(t.Context()))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+			volume, published := filepath.Join(m.Target, "pvc-1"), t.TempDir()
+			must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
+			m.Claim = nil
+			tt.hide(t, m)
+			must.ErrorIs(t, m.Look(t.Context()), mounter.ErrInUse)
+			must.Succeed(t, unix.Unmount(published, 0))
+			if err := m.Look(t.Context()); !errors.Is(err, tt.unused) {
+				t.Errorf("without users it says %v, want %v", err, tt.unused)
+			}
+		})
+	}
 }
 
 // A pool that something is mounted over is not unmounted, and neither is that.
