@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"time"
 
@@ -364,17 +365,37 @@ func (c *cluster) mounts(pod *corev1.Pod) bool {
 	return pod.Namespace == c.namespace && (ofPool(pod) || pod.Labels[render.UpstreamPoolLabel] != "")
 }
 
-// hasPathIn says whether a pod has a directory of a pool by its path, as a hostPath or by a claim. The driver's own pods have all pools so.
+// hasPathIn says whether a pod has a pool by its path, or a directory of it, as a hostPath or by a claim. The driver's own pods have all pools so, and
+// those that mount pools the path. A path above shows that it is used no more than on any pod that looks at the whole node.
 func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims byClaim) bool {
 	if pod.Namespace == c.namespace && ofDriver(pod) {
 		return false
 	}
 	data := render.DataDirectory(hppv1.StoragePool{Path: hppv1.HostDirectory(pool)})
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && origin.Inside(v.HostPath.Path, data)
-	}) || slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
-		return slices.ContainsFunc(sets.List(ofClaims[claim]), func(at string) bool { return origin.Inside(at, data) })
+	in := func(at string) bool {
+		return origin.Inside(at, data) || path.Clean(at) == path.Clean(pool) && !c.mounts(pod)
+	}
+	return slices.ContainsFunc(hostPathsOf(pod), in) || slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
+		return slices.ContainsFunc(sets.List(ofClaims[claim]), in)
 	})
+}
+
+// hostPathsOf are the hostPaths of a pod, and what its containers have of them.
+func hostPathsOf(pod *corev1.Pod) (paths []string) {
+	for _, v := range pod.Spec.Volumes {
+		if v.HostPath == nil {
+			continue
+		}
+		paths = append(paths, v.HostPath.Path)
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			for _, m := range container.VolumeMounts {
+				if m.Name == v.Name {
+					paths = append(paths, path.Join(v.HostPath.Path, m.SubPath))
+				}
+			}
+		}
+	}
+	return paths
 }
 
 // poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.

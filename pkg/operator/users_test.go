@@ -54,10 +54,23 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 	}
 	ofDriver := driverPod("here")
 	ofDriver.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast/csi")}}
+	above := func(subPath string) *corev1.Pod {
+		pod := podWith("user", "here", onHost("/mnt"))
+		pod.Spec.Volumes[0].Name = "above"
+		pod.Spec.Containers = []corev1.Container{{VolumeMounts: []corev1.VolumeMount{{Name: "above", SubPath: subPath}, {Name: "other", SubPath: "fast"}}}}
+		return pod
+	}
+	ofMounter := mounterPod(mounterOf("fast", "here"), "here", true)
+	ofMounter.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast")}}
 	for name, tt := range map[string]struct {
 		pod   *corev1.Pod
 		waits bool
 	}{
+		"the pool's path":                    {podWith("user", "here", onHost("/mnt/fast/")), true},
+		"the pool's path, and mounts it":     {ofMounter, false},
+		"a path above, and the pool's in it": {above("fast"), true},
+		"a path above, and another in it":    {above("slow"), false},
+		"a path above":                       {above(""), false},
 		"the pool's directory":               {podWith("user", "here", onHost("/mnt/fast/csi/")), true},
 		"a volume by its directory":          {podWith("user", "here", onHost("/mnt/fast/csi/pvc-1")), true},
 		"a directory beside it":              {podWith("user", "here", onHost("/mnt/fast/csi-2")), false},
