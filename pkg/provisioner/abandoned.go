@@ -50,12 +50,9 @@ func (a *abandoned) remove(ctx context.Context) {
 			if name == "" || settled && last == had || is && pv == nil {
 				continue
 			}
-			if err := a.settle(ctx, v.ID, name, pv, had); err != nil {
-				a.events.log.Error(err, "Failed to check a directory that may have no PersistentVolume", "volume", v.ID)
+			if there[v.ID] = had; !a.settle(ctx, v.ID, name, pv, had) {
 				delete(there, v.ID)
-				continue
 			}
-			there[v.ID] = had
 		}
 		if after = next; next == (volume.ID{}) {
 			a.settled = there
@@ -114,46 +111,56 @@ func pvOf(id volume.ID) string {
 	return id.String()[at:]
 }
 
-func (a *abandoned) settle(ctx context.Context, id volume.ID, name string, pv *corev1.PersistentVolume, had types.UID) error {
+// settle does what is left to do for a directory. It is not done while a PersistentVolume that may go has it.
+func (a *abandoned) settle(ctx context.Context, id volume.ID, name string, pv *corev1.PersistentVolume, had types.UID) (done bool) {
+	done, err := a.try(ctx, id, name, pv, had)
+	if err != nil {
+		a.events.log.Error(err, "Failed to check a directory that may have no PersistentVolume", "volume", id)
+	}
+	return done && err == nil
+}
+
+func (a *abandoned) try(ctx context.Context, id volume.ID, name string, pv *corev1.PersistentVolume, had types.UID) (done bool, err error) {
 	unlock, err := a.pool.Lock(id)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	if pv != nil {
-		return a.pool.Confirm(ctx, id, string(had))
+		return true, a.pool.Confirm(ctx, id, string(had))
 	}
 	place := store.VolumePath{Directory: a.config.Path, Name: id.String()}
 	found, err := store.Handover{From: place, To: place}.Find()
 	if err != nil || !found.From.Directory || !found.From.Provisional {
-		return err
+		return true, err
 	}
 	if used, err := a.used(ctx, id, name); err != nil || used {
-		return err
+		return false, err
 	}
 	// Something was written there.
 	if empty, err := isEmpty(a.config.Path, id.String()); err != nil || !empty {
-		return err
+		return true, err
 	}
 	if err := a.pool.Delete(ctx, id); err != nil {
-		return fmt.Errorf("delete: %w", err)
+		return false, fmt.Errorf("delete: %w", err)
 	}
 	a.events.log.Info("Removed the directory of a claim that was deleted before its PersistentVolume was made", "volume", id)
-	return nil
+	return true, nil
 }
 
 // used asks the API server whether the PersistentVolume is there, unless it is elsewhere, or another one that names the directory.
 func (a *abandoned) used(ctx context.Context, id volume.ID, name string) (bool, error) {
+	node, err := a.node(ctx)
+	if err != nil {
+		return false, err
+	}
 	pv, err := a.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
-	if err == nil && !a.elsewhere(id, pv) {
+	// That of another node has the same path there.
+	if err == nil && !a.elsewhere(id, pv) && (!a.config.ofOtherInstance(pv) || origin.MayUse(pv, node)) {
 		return true, nil
-	}
-	node, err := a.node(ctx)
-	if err != nil {
-		return false, err
 	}
 	users, err := a.users(id.String(), node)
 	return len(users) > 0, err

@@ -1025,6 +1025,47 @@ func TestAbandonedDirectories_ofPersistentVolumesElsewhere(t *testing.T) {
 	}
 }
 
+// The node was down while its claim was given to another, whose directory has the same path. What pods of this node may use stays, and is looked at
+// again once that is gone.
+func TestAbandonedDirectories_ofClaimThatAnotherNodeGot(t *testing.T) {
+	for name, tt := range map[string]struct {
+		affinity *corev1.VolumeNodeAffinity
+		kept     bool
+	}{
+		"for the other node": {onHost("host-b"), false},
+		"for any node":       {nil, true},
+		"for this node too":  {onHost("host-a"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, Config{Mode: PerNode})
+			o := request()
+			_, _, err := h.Provision(t.Context(), o)
+			must.Succeed(t, err)
+			pv := own(t, t.TempDir())
+			pv.Name, pv.UID, pv.Status.Phase = o.PVName, "first", corev1.VolumeBound
+			pv.Spec.HostPath.Path = filepath.Join(h.config.Path, o.PVName)
+			pv.Annotations[origin.ProvisionOnNode] = "node-b"
+			pv.Spec.NodeAffinity = tt.affinity
+			volumes := h.client.CoreV1().PersistentVolumes()
+			_, err = volumes.Create(t.Context(), pv, metav1.CreateOptions{})
+			must.Succeed(t, err)
+			a := &abandoned{Provisioner: h.Provisioner, settled: make(map[volume.ID]types.UID)}
+			a.remove(t.Context())
+			if left := h.directories(); len(left) > 0 != tt.kept {
+				t.Fatalf("left with their promises: %v", left)
+			}
+			if !tt.kept {
+				return
+			}
+			must.Succeed(t, volumes.Delete(t.Context(), pv.Name, metav1.DeleteOptions{}))
+			a.remove(t.Context())
+			if left := h.directories(); len(left) > 0 {
+				t.Errorf("left with their promises when no PersistentVolume is there any more: %v", left)
+			}
+		})
+	}
+}
+
 // What names a directory stays what it is for pods of this node, if its affinity is for it, whatever node its annotation names.
 func TestDelete_directoryOfAnotherThatIsAnnotatedOtherwise(t *testing.T) {
 	for name, tt := range map[string]struct {
