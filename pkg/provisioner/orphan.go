@@ -18,6 +18,7 @@ import (
 type orphans struct {
 	*Provisioner
 	checked time.Time
+	gone    map[string]bool // by node, when it was last checked
 }
 
 // check asks the API server, now and then: the informer has only what this instance has to do with.
@@ -46,11 +47,12 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 			}
 			gone[node] = err != nil
 		}
-		if gone[node] {
+		if gone[node] && o.gone[node] { // one that is made anew is back by the next check
 			o.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("node %s, which had its directory %s, does not exist any more: %s",
 				node, origin.Path(pv), remedy(pv, node)))
 		}
 	}
+	o.gone = gone
 }
 
 // remedy is what to do about a PersistentVolume whose node is gone. The directory may still be there if the affinity is for

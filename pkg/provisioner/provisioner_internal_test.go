@@ -713,8 +713,15 @@ func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 		}),
 		volume("contradictory", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.Identity] = "node-y" }),
 		volume("foreign", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.ProvisionedBy] = "example.com/other" }))
-	for range 2 { // instances on two nodes
-		(&orphans{Provisioner: h.Provisioner}).check(t.Context(), time.Now())
+	one, other, now := &orphans{Provisioner: h.Provisioner}, &orphans{Provisioner: h.Provisioner}, time.Now() // instances on two nodes
+	for _, o := range []*orphans{one, other} {
+		o.check(t.Context(), now)
+	}
+	if said := h.events(); len(said) > 0 {
+		t.Errorf("of nodes that may be made anew it says %q", said)
+	}
+	for _, o := range []*orphans{one, other} {
+		o.check(t.Context(), now.Add(strayAgain))
 	}
 	const gone, remove = "VolumeFailedDelete: node node-z, which had its directory /", "remove its finalizers"
 	events := strings.Join(h.events(), "\n")
