@@ -25,6 +25,7 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -321,5 +322,28 @@ func TestNodeWithATaintCountsForNoOther(t *testing.T) {
 				t.Errorf("Available is %s: %s", available.Status, available.Message)
 			}
 		})
+	}
+}
+
+// An object that is refused, as after a rollback of the operator alone, is available as long as the driver is.
+func TestRefusedObjectIsAvailableWhileTheDriverIs(t *testing.T) {
+	object := stored("hpp", 1, false)
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	h.reconcile("hpp")
+	h.rolledOut(1)
+	h.reconcile("hpp")
+	h.has(object)
+	object.Status.ObservedVersion = "v99.0.0"
+	must.Succeed(t, h.Status().Update(t.Context(), object))
+	h.reconciler.Config.Version = "v1.0.0"
+	for _, ready := range []int32{1, 0, 1} {
+		set := h.rolledOut(1)
+		set.Status.NumberReady = ready
+		must.Succeed(t, h.Status().Update(t.Context(), set))
+		h.reconcile("hpp")
+		h.has(object)
+		if got := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable); got.Reason != status.ReasonDowngrade || (got.Status == metav1.ConditionTrue) != (ready > 0) {
+			t.Errorf("with %d pods of the driver ready: %+v", ready, got)
+		}
 	}
 }

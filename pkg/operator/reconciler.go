@@ -99,9 +99,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return r.delete(ctx, object)
 	}
 	if reason, why := r.refuses(object); reason != "" {
-		refused := status.Refuse(object, r.Config.Version, reason, why)
-		measure(refused)
-		return ctrl.Result{}, r.reporter().update(ctx, object, refused)
+		return ctrl.Result{}, r.refuse(ctx, object, reason, why)
 	}
 	if controllerutil.AddFinalizer(object, hppv1.Finalizer) {
 		patch := client.MergeFromWithOptions(&all.Items[i], client.MergeFromWithOptimisticLock{})
@@ -165,13 +163,25 @@ func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 	return &oldest
 }
 
+// refuse reports on an object that nothing is changed for, and whether what was rolled out before serves now.
+func (r *Reconciler) refuse(ctx context.Context, object *hppv1.HostPathProvisioner, reason, why string) error {
+	driver, err := get[appsv1.DaemonSet](ctx, r.cluster(), render.DriverDaemonSet)
+	if err != nil {
+		return err
+	}
+	serves := driver != nil && driver.Status.NumberReady > 0 && driver.Status.NumberReady >= driver.Status.DesiredNumberScheduled
+	refused := status.Refuse(object, r.Config.Version, reason, why, serves)
+	measure(refused)
+	return r.reporter().update(ctx, object, refused)
+}
+
 // ignore reports on an object that another one is in effect, and lets it go if it is deleted.
 func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathProvisioner) error {
 	if object.DeletionTimestamp != nil {
 		return r.release(ctx, object)
 	}
 	return r.reporter().update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
-		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name)))
+		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name), false))
 }
 
 func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisioner) error {

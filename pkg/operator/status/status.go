@@ -293,13 +293,10 @@ func (c conditions) rolledOut(r rollout) {
 	}
 }
 
-// Refuse is the status of an object that is not reconciled.
-func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
+// Refuse is the status of an object that is not reconciled, while what was rolled out for it before serves, or not.
+func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string, serves bool) hppv1.HostPathProvisionerStatus {
 	status := begin(object, operatorVersion)
 	c := conditions{status: &status, generation: object.Generation}
-	// What runs goes on. It is said anew in any case: the upstream operator leaves out reasons, and with such a condition the API server
-	// takes no status.
-	serves := reason != ReasonSecond && meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionAvailable)
 	available := message
 	if serves {
 		available = "What was rolled out before goes on, and nothing is changed: " + message

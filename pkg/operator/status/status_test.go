@@ -187,8 +187,8 @@ func TestDowngrades(t *testing.T) {
 	}
 }
 
-// An object that is refused has conditions that the API server takes, whatever the upstream operator has left in them, and none says that
-// all is well.
+// An object that is refused has conditions that the API server takes, whatever the upstream operator has left in them. It is available while
+// what was rolled out serves, and none says that all is well.
 func TestRefuse(t *testing.T) {
 	for _, reason := range []string{ReasonDowngrade, ReasonPools, ReasonSecond} {
 		for _, before := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse, ""} {
@@ -196,14 +196,15 @@ func TestRefuse(t *testing.T) {
 			if before != "" {
 				object.Status.Conditions = []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: before, Message: "Application Available"}}
 			}
-			got := Refuse(object, current, reason, "so it is")
+			serves := before != metav1.ConditionTrue
+			got := Refuse(object, current, reason, "so it is", serves)
 			for _, condition := range got.Conditions {
 				if condition.Reason == "" || condition.ObservedGeneration != 4 || !strings.Contains(condition.Message, "so it is") {
 					t.Errorf("refused for %s, and %q before: %+v", reason, before, condition)
 				}
 			}
-			if want := before == metav1.ConditionTrue && reason != ReasonSecond; meta.IsStatusConditionTrue(got.Conditions, hppv1.ConditionAvailable) != want {
-				t.Errorf("refused for %s, and %q before: Available is not %v", reason, before, want)
+			if meta.IsStatusConditionTrue(got.Conditions, hppv1.ConditionAvailable) != serves {
+				t.Errorf("refused for %s, and %q before: Available is not %v", reason, before, serves)
 			}
 		}
 	}
@@ -216,7 +217,7 @@ func TestListsAreOfWhatIsSeenNow(t *testing.T) {
 		StoragePoolStatuses: []hppv1.StoragePoolStatus{{Name: "local"}},
 	})
 	for what, status := range map[string]hppv1.HostPathProvisionerStatus{
-		"refused": Refuse(object, current, ReasonDowngrade, "so it is"), "deleted": Deleting(object, current, []string{"pod writer"}, 1, 0),
+		"refused": Refuse(object, current, ReasonDowngrade, "so it is", true), "deleted": Deleting(object, current, []string{"pod writer"}, 1, 0),
 	} {
 		if len(status.DeletedNodes)+len(status.NodeStatuses)+len(status.StoragePoolStatuses) > 0 {
 			t.Errorf("%s: it lists %+v, %+v, %+v", what, status.DeletedNodes, status.NodeStatuses, status.StoragePoolStatuses)
