@@ -712,3 +712,28 @@ func TestVolumeFromBackupIsCounted(t *testing.T) {
 		must.ErrorIs(t, errors.Join(err, f.Sync(), f.Close()), syscall.EDQUOT)
 	})
 }
+
+// What the trees need is measured while the driver runs, also beside a volume without a limit, with which it is not counted what others
+// hold: after quotas were switched on, and after the trees were converted.
+func TestTreesAreMeasuredWhileDriverRuns(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.MadeFS(t, "btrfs", 1<<30, "-m", "dup")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("old", 8*mib)
+		for _, c := range []struct{ what, command string }{
+			{"quotas were switched on", `btrfs quota enable "$0"; btrfs quota rescan -w "$0"`},
+			{"the trees became single", `btrfs balance start -f -mconvert=single "$0"`},
+			{"the trees became duplicated", `btrfs balance start -f -mconvert=dup "$0"`},
+		} {
+			command(t, "sh", "-ec", c.command, root)
+			h.later(2 * time.Minute)
+			while := h.capacity()
+			h.restart(local)
+			h.later(2 * time.Minute)
+			if after := h.capacity(); while > after+8*mib || while < after-8*mib {
+				t.Errorf("after %s the capacity is %d MiB, and %d after a restart", c.what, while/mib, after/mib)
+			}
+		}
+	})
+}

@@ -299,22 +299,23 @@ func (f *Filesystem) keep(bytes int64) {
 	})
 }
 
-// CannotCount notes that it cannot be counted what others occupy, since a pool came whose volumes are not. What was counted before
-// says nothing any more.
-func (l *Ledger) CannotCount() {
+// CannotCount notes that it cannot be counted what others occupy, since a pool came whose volumes are not, and what the trees of the
+// filesystem need. What was counted before says nothing any more.
+func (l *Ledger) CannotCount(trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
-		if !a.atMost {
-			return nil
+		a.trees = trees
+		a.trees.Spare = 0
+		if a.atMost {
+			a.base, a.atMost = volume.Unknown, false
 		}
-		a.base, a.atMost = volume.Unknown, false
 		return &a
 	})
 }
 
-// SetTrees notes what the trees of the filesystem need, where what others occupy is not counted with it. Of the pools
-// there the one that needs most decides: it may enforce sizes for that pool alone.
+// SetTrees notes what the trees of the filesystem need until the next count. Of the pools
+// there the one that needs most decides: another may not have noticed yet that quotas were switched on.
 func (l *Ledger) SetTrees(trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -180,10 +180,29 @@ func (u *usage) countsForAll() bool {
 	return true // it was not opened yet
 }
 
+// trees is what the filesystem needs for its trees, for the pool there that has it need most: one may not have noticed yet that quotas
+// were switched on.
+func (in *Visit) trees() (most quota.Trees, err error) {
+	for _, p := range in.Pool.onFilesystem() {
+		enforcer := in.Enforcer
+		if p != in.Pool {
+			enforcer = cmp.Or(p.View().Enforcer, enforcer)
+		}
+		trees, err := enforcer.Trees(in.Store.Root())
+		if err != nil {
+			return most, err
+		}
+		if trees.Copies > most.Copies || trees.Copies == most.Copies && trees.Room.Bounded {
+			most = trees
+		}
+	}
+	return most, nil
+}
+
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken. What a pool holds
 // that cannot be entered now counts as foreign: then it is not all counted. If what is taken cannot be known now, the last number stays.
 func (in *Visit) count() (all bool) {
-	trees, err := in.Enforcer.Trees(in.Store.Root())
+	trees, err := in.trees()
 	if err != nil {
 		return false
 	}
@@ -201,7 +220,7 @@ func (in *Visit) count() (all bool) {
 	for _, p := range in.Pool.onFilesystem() {
 		one, entered, counts := p.usage.held(in, look)
 		if !counts {
-			in.Pool.Ledger.CannotCount()
+			in.Pool.Ledger.CannotCount(trees)
 			return true
 		}
 		held.Add(one)

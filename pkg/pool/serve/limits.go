@@ -28,6 +28,9 @@ func (c *checks) changeEnforcer(in *Visit) {
 	now.enforcer = in.Enforcer
 	in.Pool.identity.Store(&now)
 	in.Pool.Ledger.SetInodes(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.InodeBytes())
+	if trees, err := in.trees(); err == nil { // or the next count does it
+		in.Pool.Ledger.SetTrees(trees)
+	}
 	if why := in.Enforcer.Unenforced(); why != nil {
 		in.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
 	} else {
