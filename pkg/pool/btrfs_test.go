@@ -47,17 +47,13 @@ func writeSynced(t *testing.T, path string, bytes int) error {
 func TestSimpleQuotasEnforceNothing(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
-	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
-		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
-	}
 	const required = `[{"name":"local","path":"pool","enforcement":"required"}]`
 	root := testenv.CountingBtrfs(t, 512*mib)
 	withQuotas(t, root, required, func(t *testing.T, h *harness) {
 		for _, name := range []string{"pvc-1", "pvc-full"} {
 			h.create(name, 16*mib)
 		}
-		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
-		switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
+		countSimply(t, root)
 		for _, name := range []string{"pvc-1", "pvc-full"} {
 			group(t, root, h.Path("pool", name))
 		}
@@ -88,6 +84,16 @@ func TestSimpleQuotasEnforceNothing(t *testing.T) {
 		}
 		h.wantClean()
 	})
+}
+
+// countSimply switches from ordinary quotas to simple ones.
+func countSimply(t *testing.T, root string) {
+	t.Helper()
+	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
+		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
+	}
+	switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
+	switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
 }
 
 // group has a volume limited to 16 MiB as an earlier version did with simple quotas.
@@ -609,7 +615,8 @@ func TestDeleteWhereTreesAreFull(t *testing.T) {
 	})
 }
 
-// A pod that makes subvolumes in its volume, one in the other, does not keep it from being deleted where the trees are full.
+// A pod that makes subvolumes in its volume, one in the other, does not keep it from being deleted where the trees are full, nor do limits
+// that it gives them.
 func TestDeleteOfNestedWhereTreesAreFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.CountingBtrfs(t, 256*mib, "-m", "single")
@@ -620,6 +627,9 @@ func TestDeleteOfNestedWhereTreesAreFull(t *testing.T) {
 			command(t, "btrfs", "subvolume", "create", h.Path("pool", path))
 			must.Succeed(t, os.WriteFile(h.Path("pool", path, "file"), []byte("x"), 0o600))
 		}
+		makeSubvolume(t, h.Path("pool", "full"), "limited", "", mib)
+		makeSubvolume(t, h.Path("pool", "full", "limited"), "below", "", mib)
+		fillToLimit(t, h.Path("pool", "full", "limited"))
 		command(t, "btrfs", "property", "set", h.Path("pool", "other/nested/next"), "ro", "true")
 		fillTrees(t, root, h.Path("pool", "full"))
 		h.delete("other")
@@ -710,6 +720,22 @@ func TestVolumeFromBackupIsCounted(t *testing.T) {
 		f := must.Value(os.Create(h.Path("pool", "pvc-1", "more")))(t)
 		_, err := f.Write(make([]byte, 8*mib))
 		must.ErrorIs(t, errors.Join(err, f.Sync(), f.Close()), syscall.EDQUOT)
+	})
+}
+
+// While quotas are inconsistent the pool is served without, and the kernel goes on limiting. A copy has the limit of no other.
+func TestCopyWhileQuotasAreInconsistentHasNoLimit(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", 16*mib)
+		must.Succeed(t, writeSynced(t, h.Path("pool", "pvc-1", "data"), 8*mib), h.snapshot("s-1", "pvc-1"))
+		loseCount(t, root)
+		h.restart(local)
+		for name, of := range map[string]volume.ID{"clone": id(t, "pvc-1"), "restore": snapshotID(t, "s-1")} {
+			must.Succeed(t, must.Err(h.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: 64 * mib}, Source: &pool.Source{ID: of}})))
+			must.Succeed(t, writeSynced(t, h.Path("pool", name, "more"), 32*mib))
+		}
 	})
 }
 

@@ -47,27 +47,38 @@ func TestDeleteRemovesProtectedVolume(t *testing.T) {
 	}
 }
 
-// On btrfs taking the flags off the root of a volume is charged to its limit, at which it may be.
+// On btrfs taking the flags off the root of a volume is charged to its limit, at which it may be, also where the driver takes quotas for none.
 func TestDeleteRemovesFullProtectedVolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr", "btrfs")
-	for _, readOnly := range []bool{false, true} {
-		t.Run(fmt.Sprintf("read-only %v", readOnly), func(t *testing.T) {
-			root := testenv.CountingBtrfs(t, 512*mib)
-			withQuotas(t, root, local, func(t *testing.T, h *harness) {
-				h.create("pvc-1", 16*mib)
-				volume := h.Path("pool", "pvc-1")
-				must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
-				command(t, "chattr", "+i", volume)
-				fillToLimit(t, volume+"/full")
-				if readOnly {
-					command(t, "btrfs", "property", "set", volume, "ro", "true")
-				}
-				h.delete("pvc-1")
-				h.wantVolumes()
-				h.wantClean()
+	for name, lose := range map[string]func(t *testing.T, root, volume string){
+		"enforced":     func(*testing.T, string, string) {},
+		"inconsistent": func(t *testing.T, root, _ string) { loseCount(t, root) },
+		"simple": func(t *testing.T, root, volume string) {
+			countSimply(t, root)
+			group(t, root, volume)
+		},
+	} {
+		for _, readOnly := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s read-only %v", name, readOnly), func(t *testing.T) {
+				root := testenv.CountingBtrfs(t, 512*mib)
+				withQuotas(t, root, local, func(t *testing.T, h *harness) {
+					h.create("pvc-1", 16*mib)
+					volume := h.Path("pool", "pvc-1")
+					lose(t, root, volume)
+					must.Succeed(t, os.Mkdir(volume+"/full", 0o700))
+					command(t, "chattr", "+i", volume)
+					fillToLimit(t, volume+"/full")
+					if readOnly {
+						command(t, "btrfs", "property", "set", volume, "ro", "true")
+					}
+					h.restart(local)
+					h.delete("pvc-1")
+					h.wantVolumes()
+					h.wantClean()
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -120,22 +131,51 @@ func command(t *testing.T, name string, args ...string) {
 }
 
 // A process that makes a subvolume in a volume needs no privilege to give it a limit (BTRFS_SUBVOL_QGROUP_INHERIT). It does not keep the
-// volume from being erased: a full subvolume is made writable, and others in it are removed.
+// volume from being erased: a full subvolume is made writable, and others in it are removed. The kernel keeps limits also where the driver
+// takes quotas for none: simple ones, and those that count nothing any more.
 func TestDeleteRemovesFullSubvolumesInVolume(t *testing.T) {
 	testenv.NeedRoot(t)
-	root := testenv.CountingBtrfs(t, 512*mib)
-	withQuotas(t, root, local, func(t *testing.T, h *harness) {
-		h.create("pvc-1", 16*mib)
-		volume := h.Path("pool", "pvc-1")
-		makeSubvolume(t, volume, "full", "", mib)
-		makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
-		fillToLimit(t, volume+"/full")
-		syncfs(t, root)
-		makeSubvolume(t, volume, "read-only", volume+"/full", 1) // it has the limit of its source
-		h.delete("pvc-1")
-		h.wantVolumes()
-		h.wantClean()
-	})
+	for name, c := range map[string]struct {
+		before, after func(t *testing.T, root string)
+	}{
+		"enforced":     {},
+		"simple":       {before: countSimply},
+		"inconsistent": {after: loseCount},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.CountingBtrfs(t, 512*mib)
+			if c.before != nil {
+				c.before(t, root)
+			}
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				volume := h.Path("pool", "pvc-1")
+				makeSubvolume(t, volume, "full", "", mib)
+				makeSubvolume(t, volume+"/full", "inside", "", 16*mib)
+				must.Succeed(t, os.WriteFile(volume+"/full/inside/data", make([]byte, 8*mib), 0o600))
+				fillToLimit(t, volume+"/full")
+				syncfs(t, root)
+				makeSubvolume(t, volume, "read-only", volume+"/full", 1) // it has the limit of its source
+				if c.after != nil {
+					c.after(t, root)
+				}
+				h.restart(local)
+				if enforced := h.Status()[0].Enforced; enforced != (name == "enforced") {
+					t.Errorf("enforced: %v", enforced)
+				}
+				h.delete("pvc-1")
+				h.wantVolumes()
+				h.wantClean()
+			})
+		})
+	}
+}
+
+// loseCount has the kernel take the count of quotas for wrong, by changing what groups contain.
+func loseCount(t *testing.T, root string) {
+	t.Helper()
+	command(t, "sh", "-ec", `btrfs subvolume create "$0/a"; head -c 5M /dev/zero >"$0/a/x"; sync -f "$0"; btrfs subvolume snapshot "$0/a" "$0/b"
+btrfs qgroup create 1/5 "$0"; btrfs qgroup assign --no-rescan "0/$(btrfs inspect-internal rootid "$0/a")" 1/5 "$0"; sync -f "$0"`, root)
 }
 
 // makeSubvolume makes a subvolume, or a read-only snapshot of one, that has a limit in bytes.

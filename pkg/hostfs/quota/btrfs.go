@@ -154,18 +154,6 @@ func setLimit(d *dir.Dir, id ID, bytes int64) error {
 	return ioctl.Do(d, btrfsQgroupLimit, &args)
 }
 
-func (s *subvolumes) Free(in, d *dir.Dir) error {
-	id, err := s.IDOf(d)
-	if err != nil || id == 0 {
-		return err
-	}
-	err = setLimit(in, id, 0)
-	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTCONN) { // it has no qgroup, or quotas were disabled
-		return fmt.Errorf("take the limits off subvolume %d in %s: %w", id, in, err)
-	}
-	return nil
-}
-
 // ifThere ignores that a qgroup, or the tree of them, is not there.
 func ifThere(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {

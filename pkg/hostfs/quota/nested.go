@@ -5,12 +5,45 @@ import (
 	"fmt"
 	"math"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // ErrNested reports a subvolume of btrfs in which others are left.
 var ErrNested = errors.New("more subvolumes lie in it than are removed at once")
+
+// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits, which the kernel keeps as
+// long as there are quotas of any kind. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
+func Free(in, d *dir.Dir) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return fmt.Errorf("find the kind of filesystem of %s: %w", d, err)
+	}
+	if uint32(st.Type) != unix.BTRFS_SUPER_MAGIC {
+		return nil
+	}
+	id, err := (*subvolumes)(nil).IDOf(d)
+	if err != nil || id == 0 {
+		return err
+	}
+	return free(in, id)
+}
+
+// groups begins the ids of the qgroups by which an earlier version limited subvolumes with simple quotas: level 1, and "HP".
+const groups = ID(1)<<48 | 0x4850<<32
+
+// free is Free for the subvolume of an id.
+func free(in *dir.Dir, id ID) error {
+	for _, limited := range []ID{id, groups | id} {
+		err := setLimit(in, limited, 0)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTCONN) { // there is no such qgroup, or quotas were disabled
+			return fmt.Errorf("take the limits off subvolume %d in %s: %w", id, in, err)
+		}
+	}
+	return nil
+}
 
 // atOnce is how many subvolumes RemoveNested removes.
 const atOnce = 1000
@@ -28,6 +61,9 @@ func RemoveNested(d *dir.Dir) error {
 		case err != nil:
 			return fmt.Errorf("find the subvolumes in %s: %w", d, err)
 		case inside != 0:
+			if err := free(d, at); err != nil { // which the removal of one in it is charged to
+				return err
+			}
 			at = inside
 			continue
 		case at == own:

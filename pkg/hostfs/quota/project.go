@@ -307,9 +307,6 @@ func (p projects) checkFew(fs *dir.Dir) error {
 
 func (p projects) Outside(*dir.Dir) (int, error) { return 0, nil }
 
-// Free does nothing: projects limit no subvolumes.
-func (projects) Free(_, _ *dir.Dir) error { return nil }
-
 func (p projects) IDOf(d *dir.Dir) (ID, error) {
 	attr, err := attrOf(d)
 	// A filesystem without project ids: no id.

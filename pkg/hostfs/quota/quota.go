@@ -154,9 +154,6 @@ type Facility interface {
 	// id, does.
 	Release(fs *dir.Dir, id ID) error
 
-	// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
-	Free(in, d *dir.Dir) error
-
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage
 	// and are not taken: leaks of an earlier crash. It returns how many it released. It asks
 	// whether an id is taken for each with a limit, also for those that are in use. On

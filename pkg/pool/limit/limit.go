@@ -232,9 +232,12 @@ func (e *Enforcer) ApplyWhileCopied(d *dir.Dir, c ledger.Info, inodes int64) err
 	return e.facility.Limit(d, c.QuotaID(), limit)
 }
 
-// Lift takes the limit off a piece of trash: on btrfs removing files can need more space than
-// a full subvolume has left. It returns the id that the trash carries, if that is claimed by the uid in its name or by none.
+// Lift takes the limit off a piece of trash, or off a copy, which has that of its source: on btrfs removing files can need more space than
+// a full subvolume has left, also where the driver takes quotas for none, and the kernel does not. It returns the id that the trash carries, if that is claimed by the uid in its name or by none.
 func (e *Enforcer) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
+	if e.facility == nil {
+		return 0, freeEntry(trash, name)
+	}
 	id, err := e.IDs.In(trash, name)
 	if err != nil || id == 0 {
 		return 0, err
@@ -250,12 +253,16 @@ func (e *Enforcer) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
 	return id, errors.Join(e.facility.Limit(d, id, quota.Limit{}), d.Close())
 }
 
-// Free takes the limits off a subvolume in a piece of trash, which its user may have given it.
-func (e *Enforcer) Free(in, d *dir.Dir) error {
-	if e.facility == nil {
+// freeEntry takes off what limits the kernel may have kept of an entry, where the driver takes quotas for none.
+func freeEntry(in *dir.Dir, name string) error {
+	d, err := in.Open(name)
+	if dir.IsMissing(err) {
 		return nil
 	}
-	return e.facility.Free(in, d)
+	if err != nil {
+		return err
+	}
+	return errors.Join(quota.Free(in, d), d.Close())
 }
 
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another

@@ -162,5 +162,5 @@ func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid strin
 	if err != nil {
 		return 0, err
 	}
-	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, p.In.Enforcer.Free)
+	return id, dir.RemoveTreeFreeing(ctx, in, entry, pause, quota.Free)
 }

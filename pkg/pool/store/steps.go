@@ -140,8 +140,14 @@ func (t Trash) Remove(id volume.ID, as string) (piece string, err error) {
 		return as, errors.Join(t.store.trash.Sync(), from.Sync())
 	case NoRoom(err):
 		err := removeInPlace(from, id, as)
-		if errors.Is(err, syscall.ENOSPC) && removeAtOnce(from, id) == nil {
-			return "", from.Sync()
+		if errors.Is(err, syscall.ENOSPC) {
+			atOnce := removeAtOnce(from, id)
+			if atOnce == nil {
+				return "", from.Sync()
+			}
+			if !errors.Is(atOnce, syscall.ENOTTY) && !errors.Is(atOnce, syscall.EINVAL) { // it is no subvolume
+				err = errors.Join(err, atOnce)
+			}
 		}
 		return inPlace + as, err
 	}

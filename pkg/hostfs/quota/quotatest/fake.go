@@ -194,9 +194,6 @@ func (f *Fake) IDOf(d *dir.Dir) (quota.ID, error) {
 	return f.carried[inode], err
 }
 
-// Free is quota.Facility.Free: no subvolume that a fake stands for has others in it.
-func (*Fake) Free(_, _ *dir.Dir) error { return nil }
-
 // Release is quota.Facility.Release. It also clears the usage, since the tree is removed.
 func (f *Fake) Release(_ *dir.Dir, id quota.ID) error {
 	f.mu.Lock()
