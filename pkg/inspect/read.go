@@ -43,8 +43,8 @@ type reader struct {
 	// held is what volumes and trash hold, in bytes, if that is counted.
 	held    reconcile.Held
 	counted bool
-	taken   int64 // on the filesystem, while that was counted
-	beside  int64 // limit.Beside
+	taken   int64       // on the filesystem, while that was counted
+	beside  quota.Usage // limit.Beside
 	trees   quota.Trees
 
 	filesystems *reconcile.Filesystems[*reader]
@@ -306,7 +306,7 @@ func (r *reader) join() error {
 		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)
 	}
 	if r.beside, err = r.Enforcer.Beside(r.Store.Root()); errors.Is(err, quota.ErrTooMany) {
-		r.beside, err = math.MaxInt64, nil
+		r.beside, err = quota.Usage{Bytes: math.MaxInt64}, nil
 	}
 	return err
 }
@@ -351,7 +351,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.BeginCount().End(ledger.Foreign(taken, held.Bytes, r.beside-held.Alone), r.trees)
+			r.Ledger.BeginCount().End(held.Foreign(taken, held.Others(r.beside)), r.trees)
 		}
 		r.Usage().LearnForeign(r.space)
 	}

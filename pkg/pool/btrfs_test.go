@@ -306,6 +306,29 @@ func TestSharedByVolumesWithSnapshotsHidesNothing(t *testing.T) {
 	})
 }
 
+// The same of what two subvolumes share with each other that are no volumes, and that nothing holds alone: those of others, and those that
+// pods made.
+func TestSharedByVolumesWithSnapshotsHidesNothingThatOthersShare(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, in := range map[string]string{"others": ".", "in a volume": "pool/pvc-3"} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.CountingBtrfs(t, 512*mib, "-m", "single")
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				for _, name := range []string{"1", "2"} {
+					h.create("pvc-"+name, 80*mib)
+					must.Succeed(t, h.snapshot("s-"+name, "pvc-"+name))
+				}
+				h.create("pvc-3", 16*mib)
+				shared := root + "/" + in + "/shared"
+				command(t, "btrfs", "subvolume", "create", shared)
+				must.Succeed(t, writeSynced(t, shared+"/data", 80*mib), writeSynced(t, h.Path("pool", "pvc-1", "data"), 72*mib))
+				command(t, "btrfs", "subvolume", "snapshot", shared, shared+"-2")
+				h.wantNotHidden(root, func() { share(t, h.Path("pool", "pvc-1", "data"), h.Path("pool", "pvc-2", "data")) })
+			})
+		})
+	}
+}
+
 // wantNotHidden expects the capacity not to grow by what users do in their volumes: it would hide what others hold.
 func (h *harness) wantNotHidden(filesystem string, do func()) {
 	h.t.Helper()

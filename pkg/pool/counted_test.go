@@ -193,7 +193,7 @@ type crowd struct {
 	until time.Time
 }
 
-func (c crowd) Beside(fs *dir.Dir) (int64, error) {
+func (c crowd) Beside(fs *dir.Dir) (quota.Usage, error) {
 	time.Sleep(time.Until(c.until)) // the bubble's time
 	return c.Fake.Beside(fs)
 }

@@ -198,8 +198,7 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	return usage, nil
 }
 
-// Beside is what each subvolume alone has.
-func (*subvolumes) Beside(fs *dir.Dir) (bytes int64, err error) {
+func (*subvolumes) Beside(fs *dir.Dir) (all Usage, err error) {
 	for id := ID(0); ; id++ {
 		found, err := search(fs, ioctl.SearchKey{
 			Tree:    quotaTree,
@@ -207,9 +206,11 @@ func (*subvolumes) Beside(fs *dir.Dir) (bytes int64, err error) {
 			MinOffset: uint64(id), MaxOffset: uint64(lastSubvolume),
 		})
 		if found == nil || err != nil {
-			return bytes, ifThere(err)
+			return all, ifThere(err)
 		}
-		bytes += item(found.Item).exclusive()
+		info := item(found.Item)
+		all.Bytes += max(info.referenced(), info.exclusive())
+		all.Shared += max(0, info.referenced()-info.exclusive())
 		id = ID(found.Header.Offset)
 	}
 }

@@ -255,7 +255,7 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 	}, err
 }
 
-func (p projects) Beside(fs *dir.Dir) (int64, error) {
+func (p projects) Beside(fs *dir.Dir) (Usage, error) {
 	none, err := p.control.get(fs, 0)
 	if err == nil {
 		err = p.checkFew(fs)
@@ -281,7 +281,7 @@ func (p projects) Beside(fs *dir.Dir) (int64, error) {
 	if errors.Is(err, unix.ENOENT) {
 		err = nil
 	}
-	return int64(blocks * quotaBlock), err
+	return Usage{Bytes: int64(blocks * quotaBlock)}, err
 }
 
 // mostProjects is how many projects a filesystem may have for all to be asked about. That takes a fraction of a second, on a slow disk

@@ -81,6 +81,9 @@ type Usage struct {
 	Inodes int64 // Unknown on btrfs
 }
 
+// Alone is what no other directory counts, in bytes.
+func (u Usage) Alone() int64 { return u.Bytes - u.Shared }
+
 // Strays are the files and directories of a tree that a limit does not count.
 type Strays struct {
 	Outside int
@@ -130,9 +133,9 @@ type Facility interface {
 
 	// Beside is what files of no project from FirstID to LastID hold on the filesystem, in bytes: they are of others than the directories
 	// with a limit.
-	// Blocks that several files share count for each. On btrfs it is what all subvolumes hold, also those with a limit,
-	// without what they share. With ErrTooMany it is at least that. XFS may take some seconds for it.
-	Beside(fs *dir.Dir) (int64, error)
+	// Blocks that several files share count for each. On btrfs it is what all subvolumes hold, also those with a limit.
+	// With ErrTooMany it is at least that. XFS may take some seconds for it.
+	Beside(fs *dir.Dir) (Usage, error)
 
 	// Outside counts what is in the directory and not in its limit: subvolumes that its users
 	// made, on btrfs all that lie directly in it. It counts some hundred at most, and none elsewhere.

@@ -397,7 +397,7 @@ func TestBeside_otherProjects(t *testing.T) {
 			s := (&filesystem{name: kind}).subject(t, path)
 			beside := func() int64 {
 				must.Succeed(t, unix.Syncfs(s.Root.Fd()))
-				return must.Value(s.Beside(s.Root))(t)
+				return must.Value(s.Beside(s.Root))(t).Alone()
 			}
 			root := projectDirectory(t, path)
 			before := beside()

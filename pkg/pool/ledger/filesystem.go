@@ -255,11 +255,6 @@ func (l *Ledger) Leave() {
 	l.on.enter(l, Origin{}, l.sums)
 }
 
-// Foreign is what others hold of so many bytes that are taken on a filesystem, of which volumes and trash are counted with held.
-// Blocks that their files share are counted for each of those, and what is moved while all are counted may be counted twice: so it is
-// at least what is known to be beside them.
-func Foreign(taken, held, beside int64) int64 { return max(taken-held, min(beside, taken)) }
-
 // A Count is a counting of what others than the pools occupy on their filesystem.
 type Count struct {
 	ledger *Ledger
@@ -274,7 +269,7 @@ func (l *Ledger) BeginCount() Count {
 }
 
 // End notes how many bytes others than the pools occupy on the filesystem, as was
-// counted, and what its trees need. See Foreign.
+// counted, and what its trees need.
 func (c Count) End(bytes int64, trees quota.Trees) {
 	c.ledger.mu.Lock()
 	defer c.ledger.mu.Unlock()

@@ -407,14 +407,16 @@ func (e *Enforcer) UsedIn(parent *dir.Dir, name string, id quota.ID) (quota.Usag
 	return e.facility.Usage(d, id)
 }
 
-// Beside is what is known to be of no volume on the filesystem, in bytes. Errors: quota.ErrTooMany, with what is known all the same.
-func (e *Enforcer) Beside(root *dir.Dir) (int64, error) {
+// Beside is what is known to be of no volume on the filesystem, on btrfs with what is of volumes. Errors: quota.ErrTooMany, with what is known
+// all the same.
+func (e *Enforcer) Beside(root *dir.Dir) (quota.Usage, error) {
 	if e.facility == nil {
-		return 0, nil
+		return quota.Usage{}, nil
 	}
-	files, err := e.facility.Beside(root)
+	all, err := e.facility.Beside(root)
 	own, ownErr := quota.Own(root)
-	return files + own, errors.Join(err, ownErr)
+	all.Bytes += own
+	return all, errors.Join(err, ownErr)
 }
 
 // NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.

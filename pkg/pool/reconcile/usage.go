@@ -41,12 +41,34 @@ func (u Usage) LearnForeign(space dir.Space) {
 type Held struct {
 	Bytes int64
 	Alone int64 // what of the Bytes limit.Enforcer.Beside has too: on btrfs no more than what is in nothing else
+	// Shared is what each shares with anything, and Families what families may share with others: all of them, and the one with most.
+	Shared, Families, Family int64
 }
 
 // Add adds what others hold.
 func (h *Held) Add(more Held) {
 	h.Bytes += more.Bytes
 	h.Alone += more.Alone
+	h.Shared += more.Shared
+	h.Families += more.Families
+	h.Family = max(h.Family, more.Family)
+}
+
+// Others is what is of no volume and no trash, in bytes: what is alone in a subvolume, and what each shares with anything.
+type Others struct{ Alone, Shared int64 }
+
+// Others is what is left of all that limit.Enforcer.Beside has.
+func (h Held) Others(all quota.Usage) Others {
+	return Others{all.Alone() - h.Alone, max(0, all.Shared-h.Shared)}
+}
+
+// Foreign is what others hold of so many bytes that are taken on a filesystem. Blocks that files of volumes share are counted for each of
+// those, and what is moved while all are counted may be counted twice: so it is at least what others have alone. What others share with each
+// other is at most half of what each of them shares, and of what is taken no more is theirs than if no two families had the same blocks.
+func (h Held) Foreign(taken int64, others Others) int64 {
+	alone := min(others.Alone, taken)
+	most := taken - h.Bytes + h.Families - h.Family
+	return max(taken-h.Bytes, min(alone+others.Shared/2, most, taken), alone)
 }
 
 // Held is what the volumes and the trash of the pool hold if that is counted. It
@@ -68,7 +90,7 @@ func (u Usage) Held(volumes *atomic.Int64, look func()) (all Held, counted bool)
 	all.Add(used)
 	all.Add(trashed)
 	if u.enforcer.Kind() != quota.Btrfs {
-		all.Alone = 0
+		all = Held{Bytes: all.Bytes}
 	}
 	return all, true
 }
@@ -88,20 +110,23 @@ func (u Usage) anyUnlimited() bool {
 // is there until all of it is overwritten: that counts as foreign. The error is about what could not be read.
 func (u Usage) used(look func()) (volumes Held, inodes int64, trash Held, err error) {
 	thrown := u.ledger.Trash().Names(true) // before the volumes: one that is deleted meanwhile is not counted twice
-	families := make(map[string]int64)
+	families := make(families)
 	look()
 	for id, c := range u.ledger.Each(isLimited(u.enforcer)) {
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
 		most := c.Promised + c.ToOverwrite()
-		volumes.Alone += min(used.Bytes-used.Shared, most)
+		volumes.Alone += min(used.Alone(), most)
+		volumes.Shared += used.Shared
 		if !c.Is(ledger.Shares) {
 			used.Bytes -= used.Shared
 		}
 		used.Bytes = min(used.Bytes, most)
 		if readErr == nil && c.Is(ledger.Shares) {
-			readErr = u.addToFamily(families, id, used.Bytes)
+			var more Held
+			more, readErr = u.addToFamily(families, id, used)
+			volumes.Add(more)
 			used.Bytes = 0
 		}
 		if readErr != nil {
@@ -110,9 +135,6 @@ func (u Usage) used(look func()) (volumes Held, inodes int64, trash Held, err er
 		}
 		volumes.Bytes += used.Bytes
 		inodes += u.ledger.InodesHold(c, used.Inodes)
-	}
-	for _, most := range families {
-		volumes.Bytes += most
 	}
 	if workErr := u.store.OpenWork(); workErr != nil {
 		return volumes, inodes, Held{}, errors.Join(err, workErr)
@@ -128,23 +150,32 @@ func (u Usage) usedBy(id volume.ID, c ledger.Info) (quota.Usage, error) {
 	return u.enforcer.UsedBy(in, id.String(), c)
 }
 
-// addToFamily keeps the largest use of each family, of those within the promises of its members.
+// families are what each family holds: the largest use, of those within the promises of its members, and the most that one shares.
 // All are charged in full for the blocks that they share, which are there once: the sum of their
 // uses would be more than what is taken, and would hide what others hold. The largest is the least
 // that the family can take, so that what it takes besides counts as foreign, and is not sold.
-func (u Usage) addToFamily(families map[string]int64, id volume.ID, used int64) error {
+type families map[string]quota.Usage
+
+// add adds a member, and returns what the families hold more.
+func (f families) add(family string, used, shared int64) Held {
+	before := f[family]
+	now := quota.Usage{Bytes: max(before.Bytes, used), Shared: max(before.Shared, min(used, shared))}
+	f[family] = now
+	return Held{Bytes: now.Bytes - before.Bytes, Families: now.Shared - before.Shared, Family: now.Shared}
+}
+
+func (u Usage) addToFamily(all families, id volume.ID, used quota.Usage) (more Held, err error) {
 	rec, err := u.store.Records().Read(id)
 	if err != nil || rec == nil {
-		return err // without a record it is being removed
+		return Held{}, err // without a record it is being removed
 	}
-	families[rec.Family] = max(families[rec.Family], used)
-	return nil
+	return all.add(rec.Family, used.Bytes, used.Shared), nil
 }
 
 // usedByTrash is what those pieces of trash hold of their promises besides what families of volumes hold, and notes of each what it
 // holds. One that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a
 // copy that failed, and after a start, that may be all that it holds.
-func (u Usage) usedByTrash(names []string, families map[string]int64) (sum Held) {
+func (u Usage) usedByTrash(names []string, all families) (sum Held) {
 	for _, name := range names {
 		family, known := u.ledger.Trash().Family(name)
 		used, shared := u.measurePiece(name)
@@ -158,12 +189,12 @@ func (u Usage) usedByTrash(names []string, families map[string]int64) (sum Held)
 		used = max(0, used)
 		switch {
 		case family != "":
-			used = max(0, used-families[family])
-			families[family] += used
-		case !known && len(families) > 0:
+			sum.Add(all.add(family, used, shared))
+			used = 0
+		case !known && len(all) > 0:
 			used = 0
 		}
-		sum.Add(Held{used, alone})
+		sum.Add(Held{Bytes: used, Alone: alone, Shared: shared})
 	}
 	return sum
 }
@@ -191,7 +222,7 @@ func (u Usage) measurePiece(name string) (bytes, shared int64) {
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
 func (u Usage) MeasureTrash() {
 	if u.enforcer.Kind() != "" {
-		u.usedByTrash(u.ledger.Trash().Names(true), make(map[string]int64))
+		u.usedByTrash(u.ledger.Trash().Names(true), make(families))
 	}
 }
 

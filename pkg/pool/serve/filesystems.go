@@ -105,16 +105,16 @@ type usage struct {
 	beside atomic.Pointer[beside]
 }
 
-// beside is what was last known to be of no volume on one filesystem, in bytes.
+// beside is what was last known to be of no volume on one filesystem.
 type beside struct {
-	bytes atomic.Int64
-	asked atomic.Bool // and there was no answer yet
+	others atomic.Pointer[reconcile.Others]
+	asked  atomic.Bool // and there was no answer yet
 }
 
 // newBeside is of a filesystem that was not asked: all that is taken may be of no volume.
 func newBeside() *beside {
 	b := &beside{}
-	b.bytes.Store(math.MaxInt64)
+	b.others.Store(&reconcile.Others{Alone: math.MaxInt64})
 	return b
 }
 
@@ -122,24 +122,24 @@ func newBeside() *beside {
 const besideWithin = time.Second
 
 // ask asks the filesystem, and returns what is known. On XFS it is up to the users how long the kernel takes for it: without an answer in
-// time the last one stays, and there is no second question until it comes. Alone is what only volumes hold.
-func (b *beside) ask(in *Visit, alone int64) (int64, error) {
+// time the last one stays, and there is no second question until it comes. Held is what volumes and trash hold.
+func (b *beside) ask(in *Visit, held reconcile.Held) (reconcile.Others, error) {
 	root, err := in.Store.Root().Reopen()
 	if err != nil {
-		return 0, err
+		return reconcile.Others{}, err
 	}
 	if !b.asked.CompareAndSwap(false, true) {
-		return b.bytes.Load(), root.Close()
+		return *b.others.Load(), root.Close()
 	}
 	_, err = hang.Run(context.Background(), besideWithin, func() (struct{}, error) {
 		defer b.asked.Store(false)
-		bytes, err := in.Enforcer.Beside(root)
-		bytes -= alone
-		switch {
-		case err == nil:
-			b.bytes.Store(bytes)
-		case errors.Is(err, quota.ErrTooMany):
-			b.bytes.Store(max(b.bytes.Load(), bytes))
+		all, err := in.Enforcer.Beside(root)
+		others := held.Others(all)
+		if errors.Is(err, quota.ErrTooMany) {
+			others.Alone = max(others.Alone, b.others.Load().Alone)
+		}
+		if err == nil || errors.Is(err, quota.ErrTooMany) {
+			b.others.Store(&others)
 		}
 		return struct{}{}, errors.Join(err, root.Close())
 	}, nil)
@@ -147,7 +147,7 @@ func (b *beside) ask(in *Visit, alone int64) (int64, error) {
 		in.Pool.Log.V(2).Info("What is beside the volumes counts as before", "err", err.Error())
 		err = nil
 	}
-	return b.bytes.Load(), err
+	return *b.others.Load(), err
 }
 
 // run counts what others hold, where quotas count what volumes hold, until ctx
@@ -229,11 +229,11 @@ func (in *Visit) count() (all bool) {
 	if look(); err != nil {
 		return false
 	}
-	beside, err := in.Pool.usage.beside.Load().ask(in, held.Alone)
+	others, err := in.Pool.usage.beside.Load().ask(in, held)
 	if err != nil {
 		return false
 	}
-	counting.End(ledger.Foreign(taken, held.Bytes, beside), trees)
+	counting.End(held.Foreign(taken, others), trees)
 	return all
 }
 

@@ -279,13 +279,12 @@ func beside(t *testing.T, h *harness) {
 	read := func() int64 {
 		t.Helper()
 		h.Settle(t)
-		bytes, err := h.Beside(h.Root)
+		all, err := h.Beside(h.Root)
 		must.Succeed(t, err)
 		if h.subvolumes() {
-			usage := h.usage(t, d, id)
-			bytes -= usage.Bytes - usage.Shared
+			return all.Alone() - h.usage(t, d, id).Alone()
 		}
-		return bytes
+		return all.Alone()
 	}
 	plain, err := h.Root.Make("plain")
 	must.Succeed(t, err)

@@ -166,16 +166,17 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 }
 
 // Beside is quota.Facility.Beside.
-func (f *Fake) Beside(*dir.Dir) (int64, error) {
+func (f *Fake) Beside(*dir.Dir) (quota.Usage, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	bytes := f.of(0).Bytes
+	all := quota.Usage{Bytes: f.of(0).Bytes}
 	for id, use := range f.use {
 		if f.subvolumes() && id != 0 {
-			bytes += use.Bytes - use.Shared
+			all.Bytes += use.Bytes
+			all.Shared += use.Shared
 		}
 	}
-	return bytes, nil
+	return all, nil
 }
 
 // Outside is 0: a fake has no pods that make subvolumes.
