@@ -762,6 +762,43 @@ func TestCopyWhileQuotasAreInconsistentHasNoLimit(t *testing.T) {
 	})
 }
 
+// Where the driver takes quotas for none, a source has no limit that the kernel keeps: what its copies hold of it would be charged to that, and
+// writes within its size would fail.
+func TestSourceIsWrittenAfterSnapshotsWhereQuotasCountAsNone(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, lose := range map[string]func(t *testing.T, h *harness, root string){
+		"simple": func(t *testing.T, h *harness, root string) {
+			countSimply(t, root)
+			group(t, root, h.Path("pool", "pvc-1"))
+			group(t, root, h.Path("pool", "pvc-disk"))
+		},
+		"inconsistent": func(t *testing.T, _ *harness, root string) { loseCount(t, root) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := testenv.CountingBtrfs(t, 512*mib)
+			withQuotas(t, root, local, func(t *testing.T, h *harness) {
+				h.create("pvc-1", 16*mib)
+				h.createBlock("pvc-disk", 8*mib)
+				lose(t, h, root)
+				h.restart(local)
+				data, disk := h.Path("pool", "pvc-1", "data"), h.Path("pool", "pvc-disk", "disk.img")
+				for n := range 4 {
+					must.Succeed(t, writeSynced(t, data, 10*mib))
+					writeEvery(t, disk, 8*mib, 4096)
+					must.Succeed(t, h.snapshot(fmt.Sprint("s-", n), "pvc-1"), h.snapshot(fmt.Sprint("disk-", n), "pvc-disk"))
+					must.Succeed(t, os.Remove(data))
+					syncfs(t, root)
+				}
+				if name == "inconsistent" {
+					command(t, "btrfs", "quota", "rescan", "-w", root)
+					h.later(2 * time.Minute)
+					must.ErrorIs(t, writeSynced(t, data, 32*mib), syscall.EDQUOT) // it has its limit again
+				}
+			})
+		})
+	}
+}
+
 // What the trees need is measured while the driver runs, also beside a volume without a limit, with which it is not counted what others
 // hold: after quotas were switched on, and after the trees were converted.
 func TestTreesAreMeasuredWhileDriverRuns(t *testing.T) {

@@ -106,6 +106,11 @@ func (s *source) measure() error {
 
 // chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it.
 func (s *source) chooseMethod() (volume.CopyMethod, error) {
+	if s.in.Enforcer.Kind() == "" { // what copies hold would be charged to a limit that the kernel may keep
+		if err := quota.Free(s.in.Store.Root(), s.dir); err != nil {
+			return "", err
+		}
+	}
 	if !s.entry.Block() && !s.standsStill() {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(s.dir)
