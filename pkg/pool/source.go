@@ -70,7 +70,18 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 	if src.exclusive() && src.inUse {
 		return nil, fmt.Errorf("%w: %s is published, and copies share no blocks on this filesystem: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
+	if err := unlimit(src); err != nil {
+		return nil, err
+	}
 	return src, nil
+}
+
+// unlimit takes off a limit that the kernel may keep of a source where quotas count as none: what shared blocks take would be charged to it.
+func unlimit(s *source) error {
+	if s.method == volume.ByCopy || s.in.Enforcer.Kind() != "" {
+		return nil
+	}
+	return quota.Free(s.in.Store.Root(), s.dir)
 }
 
 // keepsExtents reports whether a source is a block volume that shares its blocks on a btrfs which counts what its file keeps.
@@ -106,11 +117,6 @@ func (s *source) measure() error {
 
 // chooseMethod is how a source is copied: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by reading it.
 func (s *source) chooseMethod() (volume.CopyMethod, error) {
-	if s.in.Enforcer.Kind() == "" { // what copies hold would be charged to a limit that the kernel may keep
-		if err := quota.Free(s.in.Store.Root(), s.dir); err != nil {
-			return "", err
-		}
-	}
 	if !s.entry.Block() && !s.standsStill() {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(s.dir)

@@ -14,8 +14,9 @@ import (
 // ErrNested reports a subvolume of btrfs in which others are left.
 var ErrNested = errors.New("more subvolumes lie in it than are removed at once")
 
-// Free takes the limits off a subvolume in a tree that is being removed. Who made it may have given it limits, which the kernel keeps as
-// long as there are quotas of any kind. In is the directory that it is in. Elsewhere than on btrfs it does nothing.
+// Free takes the limits off a subvolume that is being removed, or copied where no limit is kept up. A user who made it may have given it limits,
+// and the kernel keeps them as long as there are quotas of any kind. In is a directory of its filesystem; one of another, as of a mount, is
+// refused. Elsewhere than on btrfs it does nothing.
 func Free(in, d *dir.Dir) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
@@ -27,6 +28,14 @@ func Free(in, d *dir.Dir) error {
 	id, err := (*subvolumes)(nil).IDOf(d)
 	if err != nil || id == 0 {
 		return err
+	}
+	here, hereErr := dir.SpaceIDOf(in)
+	there, thereErr := dir.SpaceIDOf(d)
+	if err := errors.Join(hereErr, thereErr); err != nil {
+		return err
+	}
+	if here != there {
+		return fmt.Errorf("take the limits off subvolume %d in %s: %w: %s is on another filesystem", id, in, unix.EXDEV, d)
 	}
 	return free(in, id)
 }

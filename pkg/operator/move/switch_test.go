@@ -228,6 +228,17 @@ func TestClocksOfAPIServersAreApart(t *testing.T) {
 	}
 }
 
+// What waits on the source is evicted also when the Node of the target is gone.
+func TestStuckPodsAreEvictedWithoutTheTarget(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	m := h.move("m")
+	m.Status.SourceNode, m.Status.TargetNode, m.Status.ClaimUID = nodeA, "gone", claimOf("data").UID
+	ending, stuck, err := users{move: m, api: apiServer{writer: h.Client, reader: h.api}}.freeStuck(t.Context())
+	if must.Succeed(t, err); len(ending) != 1 || len(stuck) > 0 {
+		t.Errorf("evicted are %q, and left %q", ending, stuck)
+	}
+}
+
 // Pods that are bound to the source by its name, and are made again there, hold up no move, and are not evicted for ever.
 func TestPodsBoundToSource(t *testing.T) {
 	for name, bind := range map[string]func(*corev1.Pod){

@@ -88,10 +88,10 @@ func (u users) cameToFence(pod *corev1.Pod) bool {
 const schedulers = 10 * time.Minute
 
 // isBoundToSource says that a pod that takes the place of this one would be on the source, too: its template says so, or it was made when
-// the scheduler knew that the volume is on the target.
+// the scheduler knew that the volume is on the target. The target is nil if its Node is gone.
 func (u users) isBoundToSource(pod *corev1.Pod, target *corev1.Node) bool {
 	s := u.move.Status.Standstill
-	return !schedule.Selects(pod, target) ||
+	return target != nil && !schedule.Selects(pod, target) ||
 		s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
 }
 
@@ -125,8 +125,10 @@ func (u users) freeStuck(ctx context.Context) (ending, stuck []string, err error
 		return nil, nil, err
 	}
 	target := &corev1.Node{}
-	if there, err := u.api.find(ctx, client.ObjectKey{Name: u.move.Status.TargetNode}, target); err != nil || !there {
+	if there, err := u.api.find(ctx, client.ObjectKey{Name: u.move.Status.TargetNode}, target); err != nil {
 		return nil, nil, err
+	} else if !there {
+		target = nil
 	}
 	for i := range pods {
 		pod := &pods[i]

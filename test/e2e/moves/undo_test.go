@@ -46,7 +46,6 @@ func TestUndoFindsNoRoomAtAnyStep(t *testing.T) {
 			h.trap.Disarm()
 			t.Logf("%s, %s: %v", step, and, failed)
 			h.from.Crash()
-			h.from.AwaitServing()
 			h.from.Must(h.sourceCall(moves.Unfence, id))
 			h.wantRecorded(step, "")
 		}
@@ -85,7 +84,6 @@ func TestFenceOfRecordBesideItsName(t *testing.T) {
 		h.trap.Disarm()
 		t.Logf("killed before %s: %v", step, killed)
 		h.from.Crash()
-		h.from.AwaitServing()
 		h.from.Must(h.sourceCall(moves.Fence, id))
 		h.wantRecorded(step, id)
 		h.from.Must(h.sourceCall(moves.Unfence, id))
