@@ -1,6 +1,7 @@
 package blockdev_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -115,9 +116,10 @@ func (s *silent) holdOpen(t *testing.T, user uint32) (pid int) {
 	dir, err := os.OpenFile(s.at, unix.O_PATH|unix.O_DIRECTORY, 0)
 	must.Succeed(t, err)
 	defer dir.Close()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `exec 4<>/proc/self/fd/3/file && exec 3<&- && echo ready && read line`)
+	// Not killed with the test's context: then it would close the file before the server answers again, and wait for ever.
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", `exec 4<>/proc/self/fd/3/file && exec 3<&- && echo ready && read line`)
 	cmd.ExtraFiles = []*os.File{dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user}, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user}}
 	input, err := cmd.StdinPipe()
 	must.Succeed(t, err)
 	output, err := cmd.StdoutPipe()
