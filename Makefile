@@ -137,7 +137,7 @@ generate: bin/tools/controller-gen ## Write what is generated of api/: deep copi
 # Short programs, which linkers and tests are, need not collect garbage as often as services.
 .PHONY: unit
 unit: ## Run what needs neither root nor the network nor the race detector: seconds when repeated
-	@env -u CI HOSTPATH_UNIT=1 GOGC=400 go test -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/ -e /sanity$$)
+	@env -u CI HOSTPATH_UNIT=1 GOGC=400 go test -ldflags='-s -w' -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/ -e /sanity$$)
 
 .PHONY: test
 test: test-race ## Run every test but those of a cluster, the product's with the race detector, and print the coverage
