@@ -268,7 +268,11 @@ func (d *Device) Unused() error {
 	if err != nil {
 		return err
 	}
-	return device.CheckUnused()
+	err = device.CheckUnused()
+	if errors.Is(err, blockdev.ErrBusy) {
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return err
 }
 
 // Grow compares the size of the device with the last one, and has the filesystem fill the device if it

@@ -48,7 +48,7 @@ type Claim interface {
 	Is(mount *mountinfo.Mount, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
 	Grow(mount *mountinfo.Mount) error
-	// Unused returns an error if the claim is known to be in use, here or where this process does not see it.
+	// Unused returns ErrInUse if the claim is known to be in use, here or where this process does not see it.
 	Unused() error
 }
 
@@ -384,8 +384,7 @@ func persist(ctx context.Context, patience time.Duration, log logr.Logger, try f
 }
 
 // Look returns ErrInUse if volumes of the pool are published, as far as this process sees, and ErrOccupied if something is known to lie over the
-// pool, for as long as Patience. It changes nothing, and waits for no mounter. Disk files that only a loop device has open it does not see: Unmount
-// does.
+// pool, for as long as Patience. It changes nothing, and waits for no mounter.
 func (m *Mounter) Look(ctx context.Context) error {
 	return persist(ctx, m.Patience, m.Log, func(context.Context) error { return m.lookForUsers() })
 }
@@ -515,29 +514,31 @@ func (m *Mounter) isGone(place mounts.Place, was bool) error {
 	return m.forgetUnused(place, was)
 }
 
-// forgetUnused removes the record of what is not mounted at the pool's path, unless it is still mounted somewhere. Copies of what was mounted there
-// do not count.
+// forgetUnused removes the record of what is not mounted at the pool's path, unless it is used. Of a claim that cannot be asked that is known
+// if a mounter has mounted it.
 func (m *Mounter) forgetUnused(place mounts.Place, was bool) error {
 	if err := checkUnused(place); err != nil {
 		return err
 	}
-	if before, err := recorded(place); err != nil || before == nil && !was {
-		if err := errors.Join(err, m.checkUnseen()); err != nil {
-			return err
-		}
+	before, err := recorded(place)
+	if err != nil {
+		return err
+	}
+	if err := m.checkUnseen(); errors.Is(err, ErrInUse) || err != nil && before == nil && !was {
+		return err
 	}
 	return forgetMount(place)
 }
 
 // checkUnseen returns ErrInUse if the pool may be mounted on the node and not in this container, which began when something was mounted over a
-// directory above.
+// directory above, or in another container, which has a copy of the mount.
 func (m *Mounter) checkUnseen() error {
 	if m.Claim == nil {
 		return nil
 	}
 	if err := m.Claim.Unused(); err != nil {
-		return fmt.Errorf("%s: %w: nothing is mounted there that this container sees, and the claim is used: %w. If something is mounted on the node over a directory above, unmount that first",
-			m.Target, ErrInUse, err)
+		return fmt.Errorf("%s: nothing is mounted there that this container sees, and the claim is used: %w. If something is mounted on the node over a directory above, unmount that first, and end containers that have the directory above",
+			m.Target, err)
 	}
 	return nil
 }
@@ -610,36 +611,43 @@ func checkUnused(place mounts.Place) error {
 	if err != nil || pool == nil {
 		return err
 	}
-	paths, err := publishedAt(pool)
-	return errors.Join(err, inUse(slices.DeleteFunc(paths, before.isElsewhere)))
-}
-
-// checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.
-func checkUnpublished(pool *mountinfo.Mount) error {
-	paths, err := publishedAt(pool)
-	return errors.Join(err, inUse(paths))
-}
-
-func publishedAt(pool *mountinfo.Mount) (paths []string, err error) {
 	table, err := mounts.ReadTable()
 	if err != nil {
-		return nil, err
+		return err
 	}
+	// A filesystem that is in use keeps its number.
+	if slices.ContainsFunc(table, func(m *mountinfo.Mount) bool { return deviceOf(m) == before.Device && before.isElsewhere(m) }) {
+		return nil
+	}
+	return checkUnpublished(pool)
+}
+
+// checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere, or files of it are loop devices.
+func checkUnpublished(pool *mountinfo.Mount) error {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return err
+	}
+	var paths []string
 	for _, m := range table.Inside(pool) {
 		paths = append(paths, m.Mountpoint)
 	}
-	return paths, nil
+	if len(paths) > 0 {
+		return fmt.Errorf("%w: its volumes are published at %s. Delete the pods that use them first", ErrInUse, some(paths))
+	}
+	devices, err := loopsOn(pool)
+	if len(devices) > 0 {
+		err = fmt.Errorf("%w: files of it are loop devices: %s. Delete the pods that use them first. One that no pod uses, detach with losetup -d", ErrInUse, some(devices))
+	}
+	return err
 }
 
-func inUse(paths []string) error {
-	if len(paths) == 0 {
-		return nil
-	}
+func some(names []string) string {
 	const shown = 5
 	more := ""
-	if len(paths) > shown {
-		more = fmt.Sprintf(" and %d more", len(paths)-shown)
-		paths = paths[:shown]
+	if len(names) > shown {
+		more = fmt.Sprintf(" and %d more", len(names)-shown)
+		names = names[:shown]
 	}
-	return fmt.Errorf("%w: its volumes are published at %s%s. Delete the pods that use them first", ErrInUse, strings.Join(paths, ", "), more)
+	return strings.Join(names, ", ") + more
 }

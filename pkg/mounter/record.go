@@ -74,15 +74,15 @@ func (r record) mount() (*mountinfo.Mount, error) {
 	return m, err
 }
 
-// isElsewhere says that what is mounted at a path is of another filesystem than what was recorded.
-func (r record) isElsewhere(at string) bool {
-	parent, err := dir.OpenParent(at)
+// isElsewhere says that a mount, which is in sight, is of another filesystem than what was recorded.
+func (r record) isElsewhere(m *mountinfo.Mount) bool {
+	parent, err := dir.OpenParent(m.Mountpoint)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = parent.Close() }() // it is only looked at
-	state, err := mounts.Place{Parent: parent, Name: path.Base(at)}.State()
-	return err == nil && state.Dead == nil && state.Filesystem != r.Filesystem
+	state, err := mounts.Place{Parent: parent, Name: path.Base(m.Mountpoint)}.State()
+	return err == nil && state.Dead == nil && state.MountID == uint64(m.ID) && state.Filesystem != r.Filesystem
 }
 
 // remember records what is, or is about to be, mounted.

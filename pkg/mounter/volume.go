@@ -75,8 +75,14 @@ func onServer(m *mountinfo.Mount) bool {
 	return strings.Contains(m.Source, ":/") || strings.HasPrefix(m.Source, "//")
 }
 
-// Unused returns nil: kubelet has such a claim mounted for this container, and nothing shows where else it is.
-func (v Volume) Unused() error { return nil }
+// Unused looks for users of the mount that kubelet has made for this container. Where else that filesystem is mounted as a whole, nothing shows.
+func (v Volume) Unused() error {
+	own, err := v.mount()
+	if err != nil {
+		return err
+	}
+	return checkUnpublished(own)
+}
 
 // Grow does nothing: kubelet grows the filesystem of such a claim.
 func (v Volume) Grow(*mountinfo.Mount) error { return nil }

@@ -183,5 +183,8 @@ func (t *Tree) Attach(to Place) error {
 	return nil
 }
 
+// Open opens the root of the mount, which is to be closed before the tree.
+func (t *Tree) Open() (*dir.Dir, error) { return dir.Open(dir.HandlePath(t.fd)) }
+
 // Close must be called, also after Attach: an open tree keeps its filesystem busy.
 func (t *Tree) Close() error { return unix.Close(t.fd) }

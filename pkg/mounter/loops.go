@@ -1,0 +1,64 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
+)
+
+// loopsOn names the loop devices on files of a filesystem, such as those of block volumes. Umount(2) does not see these files once the container
+// has ended through whose mount the driver attached them.
+func loopsOn(pool *mountinfo.Mount) (found []string, err error) {
+	// The /dev of a container lacks the nodes of devices that were made after it.
+	nodes, err := mounts.New("devtmpfs", "devtmpfs", nil)
+	if err != nil {
+		return nil, fmt.Errorf("find the loop devices: %w", err)
+	}
+	defer func() { err = errors.Join(err, nodes.Close()) }()
+	dev, err := nodes.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dev.Close() }()
+	kernel := loop.NewKernel(dev)
+	attached, err := kernel.Attached()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range attached {
+		file, err := kernel.FilePath(d.Name)
+		if errors.Is(err, loop.ErrNotAttached) || d.Silent { // that one's filesystem is another: the pool's answers
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if isOn(pool, d.Backing, file) {
+			found = append(found, fmt.Sprintf("/dev/%s (%s)", d.Name, file))
+		}
+	}
+	return found, nil
+}
+
+// isOn says whether a file is on a filesystem. Subvolumes of btrfs have device numbers of their own: there the file is searched, by the end of the
+// path that it had in another container.
+func isOn(pool *mountinfo.Mount, id dir.ID, file string) bool {
+	if pool.Type != "btrfs" {
+		return id.Dev == unix.Mkdev(uint32(pool.Major), uint32(pool.Minor))
+	}
+	for below, found := strings.TrimPrefix(file, "/"), true; found; _, below, found = strings.Cut(below, "/") {
+		var st unix.Stat_t
+		if unix.Lstat(path.Join(pool.Mountpoint, below), &st) == nil && id == (dir.ID{Dev: st.Dev, Ino: st.Ino}) {
+			return true
+		}
+	}
+	return false
+}
