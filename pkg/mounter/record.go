@@ -74,7 +74,8 @@ func (r record) mount() (*mountinfo.Mount, error) {
 	return m, err
 }
 
-// isElsewhere says that a mount, which is in sight, is of another filesystem than what was recorded.
+// isElsewhere says that a mount, which is in sight, is of another filesystem than what was recorded. Btrfs mixes the number of a subvolume into the
+// second half of its id (btrfs_statfs of the kernel's fs/btrfs/super.c).
 func (r record) isElsewhere(m *mountinfo.Mount) bool {
 	parent, err := dir.OpenParent(m.Mountpoint)
 	if err != nil {
@@ -82,7 +83,7 @@ func (r record) isElsewhere(m *mountinfo.Mount) bool {
 	}
 	defer func() { _ = parent.Close() }() // it is only looked at
 	state, err := mounts.Place{Parent: parent, Name: path.Base(m.Mountpoint)}.State()
-	return err == nil && state.Dead == nil && state.MountID == uint64(m.ID) && state.Filesystem != r.Filesystem
+	return err == nil && state.Dead == nil && state.MountID == uint64(m.ID) && state.Filesystem[0] != r.Filesystem[0]
 }
 
 // remember records what is, or is about to be, mounted.

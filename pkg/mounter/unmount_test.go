@@ -22,6 +22,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
+// record is the file in which a mounter has what it has mounted.
+func record(m *mounter.Mounter) string {
+	return filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted")
+}
+
 // mountByHand is what an administrator does. It is gone when the test ends.
 func mountByHand(t *testing.T, at string) {
 	t.Helper()
@@ -47,7 +52,7 @@ func TestUnmountKeepsMountOfAdministrator(t *testing.T) {
 		},
 		"and the pool never was there": func(*testing.T, *mounter.Mounter) {},
 		"in an earlier boot": func(t *testing.T, m *mounter.Mounter) {
-			must.Succeed(t, os.WriteFile(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted"), []byte(`{"boot":"another"}`), 0o600))
+			must.Succeed(t, os.WriteFile(record(m), []byte(`{"boot":"another"}`), 0o600))
 			m.Claim = nil
 		},
 	} {
@@ -64,9 +69,9 @@ func TestUnmountKeepsMountOfAdministrator(t *testing.T) {
 // Before the mounter ends it is looked whether volumes of the pool are published, mounted as it is, or unmounted by an administrator. What an
 // administrator has mounted in its place does not count.
 func TestLook(t *testing.T) {
-	m, _ := newMounter(t)
+	m, volume := poolOn(t, "tmpfs")
 	must.Succeed(t, m.Look(t.Context()))
-	published := unmountPublished(t, m)
+	published := unmountPublished(t, m, volume)
 	must.ErrorIs(t, m.Look(t.Context()), mounter.ErrInUse)
 	must.Succeed(t, m.Mount(t.Context()))
 	claim := m.Claim
@@ -82,7 +87,6 @@ func TestLook(t *testing.T) {
 // The mounter does not end under users that something else mounted hides, nor where Unmount would refuse that, and not where only the claim, which
 // Look does not have, shows that it is the pool.
 func TestLookUnderMountOfAdministrator(t *testing.T) {
-	record := func(m *mounter.Mounter) string { return filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted") }
 	for name, tt := range map[string]struct {
 		hide   func(t *testing.T, m *mounter.Mounter)
 		unused error
@@ -138,40 +142,42 @@ func TestUnmountUnderMountOverTheDirectoryOfThePool(t *testing.T) {
 	hasMountByHand(t, above)
 }
 
-// unmountPublished mounts a pool, publishes a volume of it and unmounts the pool, as an administrator may.
-func unmountPublished(t *testing.T, m *mounter.Mounter) (published string) {
+// unmountPublished publishes a volume of a pool and unmounts the pool, as an administrator may.
+func unmountPublished(t *testing.T, m *mounter.Mounter, volume string) (published string) {
 	t.Helper()
-	must.Succeed(t, m.Mount(t.Context()))
-	volume := filepath.Join(m.Target, "pvc-1")
 	published = t.TempDir()
-	must.Succeed(t, os.Mkdir(volume, 0o755), unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
+	must.Succeed(t, unix.Mount(volume, published, "", unix.MS_BIND, ""), unix.Unmount(m.Target, 0))
 	t.Cleanup(func() { _ = unix.Unmount(published, 0) }) // it is not mounted any more unless the test failed
 	return published
 }
 
-// An administrator has unmounted the pool, and its volumes are still mounted elsewhere: the claim is in use as before.
-func TestUnmountOfPoolThatIsGoneAndWhoseVolumesArePublished(t *testing.T) {
-	m, _ := newMounter(t)
-	published := unmountPublished(t, m)
-	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
-	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
-}
-
-// Also where something else is mounted in the place of the pool since.
-func TestUnmountOfPoolThatWasReplacedAndWhoseVolumesArePublished(t *testing.T) {
-	m, _ := newMounter(t)
-	published := unmountPublished(t, m)
-	mountByHand(t, m.Target)
-	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
-	must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
-	hasMountByHand(t, m.Target)
+// An administrator has unmounted the pool, and perhaps mounted something else in its place, and its volumes are still mounted elsewhere: the claim is
+// in use as before. What says so is the record alone, whatever the filesystem, or the claim alone.
+func TestUsersOfPoolThatIsGone(t *testing.T) {
+	for _, kind := range []string{"tmpfs", "ext4", "xfs", "btrfs"} {
+		for name, replace := range map[string]func(t *testing.T, at string){"unmounted": func(*testing.T, string) {}, "replaced": mountByHand} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				m, volume := poolOn(t, kind)
+				published := unmountPublished(t, m, volume)
+				replace(t, m.Target)
+				recorded := *m
+				recorded.Claim = nil
+				must.ErrorIs(t, recorded.Look(t.Context()), mounter.ErrInUse)
+				must.ErrorIs(t, recorded.Unmount(t.Context()), mounter.ErrInUse)
+				must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+				must.Succeed(t, os.Remove(record(m)))
+				must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+				must.Succeed(t, unix.Unmount(published, 0), m.Unmount(t.Context()))
+			})
+		}
+	}
 }
 
 // The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
 // detached.
 func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {
 	m, _ := newMounter(t)
-	must.Succeed(t, m.Mount(t.Context()), os.Remove(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted")))
+	must.Succeed(t, m.Mount(t.Context()), os.Remove(record(m)))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
 	mountByHand(t, m.Target)
 	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
