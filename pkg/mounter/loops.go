@@ -6,8 +6,7 @@ import (
 	"path"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
@@ -52,11 +51,10 @@ func loopsOn(pool *mountinfo.Mount) (found []string, err error) {
 // path that it had in another container.
 func isOn(pool *mountinfo.Mount, id dir.ID, file string) bool {
 	if pool.Type != "btrfs" {
-		return id.Dev == unix.Mkdev(uint32(pool.Major), uint32(pool.Minor))
+		return id.Dev == blockdev.Number{Major: uint32(pool.Major), Minor: uint32(pool.Minor)}.Dev()
 	}
 	for below, found := strings.TrimPrefix(file, "/"), true; found; _, below, found = strings.Cut(below, "/") {
-		var st unix.Stat_t
-		if unix.Lstat(path.Join(pool.Mountpoint, below), &st) == nil && id == (dir.ID{Dev: st.Dev, Ino: st.Ino}) {
+		if state, err := stateAt(path.Join(pool.Mountpoint, below)); err == nil && state.ID == id {
 			return true
 		}
 	}

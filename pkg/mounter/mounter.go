@@ -74,6 +74,16 @@ func (m *Mounter) open() (mounts.Place, error) {
 	return mounts.Place{Parent: parent, Name: path.Base(m.Target)}, nil
 }
 
+// stateAt is what is at a path.
+func stateAt(at string) (mounts.State, error) {
+	parent, err := dir.OpenParent(at)
+	if err != nil {
+		return mounts.State{}, err
+	}
+	defer func() { _ = parent.Close() }() // it is only looked at
+	return mounts.Place{Parent: parent, Name: path.Base(at)}.State()
+}
+
 // Check returns nil if the claim is mounted at the pool's path, where the host sees it, and
 // otherwise what is wrong. It changes nothing.
 func (m *Mounter) Check() error {
@@ -409,11 +419,11 @@ func (m *Mounter) lookForUsers() error {
 		return err
 	}
 	ours, whose := m.ours(place, top)
-	known, err := recordedNow(place)
+	before, err := recorded(place)
 	if err != nil {
 		return err
 	}
-	known = known || m.Claim != nil
+	known := before != nil || m.Claim != nil
 	switch {
 	case ours:
 		return checkUnpublished(top.mount)
@@ -585,15 +595,12 @@ func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
 		if ours, err := m.Claim.Is(top.mount, top.state.ID); ours || err != nil {
 			return ours, err
 		}
-	} else if before == nil {
+	} else if before == nil || dead && before.Device == "" {
 		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.Type)
 	}
-	if before != nil && before.Boot != now.Boot {
-		return false, nil
-	}
 	for _, below := range top.table.Stack(top.state.MountID)[1:] {
-		// Without a record, as of the upstream mounter, any may be the pool.
-		if before == nil || deviceOf(below) == before.Device {
+		// Without a record, as of the upstream mounter, or with that of a mounter that was killed, any may be the pool.
+		if before == nil || before.Device == "" || deviceOf(below) == before.Device {
 			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool, or over what may be it. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.Type)
 		}
 	}

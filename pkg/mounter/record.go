@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -57,32 +56,25 @@ func deviceOf(m *mountinfo.Mount) string { return fmt.Sprintf("%d:%d", m.Major, 
 // is reports whether what is mounted is what was recorded. Of a filesystem that failed no more than the device is known.
 func (r record) is(now record, dead bool) bool {
 	if dead {
-		return r.Device != "" && r.Boot == now.Boot && r.Device == now.Device
+		return r.Device != "" && r.Device == now.Device
 	}
-	return r.Boot == now.Boot && r.Root == now.Root && r.Born == now.Born && r.Filesystem == now.Filesystem
+	return r.Root == now.Root && r.Born == now.Born && r.Filesystem == now.Filesystem
 }
 
-// mount is what the mount table has of what was recorded, whether it is mounted still or not; nil if that is not known, or was in an earlier
-// boot.
+// mount is what the mount table has of what was recorded, whether it is mounted still or not; nil if that is not known.
 func (r record) mount() (*mountinfo.Mount, error) {
-	boot, err := bootID()
-	if err != nil || r.Boot != boot || r.Within == "" {
-		return nil, err
+	if r.Within == "" {
+		return nil, nil
 	}
 	m := &mountinfo.Mount{Root: r.Within}
-	_, err = fmt.Sscanf(r.Device, "%d:%d", &m.Major, &m.Minor)
+	_, err := fmt.Sscanf(r.Device, "%d:%d", &m.Major, &m.Minor)
 	return m, err
 }
 
 // isElsewhere says that a mount, which is in sight, is of another filesystem than what was recorded. Btrfs mixes the number of a subvolume into the
 // second half of its id (btrfs_statfs of the kernel's fs/btrfs/super.c).
 func (r record) isElsewhere(m *mountinfo.Mount) bool {
-	parent, err := dir.OpenParent(m.Mountpoint)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = parent.Close() }() // it is only looked at
-	state, err := mounts.Place{Parent: parent, Name: path.Base(m.Mountpoint)}.State()
+	state, err := stateAt(m.Mountpoint)
 	return err == nil && state.Dead == nil && state.MountID == uint64(m.ID) && state.Filesystem[0] != r.Filesystem[0]
 }
 
@@ -103,7 +95,7 @@ func remember(place mounts.Place, state mounts.State, mount *mountinfo.Mount) er
 	return place.Parent.WriteFile(recordFile, append(content, '\n'))
 }
 
-// recorded is the record, or nil if there is none. One that cannot be understood says nothing of what is mounted.
+// recorded is the record, or nil if there is none. One of an earlier boot, or that cannot be understood, says nothing of what is mounted.
 func recorded(place mounts.Place) (*record, error) {
 	content, err := place.Parent.ReadFile(recordFile, recordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,21 +104,15 @@ func recorded(place mounts.Place) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
 	r := &record{}
-	if json.Unmarshal(content, r) != nil {
+	if json.Unmarshal(content, r) != nil || r.Boot != boot {
 		return nil, nil //nolint:nilerr // as if it were not there
 	}
 	return r, nil
-}
-
-// recordedNow says whether there is a record of this boot.
-func recordedNow(place mounts.Place) (bool, error) {
-	before, err := recorded(place)
-	if err != nil || before == nil {
-		return false, err
-	}
-	boot, err := bootID()
-	return before.Boot == boot, err
 }
 
 // forgetMount removes the record once nothing of it is mounted, and a note: the claim may serve others from now on.

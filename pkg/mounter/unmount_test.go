@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,10 +52,6 @@ func TestUnmountKeepsMountOfAdministrator(t *testing.T) {
 			m.Claim = nil
 		},
 		"and the pool never was there": func(*testing.T, *mounter.Mounter) {},
-		"in an earlier boot": func(t *testing.T, m *mounter.Mounter) {
-			must.Succeed(t, os.WriteFile(record(m), []byte(`{"boot":"another"}`), 0o600))
-			m.Claim = nil
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _ := newMounter(t)
@@ -173,15 +170,79 @@ func TestUsersOfPoolThatIsGone(t *testing.T) {
 	}
 }
 
-// The mounter of the upstream operator leaves no record: the pool that something is mounted over may be below it, and its claim must not be
-// detached.
+// spoiled are the records that say less than they could: none, as of the upstream mounter, one of an earlier boot, and one of a mounter that was killed
+// before the pool was in the mount table.
+var spoiled = map[string]func(t *testing.T, file string){
+	"none": func(t *testing.T, file string) { must.Succeed(t, os.Remove(file)) },
+	"of an earlier boot": func(t *testing.T, file string) {
+		must.Succeed(t, os.WriteFile(file, []byte(`{"boot":"another"}`), 0o600))
+	},
+	"of a mounter that was killed": func(t *testing.T, file string) {
+		content, err := os.ReadFile(file)
+		begin, _, found := strings.Cut(string(content), `,"device":`)
+		if must.Succeed(t, err, os.WriteFile(file, []byte(begin+"}"), 0o600)); !found {
+			t.Fatalf("the record is %s", content)
+		}
+	},
+}
+
+// The pool that something is mounted over may be below it, and its claim must not be detached.
 func TestUnmountUnderMountOfAdministratorWithoutRecord(t *testing.T) {
+	for name, spoil := range spoiled {
+		t.Run(name, func(t *testing.T) {
+			m, _ := newMounter(t)
+			must.Succeed(t, m.Mount(t.Context()))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+			spoil(t, record(m))
+			without := *m
+			without.Claim = nil
+			mountByHand(t, m.Target)
+			must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
+			must.ErrorIs(t, without.Unmount(t.Context()), mounter.ErrOccupied)
+			hasMountByHand(t, m.Target)
+		})
+	}
+}
+
+// Whatever the record says, and whatever is mounted where, the claim does not go while a volume is published.
+func TestClaimStaysWithPublishedVolumes(t *testing.T) {
+	for said, spoil := range spoiled {
+		for pool, unmounted := range map[string]bool{"mounted": false, "unmounted": true} {
+			for over, hide := range map[string]func(t *testing.T, m *mounter.Mounter){
+				"nothing":             func(*testing.T, *mounter.Mounter) {},
+				"a mount on the pool": func(t *testing.T, m *mounter.Mounter) { mountByHand(t, m.Target) },
+				"a mount above":       func(t *testing.T, m *mounter.Mounter) { mountByHand(t, filepath.Dir(m.Target)) },
+			} {
+				t.Run(fmt.Sprintf("record %s, pool %s, over it %s", said, pool, over), func(t *testing.T) {
+					m, volume := poolOn(t, "tmpfs")
+					published := t.TempDir()
+					must.Succeed(t, unix.Mount(volume, published, "", unix.MS_BIND, ""))
+					t.Cleanup(func() { must.Succeed(t, unix.Unmount(published, 0)) })
+					spoil(t, record(m))
+					if unmounted {
+						must.Succeed(t, unix.Unmount(m.Target, 0))
+					} else {
+						t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+					}
+					hide(t, m)
+					if err := m.Unmount(t.Context()); !errors.Is(err, mounter.ErrInUse) && !errors.Is(err, mounter.ErrOccupied) {
+						t.Errorf("unmount: %v", err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The record of an earlier boot does not say whose it is that is mounted at the pool's path in this one.
+func TestUnmountWithRecordOfEarlierBoot(t *testing.T) {
 	m, _ := newMounter(t)
-	must.Succeed(t, m.Mount(t.Context()), os.Remove(record(m)))
-	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
-	mountByHand(t, m.Target)
-	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
-	hasMountByHand(t, m.Target)
+	must.Succeed(t, m.Mount(t.Context()), os.WriteFile(record(m), []byte(`{"boot":"another"}`), 0o600))
+	without := *m
+	without.Claim = nil
+	must.ErrorIs(t, without.Unmount(t.Context()), mounter.ErrOccupied)
+	must.Succeed(t, m.Check(), m.Unmount(t.Context()))
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
 }
 
 // A mount that no record tells of, as of the upstream mounter, is unmounted if it is one of the claim. Without the claim it is

@@ -3,7 +3,6 @@ package mounter
 import (
 	"context"
 	"fmt"
-	"path"
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -30,13 +29,9 @@ func (v Volume) Tree(context.Context, *dir.Dir) (*mounts.Tree, error) {
 	return mounts.Clone(source)
 }
 
+// mount is what kubelet has mounted, also with an error if its filesystem failed.
 func (v Volume) mount() (*mountinfo.Mount, error) {
-	parent, err := dir.OpenParent(v.Path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = parent.Close() }()
-	state, err := mounts.Place{Parent: parent, Name: path.Base(v.Path)}.State()
+	state, err := stateAt(v.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -44,8 +39,8 @@ func (v Volume) mount() (*mountinfo.Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	if mount := table.ByID(state.MountID); state.Mounted && state.Dead == nil && mount != nil {
-		return mount, nil
+	if mount := table.ByID(state.MountID); state.Mounted && mount != nil {
+		return mount, state.Dead
 	}
 	return nil, fmt.Errorf("the claim's volume is not mounted at %s in this container", v.Path)
 }
@@ -78,7 +73,7 @@ func onServer(m *mountinfo.Mount) bool {
 // Unused looks for users of the mount that kubelet has made for this container. Where else that filesystem is mounted as a whole, nothing shows.
 func (v Volume) Unused() error {
 	own, err := v.mount()
-	if err != nil {
+	if own == nil {
 		return err
 	}
 	return checkUnpublished(own)
