@@ -131,9 +131,12 @@ func (c *cleaner) unmount(ctx context.Context, l *leftover) (waiting string, err
 	case l.mounter == nil && len(mounters) > 0:
 		// Without the Job it would not be known any more that there is something to unmount.
 		return l.waits("a pod of its mounter, which was deleted, is left: " + mounters[0].Name), nil
+	case done && slices.ContainsFunc(mounters, works):
+		// The mounter was started again, and may have mounted the pool since. The next clean-up looks beside it whether that is used, waits for its
+		// lock, and has the claim when it ends.
+		return l.waits("it is being unmounted again"), c.removeJob(ctx, job)
 	case done && mounts:
-		// Its pod was done before it was seen, as beside a mounter that fails at each start, or before the mounter was started again. No pod uses
-		// the pool: the mounter may end, and what it may have mounted since is unmounted by the next clean-up.
+		// Its pod was done before it was seen, as beside a mounter that fails at each start, and has mounted nothing.
 		return l.waits("its mounter is shutting down"), errors.Join(c.scale(ctx, l, 0), c.removeJob(ctx, job))
 	case done:
 		return c.unmounted(ctx, l, job)
@@ -288,6 +291,11 @@ func (c *cleaner) dropCleanUp(ctx context.Context, name string) error {
 }
 
 func running(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
+
+// works says whether a container of a pod runs. The phase of one whose container ends again and again is Running too.
+func works(pod corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running != nil })
+}
 
 // troubles says why a clean-up has not unmounted its pool yet: the last line of its last try, or else what keeps its pod from starting.
 // It is empty if nothing is known to be wrong.

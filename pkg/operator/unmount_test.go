@@ -717,3 +717,28 @@ func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
 		})
 	}
 }
+
+// A clean-up was done before its mounter was started again, which may have mounted the pool since. It goes on until the next clean-up has looked whether
+// that is used, and has the claim.
+func TestMounterThatWasStartedAgainIsLookedAtFirst(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	own, job := mounterPod(mounter, "here", true), cleanUpOf(mounter)
+	own.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	h := newHarness(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter, corev1.ReadWriteOnce), own)
+	h.reconcile("hpp")
+	h.reconcile("hpp")
+	h.completed(job)
+	h.reconcile("hpp")
+	if h.has(job) || h.replicas(mounter) != 1 {
+		t.Errorf("the old clean-up is left over: %v, the mounter has %d replicas", h.has(job), h.replicas(mounter))
+	}
+	h.reconcile("hpp")
+	if !h.has(job) || h.replicas(mounter) != 1 {
+		t.Errorf("the next clean-up has begun: %v, the mounter has %d replicas", h.has(job), h.replicas(mounter))
+	}
+	must.Succeed(t, h.Create(t.Context(), cleaning(job, "here")))
+	h.reconcile("hpp")
+	if h.replicas(mounter) != 0 {
+		t.Error("the mounter goes on, although the next clean-up has the claim")
+	}
+}
