@@ -347,3 +347,25 @@ func TestRefusedObjectIsAvailableWhileTheDriverIs(t *testing.T) {
 		}
 	}
 }
+
+// And as long as its pools on claims are mounted.
+func TestRefusedObjectIsAvailableWhileItsPoolsAre(t *testing.T) {
+	object, mounter := onClaims(), mounterOf("local", "here")
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claimFor(mounter, corev1.ReadWriteOnce))
+	h.reconcile("hpp")
+	h.scheduled(1, 0)
+	h.has(object)
+	object.Status.ObservedVersion, object.Status.ObservedGeneration = "v99.0.0", 1
+	must.Succeed(t, h.Status().Update(t.Context(), object))
+	h.reconciler.Config.Version = "v1.0.0"
+	for _, ready := range []int32{1, 0, 1} {
+		h.has(mounter)
+		mounter.Status = appsv1.DeploymentStatus{ObservedGeneration: mounter.Generation, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: ready}
+		must.Succeed(t, h.Status().Update(t.Context(), mounter))
+		h.reconcile("hpp")
+		_, got := h.status()
+		if got.Reason != status.ReasonDowngrade || (got.Status == metav1.ConditionTrue) != (ready > 0) || readyMetric(t) != float64(ready) {
+			t.Errorf("with the pool mounted on %d nodes: %+v, the metric is %v", ready, got, readyMetric(t))
+		}
+	}
+}

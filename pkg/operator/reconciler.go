@@ -165,14 +165,32 @@ func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 
 // refuse reports on an object that nothing is changed for, and whether what was rolled out before serves now.
 func (r *Reconciler) refuse(ctx context.Context, object *hppv1.HostPathProvisioner, reason, why string) error {
-	driver, err := get[appsv1.DaemonSet](ctx, r.cluster(), render.DriverDaemonSet)
+	before, err := r.cluster().rolledOut(ctx, object)
 	if err != nil {
 		return err
 	}
-	serves := driver != nil && driver.Status.NumberReady > 0 && driver.Status.NumberReady >= driver.Status.DesiredNumberScheduled
-	refused := status.Refuse(object, r.Config.Version, reason, why, serves)
+	refused := status.Refuse(object, r.Config.Version, reason, why, before)
 	measure(refused)
 	return r.reporter().update(ctx, object, refused)
+}
+
+// rolledOut is what there is of an object, whether it is as it should be or not.
+func (c *cluster) rolledOut(ctx context.Context, object *hppv1.HostPathProvisioner) (*status.Observed, error) {
+	driver, err := get[appsv1.DaemonSet](ctx, c, render.DriverDaemonSet)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := c.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ownedPod(&p) })
+	services, err := c.services(ctx, object, pods)
+	if err != nil {
+		return nil, err
+	}
+	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
+	return &status.Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: driver}, Pods: pods, Services: services, Mounters: mounters}, err
 }
 
 // ignore reports on an object that another one is in effect, and lets it go if it is deleted.
@@ -181,7 +199,7 @@ func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathP
 		return r.release(ctx, object)
 	}
 	return r.reporter().update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
-		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name), false))
+		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name), nil))
 }
 
 func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisioner) error {

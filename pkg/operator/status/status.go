@@ -293,19 +293,32 @@ func (c conditions) rolledOut(r rollout) {
 	}
 }
 
-// Refuse is the status of an object that is not reconciled, while what was rolled out for it before serves, or not.
-func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string, serves bool) hppv1.HostPathProvisionerStatus {
+// Refuse is the status of an object that is not reconciled. It is available while what was rolled out for it before serves, in whatever version; nil if
+// nothing was.
+func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string, before *Observed) hppv1.HostPathProvisionerStatus {
 	status := begin(object, operatorVersion)
 	c := conditions{status: &status, generation: object.Generation}
-	available := message
-	if serves {
-		available = "What was rolled out before goes on, and nothing is changed: " + message
+	serves, available := false, message
+	if before != nil {
+		lacking := lackingNow(object, operatorVersion, *before)
+		serves = len(lacking) == 0
+		available = cmp.Or(strings.Join(lacking, "; "), "What was rolled out before goes on, and nothing is changed") + ": " + message
 	}
 	c.set(hppv1.ConditionAvailable, serves, reason, available)
 	c.set(hppv1.ConditionProgressing, false, reason, message)
 	c.set(hppv1.ConditionDegraded, true, reason, message)
 	c.set(hppv1.ConditionRolledOut, false, reason, message)
 	return status
+}
+
+// lackingNow is what keeps an object from being available while nothing is rolled out.
+func lackingNow(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) []string {
+	now := begin(object, operatorVersion)
+	r := newRollout(&now, operatorVersion, seen, poolStates(object, seen))
+	if r.noNodes {
+		return []string{noNodes}
+	}
+	return slices.Concat(notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.nowhere, r.away)
 }
 
 // Remember is the status of an object as it is, with the places at which pools are about to be mounted. The upstream operator leaves out

@@ -197,7 +197,11 @@ func TestRefuse(t *testing.T) {
 				object.Status.Conditions = []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: before, Message: "Application Available"}}
 			}
 			serves := before != metav1.ConditionTrue
-			got := Refuse(object, current, reason, "so it is", serves)
+			var seen *Observed
+			if serves {
+				seen = new(Observed)
+			}
+			got := Refuse(object, current, reason, "so it is", seen)
 			for _, condition := range got.Conditions {
 				if condition.Reason == "" || condition.ObservedGeneration != 4 || !strings.Contains(condition.Message, "so it is") {
 					t.Errorf("refused for %s, and %q before: %+v", reason, before, condition)
@@ -217,7 +221,7 @@ func TestListsAreOfWhatIsSeenNow(t *testing.T) {
 		StoragePoolStatuses: []hppv1.StoragePoolStatus{{Name: "local"}},
 	})
 	for what, status := range map[string]hppv1.HostPathProvisionerStatus{
-		"refused": Refuse(object, current, ReasonDowngrade, "so it is", true), "deleted": Deleting(object, current, []string{"pod writer"}, 1, 0),
+		"refused": Refuse(object, current, ReasonDowngrade, "so it is", new(Observed)), "deleted": Deleting(object, current, []string{"pod writer"}, 1, 0),
 	} {
 		if len(status.DeletedNodes)+len(status.NodeStatuses)+len(status.StoragePoolStatuses) > 0 {
 			t.Errorf("%s: it lists %+v, %+v, %+v", what, status.DeletedNodes, status.NodeStatuses, status.StoragePoolStatuses)
