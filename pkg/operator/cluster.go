@@ -257,15 +257,22 @@ func ended(pod *corev1.Pod) bool {
 }
 
 func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
-	for _, volume := range pod.Spec.Volumes {
-		switch {
-		case volume.PersistentVolumeClaim != nil:
-			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName})
-		case volume.Ephemeral != nil:
-			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name})
+	for i := range pod.Spec.Volumes {
+		if claim, has := claimOf(pod, &pod.Spec.Volumes[i]); has {
+			claims = append(claims, claim)
 		}
 	}
 	return claims
+}
+
+func claimOf(pod *corev1.Pod, volume *corev1.Volume) (claim types.NamespacedName, has bool) {
+	switch {
+	case volume.PersistentVolumeClaim != nil:
+		return types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName}, true
+	case volume.Ephemeral != nil:
+		return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name}, true
+	}
+	return claim, false
 }
 
 // byClaim are pools or paths of the volumes that name a claim. These are several where a claim was made anew and an earlier volume is retained:
@@ -375,22 +382,26 @@ func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims byClaim) bool
 	in := func(at string) bool {
 		return origin.Inside(at, data) || path.Clean(at) == path.Clean(pool) && !c.mounts(pod)
 	}
-	return slices.ContainsFunc(hostPathsOf(pod), in) || slices.ContainsFunc(claimsOf(pod), func(claim types.NamespacedName) bool {
-		return slices.ContainsFunc(sets.List(ofClaims[claim]), in)
-	})
+	return slices.ContainsFunc(pathsOf(pod, ofClaims), in)
 }
 
-// hostPathsOf are the hostPaths of a pod, and what its containers have of them.
-func hostPathsOf(pod *corev1.Pod) (paths []string) {
+// pathsOf are the directories of the node that a pod has as volumes, and what its containers have of them.
+func pathsOf(pod *corev1.Pod, ofClaims byClaim) (paths []string) {
 	for _, v := range pod.Spec.Volumes {
-		if v.HostPath == nil {
-			continue
+		var of []string
+		if v.HostPath != nil {
+			of = append(of, v.HostPath.Path)
+		} else if claim, has := claimOf(pod, &v); has {
+			of = sets.List(ofClaims[claim])
 		}
-		paths = append(paths, v.HostPath.Path)
+		paths = append(paths, of...)
 		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			for _, m := range container.VolumeMounts {
-				if m.Name == v.Name {
-					paths = append(paths, path.Join(v.HostPath.Path, m.SubPath))
+				if m.Name != v.Name {
+					continue
+				}
+				for _, at := range of {
+					paths = append(paths, path.Join(at, m.SubPath))
 				}
 			}
 		}

@@ -54,12 +54,13 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 	}
 	ofDriver := driverPod("here")
 	ofDriver.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast/csi")}}
-	above := func(subPath string) *corev1.Pod {
-		pod := podWith("user", "here", onHost("/mnt"))
+	through := func(volume corev1.VolumeSource, subPath string) *corev1.Pod {
+		pod := podWith("user", "here", volume)
 		pod.Spec.Volumes[0].Name = "above"
 		pod.Spec.Containers = []corev1.Container{{VolumeMounts: []corev1.VolumeMount{{Name: "above", SubPath: subPath}, {Name: "other", SubPath: "fast"}}}}
 		return pod
 	}
+	above := func(subPath string) *corev1.Pod { return through(onHost("/mnt"), subPath) }
 	ofMounter := mounterPod(mounterOf("fast", "here"), "here", true)
 	ofMounter.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast")}}
 	for name, tt := range map[string]struct {
@@ -71,6 +72,8 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 		"a path above, and the pool's in it": {above("fast"), true},
 		"a path above, and another in it":    {above("slow"), false},
 		"a path above":                       {above(""), false},
+		"a claim above, and a volume in it":  {through(claimed("above"), "fast/csi/pvc-1"), true},
+		"a claim above, and another in it":   {through(claimed("above"), "slow"), false},
 		"the pool's directory":               {podWith("user", "here", onHost("/mnt/fast/csi/")), true},
 		"a volume by its directory":          {podWith("user", "here", onHost("/mnt/fast/csi/pvc-1")), true},
 		"a directory beside it":              {podWith("user", "here", onHost("/mnt/fast/csi-2")), false},
@@ -92,6 +95,7 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			mounter := mounterOf("fast", "here")
 			h := newHarness(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), claimFor(mounter, corev1.ReadWriteOnce), mounter, mounterOf("fast", "down"), tt.pod,
 				volumeOn("by-path", "", ofProvisioner("here"), func(v *corev1.PersistentVolume) { v.Spec.HostPath.Path = "/mnt/fast/csi/by-path" }),
+				volumeOn("above", "", ofProvisioner("here"), func(v *corev1.PersistentVolume) { v.Spec.HostPath.Path = "/mnt" }),
 				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
 			h.reconcile("hpp")
 			h.reconcile("hpp")
