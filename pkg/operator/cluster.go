@@ -144,20 +144,44 @@ func (c *cluster) nodes(ctx context.Context, set *appsv1.DaemonSet, mounted map[
 	return sets.List(found), nil
 }
 
+// choices are what is known of whether nodes are to have the driver, for as long as the DaemonSet counts them as before. What changes one changes
+// the counts, nearly always.
+type choices struct {
+	generation         int64
+	desired, misplaced int32
+	until              time.Time
+	isChosen           map[string]bool
+}
+
+// reset forgets what may have changed.
+func (c *choices) reset(set *appsv1.DaemonSet, now time.Time, resync time.Duration) {
+	counts := &set.Status
+	if c.generation == set.Generation && c.desired == counts.DesiredNumberScheduled && c.misplaced == counts.NumberMisscheduled && now.Before(c.until) {
+		return
+	}
+	*c = choices{set.Generation, counts.DesiredNumberScheduled, counts.NumberMisscheduled, now.Add(resync), map[string]bool{}}
+}
+
 // notChosen are the nodes on which a pool is lacking, and that the driver is not to run on. They are read only where the counts of the
-// DaemonSet leave that open.
-func (c *cluster) notChosen(ctx context.Context, object *hppv1.HostPathProvisioner, seen *status.Observed) (sets.Set[string], error) {
+// DaemonSet leave that open, and each once.
+func (r *Reconciler) notChosen(ctx context.Context, object *hppv1.HostPathProvisioner, seen *status.Observed) (sets.Set[string], error) {
 	set, found := seen.DaemonSets[render.DriverDaemonSet], sets.New[string]()
 	if set == nil || set.Status.NumberMisscheduled == 0 && seen.Nodes().Len() <= int(set.Status.DesiredNumberScheduled) {
 		return found, nil
 	}
+	r.choices.reset(set, r.now(), r.resync())
 	for name := range seen.Lacking(object) {
-		node := &corev1.Node{}
-		err := c.api.Get(ctx, client.ObjectKey{Name: name}, node)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, err
+		chosen, known := r.choices.isChosen[name]
+		if !known {
+			node := &corev1.Node{}
+			err := r.APIReader.Get(ctx, client.ObjectKey{Name: name}, node)
+			if client.IgnoreNotFound(err) != nil {
+				return nil, err
+			}
+			chosen = err == nil && schedule.Chooses(set, node)
+			r.choices.isChosen[name] = chosen
 		}
-		if err != nil || !schedule.Chooses(set, node) {
+		if !chosen {
 			found.Insert(name)
 		}
 	}

@@ -369,3 +369,35 @@ func TestRefusedObjectIsAvailableWhileItsPoolsAre(t *testing.T) {
 		}
 	}
 }
+
+// A pool is lacking on all nodes of a cluster in which the driver runs on one that is not to have it any more. Each event of a pod has the object reconciled, and not
+// each node read again.
+func TestNodesAreNotReadWithEachEvent(t *testing.T) {
+	objects := []client.Object{stored("hpp", 1, false), classOf("local")}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		objects = append(objects, nodeThat(name, corev1.ConditionTrue), driverPod(name))
+	}
+	h := newHarness(t, objects...)
+	h.reconcile("hpp")
+	h.scheduled(3, 1)
+	read := 0
+	h.reconciler.APIReader = interceptor.NewClient(h.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
+			if _, node := to.(*corev1.Node); node {
+				read++
+			}
+			return api.Get(ctx, key, to, options...)
+		},
+	})
+	for range 5 {
+		h.reconcile("hpp")
+	}
+	if read != 4 {
+		t.Errorf("4 nodes were read %d times", read)
+	}
+	h.scheduled(2, 2)
+	h.reconcile("hpp")
+	if read != 8 {
+		t.Errorf("after the nodes that are to have it have changed, 4 nodes were read %d times", read-4)
+	}
+}

@@ -61,6 +61,7 @@ type Reconciler struct {
 	kinds     kindDiscovery
 	left      leftBehind
 	earliest  earliest
+	choices   choices
 }
 
 func (r *Reconciler) now() time.Time {
@@ -475,7 +476,7 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 			seen.Replaced.Insert(m.Name)
 		}
 	}
-	seen.NotChosen, err = c.notChosen(ctx, object, &seen)
+	seen.NotChosen, err = r.notChosen(ctx, object, &seen)
 	return seen, err
 }
 
