@@ -24,7 +24,9 @@ func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of
 // them are. A pool that is full or read-only is served all the same.
 func (in *Visit) meetNodes() {
-	if err := errors.Join(in.Store.Nodes().ShowAlive(), in.Store.Nodes().EachSign(in.Pool.peers.See)); err != nil {
+	err := errors.Join(in.Store.Nodes().ShowAlive(), in.Store.Nodes().EachSign(in.Pool.peers.See))
+	in.Pool.peers.Look(err == nil)
+	if err != nil {
 		in.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
 	}
 }

@@ -276,7 +276,7 @@ func (n Nodes) ShowAlive() error {
 		return err
 	}
 	defer func() { _ = trash.Close() }()
-	return IgnoreReadOnly(dir.Touch(trash, n.store.at.Node.String()))
+	return dir.Touch(trash, n.store.at.Node.String())
 }
 
 // EachSign reads the signs of life of the other nodes of a shared pool.
