@@ -125,3 +125,32 @@ func TestReadOnlyPoolIsNotTakenForEndOfOtherNode(t *testing.T) {
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 	})
 }
+
+// Once it can be written, what two nodes have published would be written by both.
+func TestReadOnlySharedPoolPublishesOnlyForSeveralNodesOrWithMark(t *testing.T) {
+	onReadOnly(t, func(t *testing.T, one, two *harness, remount func(uintptr)) {
+		for _, name := range []string{"pvc-1", "pvc-2", "pvc-several"} {
+			one.create(name, mib)
+		}
+		must.Succeed(t, one.publish("pvc-1", "before"))
+		remount(syscall.MS_RDONLY)
+		two.later(30 * time.Second)
+		must.Succeed(t, one.Status()[0].Err, two.Status()[0].Err)
+		must.Succeed(t, one.publish("pvc-1", "after"), one.publish("pvc-1", "before"))
+		wantError(t, one.publish("pvc-2", "a"), volume.ErrUnavailable)
+		wantGone(t, one.Path("pods", "a"))
+		wantError(t, two.publish("pvc-2", "b"), volume.ErrUnavailable)
+		for target, h := range map[string]*harness{"c": one, "d": two} {
+			must.Succeed(t, h.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-several"), Target: h.Target(target), MultiNode: true}))
+		}
+		must.Succeed(t, one.unpublish("pvc-1", "before"), one.unpublish("pvc-1", "after"), one.unpublish("pvc-several", "c"))
+		wantError(t, one.publish("pvc-2", "a"), volume.ErrUnavailable)
+
+		remount(0)
+		two.later(time.Minute)
+		must.Succeed(t, two.publish("pvc-1", "b"))
+		must.Succeed(t, one.publish("pvc-2", "a"))
+		wantRefusedFor(t, two.publish("pvc-2", "b"), "node-1")
+		wantError(t, one.Delete(t.Context(), id(t, "pvc-several")), volume.ErrInUse)
+	})
+}
