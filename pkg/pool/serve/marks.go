@@ -62,7 +62,7 @@ func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) e
 		return err
 	}
 	defer unlock()
-	used, err := of.Used()
+	used, err := of.UsedAfterReclaim()
 	if errors.Is(err, loop.ErrSilent) {
 		return nil
 	}
