@@ -57,15 +57,29 @@ func (s Publications) isInPool(ctx context.Context, device *loop.Device) bool {
 	return false
 }
 
-// restore marks a mounted device of a volume as one of the driver's again: a pod can remove the mark.
+// restore marks a mounted device of a volume as one of the driver's again: a pod can remove the mark. Without its pool the
+// kernel's name of its file shows whose it is, and a pod can end where that does not help.
 func (s Publications) restore(ctx context.Context, id volume.ID, device *loop.Device) error {
-	if device == nil || device.Ours || !s.isOf(ctx, id, device) {
+	if device == nil || device.Ours || device.Silent || device.Gone {
+		return nil
+	}
+	own := s.isOf(ctx, id, device)
+	if !own && !s.hasName(id, *device) {
 		return nil
 	}
 	now, err := s.set.node.Options.Devices.Restore(*device)
-	if errors.Is(err, loop.ErrNotAttached) {
+	if err == nil {
+		*device = now
+	}
+	if !own || errors.Is(err, loop.ErrNotAttached) {
 		return nil
 	}
-	*device = now
 	return content.DeviceError(err)
+}
+
+// hasName reports whether the kernel knows the file of a device by the name of a volume.
+func (s Publications) hasName(id volume.ID, device loop.Device) bool {
+	at, err := s.set.node.Options.Devices.FilePath(device.Name)
+	device.FormerPath = at
+	return err == nil && device.HadPath(id.String(), content.FileName)
 }

@@ -177,7 +177,7 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 	if err := v.admit(r); err != nil {
 		return nil, err
 	}
-	if ended, err = v.visit.MarkPublishing(ctx, v.id); err != nil {
+	if ended, err = v.visit.MarkPublishing(ctx, v.id, r.MultiNode); err != nil {
 		return nil, errors.Join(err, v.unmarkPublished(ctx)) // the mark may be there all the same
 	}
 	return ended, nil

@@ -79,7 +79,7 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, t.TempDir())
-		h.every = time.Hour
+		h.every = 20 * time.Second
 		h.start(`[{"name":"local","path":"pool","shared":true}]`)
 		for _, node := range []string{"alive", "gone"} {
 			must.Succeed(t, os.MkdirAll(h.Own("creating", node, "pvc-1"), 0o700))

@@ -48,7 +48,7 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 // removed the volume, and knew of no device. Until then the filesystem cannot be unmounted.
 func (p *Repairs) DetachDeleted(ctx context.Context) {
 	orphans, err := p.In.Host.Orphans(p.In.Store.Root())
-	p.In.Steps.Add(1)
+	p.In.Step()
 	if err != nil {
 		p.In.Log.Error(err, "Failed to check for devices on deleted files")
 		return
@@ -77,7 +77,7 @@ func (p *Repairs) detachDeleted(ctx context.Context, device loop.Device) error {
 // between the two.
 func (p *Repairs) Records() {
 	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		larger, err := p.fileBytes(id)
 		if err == nil && larger > p.In.Ledger.Known(id).Promised {
 			err = p.UnlessPromising(id, func() error { return p.record(id) })
@@ -144,7 +144,7 @@ func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) 
 		return content.Attachments{}, false
 	}
 	all, err := p.In.Host.Attachments()
-	p.In.Steps.Add(1) // devices of others may make it take seconds
+	p.In.Step() // devices of others may make it take seconds
 	if err != nil {
 		p.In.Log.Error(err, failed)
 		return content.Attachments{}, false
@@ -155,7 +155,7 @@ func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) 
 // eachWithDevices does something about each volume that may have devices, and logs what fails.
 func (p *Repairs) eachWithDevices(failed string, do func(id volume.ID) error) {
 	for id := range p.In.Ledger.Each(ledger.Info.MayHaveDevices) {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		if err := p.UnlessBusy(id, func() error { return do(id) }); err != nil {
 			p.In.Log.Error(err, failed, "volume", id.String())
 		}

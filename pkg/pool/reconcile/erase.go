@@ -104,7 +104,7 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 // eraseAlone does. The uid is that of the id which it carries.
 func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (more bool, err error) {
 	step := func(ctx context.Context) error {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		return ctx.Err()
 	}
 	return inTurn(context.Background(), turn, step, func(ctx context.Context, pause func(context.Context) error) error {

@@ -127,7 +127,7 @@ func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
 
 // ReleaseUnused removes limits that no directory has.
 func (p *Leftovers) ReleaseUnused() {
-	released, err := p.In.Enforcer.IDs.ReleaseUnused(p.In.Store.Root(), func() { p.In.Steps.Add(1) })
+	released, err := p.In.Enforcer.IDs.ReleaseUnused(p.In.Store.Root(), func() { p.In.Step() })
 	if err != nil {
 		p.In.Log.Error(err, "Failed to remove limits that no directory has")
 	}

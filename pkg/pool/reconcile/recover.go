@@ -28,7 +28,7 @@ func (p *Leftovers) RecoverCreations(creating *dir.Dir) error {
 		return err
 	}
 	for _, name := range names {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		p.In.Left(path.Join(creating.String(), name), p.recoverCreation(creating, name))
 	}
 	return nil
@@ -74,7 +74,7 @@ func (p *Leftovers) RecoverReferences() error {
 		if !is {
 			continue
 		}
-		p.In.Steps.Add(1)
+		p.In.Step()
 		p.In.Left(id.String(), p.UnlessBusy(id, func() error { return p.recoverReference(id, of) }))
 	}
 	return nil
@@ -129,7 +129,7 @@ func (p *Leftovers) RecoverTrash() error {
 		if p.In.Ledger.Trash().Has(name) {
 			continue
 		}
-		p.In.Steps.Add(1)
+		p.In.Step()
 		p.In.Left(path.Join(p.In.Store.Trash().Dir().String(), name), p.recoverTrashed(name))
 	}
 	return nil

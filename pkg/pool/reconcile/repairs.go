@@ -20,7 +20,7 @@ type Repairs struct {
 // logged, and shows in the condition of its volume.
 func (p *Repairs) Limits() {
 	for id, c := range p.In.Ledger.Each(isLimited(p.In.Enforcer)) {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		p.logUnrestored(id, p.Limit(id, c))
 	}
 }
@@ -38,7 +38,7 @@ func (p *Repairs) AllLimits() map[volume.ID]struct{} {
 // compared: calls are at work on the others. It counts the limits that could not be restored, without those of snapshots.
 func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) (failed int) {
 	for id := range volumes {
-		p.In.Steps.Add(1)
+		p.In.Step()
 		unlock, err := p.In.Lock(id)
 		if err != nil {
 			continue

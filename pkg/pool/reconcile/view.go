@@ -39,7 +39,9 @@ type View struct {
 	Lock func(volume.ID) (unlock func(), err error)
 	// Steps counts what is done, by which a disk that is slow differs from one that hangs.
 	Steps *atomic.Uint64
-	Log   logr.Logger
+	// Stepped is called after each; nil for not.
+	Stepped func()
+	Log     logr.Logger
 	// Strays is what left the limit of a volume, as the last search found it, and why that did not
 	// come to its end; nil where none was made.
 	Strays func(volume.ID) (quota.Strays, error)
@@ -48,6 +50,14 @@ type View struct {
 	// Left reports a leftover that stays where it is, by its path, because its disk cannot read it, or for another reason; nil
 	// says that it does not stay. Nothing else depends on one.
 	Left func(path string, err error)
+}
+
+// Step counts a step.
+func (p *View) Step() {
+	p.Steps.Add(1)
+	if p.Stepped != nil {
+		p.Stepped()
+	}
 }
 
 // Unavailable is an error about a pool that does not serve.

@@ -38,8 +38,6 @@ type Guard struct {
 
 	self store.Server
 	uuid string // of the pool that is locked, or waited for
-	// looks is since when this driver looks for a sign of the one that has the lock, and looked when it did so last.
-	looks, looked time.Time
 	// signed says that this driver has written its sign of life into that pool: another there is newer.
 	signed bool
 	node   *store.NodeLock // nil without
@@ -49,6 +47,7 @@ type Guard struct {
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
 // called with each check. It returns store.ErrServed if another one does.
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
+	g.look(s)
 	alone, err := g.lockNode(s, uuid)
 	if err == nil {
 		err = g.checkNotShared(s)
@@ -58,6 +57,9 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	}
 	return err
 }
+
+// look begins a look at the signs of others, which count where one of this driver could be written.
+func (g *Guard) look(s *store.Store) { g.signs.Look(s.Nodes().ProbeServer() == nil) }
 
 // lockNode keeps other drivers of this node from serving the pool until Release. It is not certain to be alone where
 // drivers do not see each other's locks, or where any process may have taken one.
@@ -80,7 +82,8 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 		alone, err = g.node.Try()
 	}
 	if err != nil && g.outlived(s) {
-		return false, g.overtake(s)
+		// By this sign the driver that has the lock finds out, if it is there after all.
+		return false, g.write(s)
 	}
 	if err != nil {
 		return false, servedBy(s)
@@ -94,25 +97,7 @@ func (g *Guard) outlived(s *store.Store) bool {
 	if err != nil || sign == "" {
 		return false
 	}
-	now := time.Now()
-	// After a disk has hung, both drivers go on at once.
-	if now.Sub(g.looked) > aliveFor {
-		g.looks = now
-	}
-	g.looked = now
-	silent := min(g.signs.Unchanged("server", sign), now.Sub(g.looks))
-	return g.signed && by.Instance == g.self.Instance || silent >= deadFor
-}
-
-// overtake writes the sign by which the driver that has the lock finds out, if it is there after all. Where none can be written, as
-// on a pool that is full or read-only, its own cannot change either, and says nothing.
-func (g *Guard) overtake(s *store.Store) error {
-	g.beat()
-	if err := s.Nodes().WriteServer(&g.self); err != nil {
-		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
-		return servedBy(s)
-	}
-	return nil
+	return g.signed && by.Instance == g.self.Instance || g.signs.Unchanged("server", sign) >= deadFor
 }
 
 // claim writes the sign of life, unless another driver does: one of another node, any where it is not certain that this one is
@@ -123,14 +108,15 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 		return err
 	}
 	other := by.Node != g.Node.String() || (!alone || g.signed) && by.Instance != g.self.Instance
-	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
+	other = other && sign != ""
+	if other && g.signs.Unchanged("server", sign) < aliveFor {
 		return servedBy(s)
 	}
-	g.beat()
-	if err := s.Nodes().WriteServer(&g.self); err != nil {
-		// A pool that is full or read-only is served all the same.
-		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
-		return nil
+	if err := g.write(s); err != nil {
+		if other {
+			return err
+		}
+		return nil // a pool that is full or read-only is served all the same
 	}
 	g.signed = true
 	return nil
@@ -146,11 +132,13 @@ func (g *Guard) CheckShared(s *store.Store) error {
 	if sign == "" {
 		return nil
 	}
+	g.look(s)
 	if g.signs.Unchanged("server", sign) < aliveFor {
 		return servedBy(s)
 	}
 	if err := s.Nodes().WriteServer(nil); err != nil {
 		g.Log.V(4).Info("Failed to remove what a driver left that served the pool alone", "err", err.Error())
+		return servedBy(s)
 	}
 	return nil
 }
@@ -170,13 +158,18 @@ func (g *Guard) checkNotShared(s *store.Store) error {
 	return err
 }
 
-// beat makes the next sign of life.
-func (g *Guard) beat() {
+// write writes the next sign of life. Where none can be written, that of another does not change either, and says nothing.
+func (g *Guard) write(s *store.Store) error {
 	if g.self.Instance == "" {
 		host, _ := os.Hostname()
 		g.self = store.Server{Node: g.Node.String(), Host: host, Since: time.Now().UTC().Truncate(time.Second), Instance: store.RandomSuffix()}
 	}
 	g.self.Beat++
+	if err := s.Nodes().WriteServer(&g.self); err != nil {
+		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
+		return servedBy(s)
+	}
+	return nil
 }
 
 func servedBy(s *store.Store) error {

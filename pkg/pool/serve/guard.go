@@ -3,14 +3,21 @@ package serve
 import (
 	"errors"
 	"sync/atomic"
+	"time"
 )
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
 
 // guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
-// of volumes, and leaves no marks of what it has published.
+// of volumes, and leaves no marks of what it has published. A check that takes long does it again between its steps.
 func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 	defer func() { c.guarded.Store(err == nil) }()
+	c.guardedAt = time.Now()
+	in.stepped = func() { // another driver takes the pool of one that is silent for longer
+		if time.Since(c.guardedAt) >= in.Pool.Options.CheckEvery {
+			_ = c.guardPool(in, uuid) // without it no call begins, and the next check says why
+		}
+	}
 	if in.Pool.Config.Shared {
 		if err := c.guard.CheckShared(in.Store); err != nil {
 			return err
@@ -24,7 +31,9 @@ func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of
 // them are. A pool that is full or read-only is served all the same.
 func (in *Visit) meetNodes() {
-	if err := errors.Join(in.Store.Nodes().ShowAlive(), in.Store.Nodes().EachSign(in.Pool.peers.See)); err != nil {
+	err := errors.Join(in.Store.Nodes().ShowAlive(), in.Store.Nodes().EachSign(in.Pool.peers.See))
+	in.Pool.peers.Look(err == nil)
+	if err != nil {
 		in.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
 	}
 }

@@ -3,15 +3,20 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // MarkPublishing says that this node is about to publish a volume of a shared pool: see store.Mark. Until ended is
-// called, UnmarkPublished leaves the mark: nothing is mounted yet.
-func (in *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func(), err error) {
+// called, UnmarkPublished leaves the mark: nothing is mounted yet. A volume for several nodes is published from a read-only
+// pool without: none can delete it meanwhile. One for one node is not, since another may publish it too, and both write to it
+// later. Errors: volume.ErrNoSpace, volume.ErrUnavailable.
+func (in *Visit) MarkPublishing(ctx context.Context, id volume.ID, multiNode bool) (ended func(), err error) {
 	if !in.Pool.Config.Shared {
 		return func() {}, nil
 	}
@@ -23,7 +28,14 @@ func (in *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func()
 	if ended, err = in.Pool.Node.publishing.TryShare(id); err != nil {
 		return nil, err
 	}
-	if err := in.Store.Nodes().Mark(id); err != nil {
+	err = in.Store.Nodes().Mark(id)
+	if errors.Is(err, syscall.EROFS) {
+		if multiNode {
+			return ended, nil
+		}
+		err = in.Pool.Unavailable(fmt.Errorf("without a mark that it is published here, other nodes could publish it too: %w", err))
+	}
+	if err != nil {
 		ended()
 		return nil, err
 	}
@@ -50,7 +62,7 @@ func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) e
 		return err
 	}
 	defer unlock()
-	used, err := of.Used()
+	used, err := of.UsedAfterReclaim()
 	if errors.Is(err, loop.ErrSilent) {
 		return nil
 	}
@@ -92,7 +104,7 @@ func (in *Visit) restoreMark(id volume.ID) error {
 	if err != nil || !used {
 		return err
 	}
-	err = in.Store.Nodes().Mark(id)
+	err = store.IgnoreReadOnly(in.Store.Nodes().Mark(id))
 	if errors.Is(err, volume.ErrNoSpace) { // tried again each minute; the pool serves meanwhile
 		in.Pool.problems.failed(err, "Failed to restore the mark of a published volume", "volume", id.String())
 		return nil

@@ -24,6 +24,8 @@ type Visit struct {
 	Store    *store.Store
 	Enforcer *limit.Enforcer
 	calls    *atomic.Int64 // counts this one; nil for a check
+	// stepped is called after each step of a check, from when its pool is guarded.
+	stepped func()
 	// reading is what View has made.
 	reading *reconcile.View
 }
@@ -167,8 +169,15 @@ func (in *Visit) View() *reconcile.View {
 	if in.reading == nil || in.reading.Enforcer != in.Enforcer {
 		in.reading = in.Pool.View()
 		in.reading.Store, in.reading.Enforcer, in.reading.Lock = in.Store, in.Enforcer, in.tryLock
+		in.reading.Stepped = in.step
 	}
 	return in.reading
+}
+
+func (in *Visit) step() {
+	if in.stepped != nil {
+		in.stepped()
+	}
 }
 
 // View is what memory has of the pool.

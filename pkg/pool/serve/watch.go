@@ -39,8 +39,9 @@ type checks struct {
 	// refuses says that the filesystem refused changes at the last check, and does not say so.
 	refuses atomic.Bool
 
-	guard   Guard
-	guarded atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
+	guard     Guard
+	guardedAt time.Time   // when that was asked last
+	guarded   atomic.Bool // no other driver serves the pool, or, if it is shared, none to which it is not
 }
 
 // state is what the last check of a pool found.

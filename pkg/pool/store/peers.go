@@ -75,7 +75,7 @@ func (n Nodes) tryByte(take func(d *dir.Dir, name string, at int64) (func(), err
 
 // Mark says that this node is about to publish a volume, durably. The caller has locked that on
 // all nodes, as deleting does: either this node has seen the volume gone, or the other one sees
-// the mark. Errors: volume.ErrNoSpace.
+// the mark. On a read-only filesystem one that is there already will do. Errors: volume.ErrNoSpace, EROFS.
 func (n Nodes) Mark(id volume.ID) error {
 	if !n.store.at.Shared {
 		return nil
@@ -84,7 +84,12 @@ func (n Nodes) Mark(id volume.ID) error {
 	if NoRoom(err) {
 		return fmt.Errorf("%w: no room for the mark that keeps other nodes from deleting the volume: %w", volume.ErrNoSpace, err)
 	}
-	return IgnoreReadOnly(err)
+	if errors.Is(err, syscall.EROFS) {
+		if marked, markedErr := n.Marked(); markedErr == nil && marked[id.String()] {
+			return nil
+		}
+	}
+	return err
 }
 
 func (n Nodes) writeMark(id volume.ID) error {
@@ -276,7 +281,7 @@ func (n Nodes) ShowAlive() error {
 		return err
 	}
 	defer func() { _ = trash.Close() }()
-	return IgnoreReadOnly(dir.Touch(trash, n.store.at.Node.String()))
+	return dir.Touch(trash, n.store.at.Node.String())
 }
 
 // EachSign reads the signs of life of the other nodes of a shared pool.

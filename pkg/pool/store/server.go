@@ -66,6 +66,15 @@ func (n Nodes) WriteServer(by *Server) error {
 	return err
 }
 
+// ProbeServer finds out whether WriteServer can write, and leaves what is written.
+func (n Nodes) ProbeServer() error {
+	err := dir.Touch(n.store.own, lockName)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = n.store.own.WriteFile(lockName, nil)
+	}
+	return err
+}
+
 // ErrServed reports a pool that is not for this driver.
 var ErrServed = errors.New("another driver serves it, and it is not shared")
 
