@@ -271,9 +271,20 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 	case !source.there:
 		return wait("NodeGone", "%s, which has the volume: the move goes on if it comes back", source.away(m.move.Status.SourceNode)), nil
 	}
+	before := m.move.Status.Phase
 	result, err := m.copying.run(ctx, volume)
-	if err != nil || result != (outcome{}) {
+	if err != nil || result != (outcome{}) && m.move.Status.Phase == before {
 		return result, err
+	}
+	// From the fence on no pod can begin to use the volume by another PersistentVolume, and from the switch on none has it.
+	if why, err := m.volume.ledByTwo(ctx); err != nil {
+		return outcome{}, err
+	} else if why != "" {
+		m.move.Status.Phase = v1alpha1.Undoing
+		return next("Undoing", "%s", why), nil
+	}
+	if result != (outcome{}) {
+		return result, nil
 	}
 	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
 	if err := m.volume.save(ctx, volume, m.move.Status.TargetNode); err != nil {
@@ -383,9 +394,11 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
 	if !wanted { // or by another PersistentVolume that leads to the target
-		if wanted, err = m.volume.hasAnother(ctx, m.move.Status.TargetNode); err != nil {
+		another, err := m.volume.another(ctx, m.move.Status.TargetNode)
+		if err != nil {
 			return outcome{}, err
 		}
+		wanted = another != ""
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
@@ -497,6 +510,9 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 		return wait("Undoing", "%s", list(waits)), err
 	}
 	_, why, err := m.volume.stillBound(ctx)
+	if err == nil && why == "" {
+		why, err = m.volume.ledByTwo(ctx)
+	}
 	if err != nil {
 		return outcome{}, err
 	}
