@@ -53,6 +53,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	reported map[client.ObjectKey]string // when the mover of the source reported last, by its own clock
+	arrived  map[client.ObjectKey]*arrivals
 }
 
 func (r *Reconciler) now() time.Time {
@@ -95,13 +96,13 @@ type reconciliation struct {
 
 func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	if r.reported == nil {
-		r.reported = map[client.ObjectKey]string{}
+		r.reported, r.arrived = map[client.ObjectKey]string{}, map[client.ObjectKey]*arrivals{}
 	}
 	api := apiServer{writer: r.Client, reader: r.APIReader}
 	driver := driver{api: api, namespace: r.DriverNamespace}
 	objects := objects{move: move, api: api, namespace: r.DriverNamespace, now: r.now}
 	movers := movers{move: move, api: api, objects: objects, driver: driver}
-	users := users{move: move, api: api}
+	users := users{move: move, api: api, arrived: r.arrived}
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
 		of: r, move: move, api: api, objects: objects, movers: movers, users: users, times: times,
@@ -123,6 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 		delete(r.reported, request.NamespacedName)
+		delete(r.arrived, request.NamespacedName)
 		waits, err := r.endForsaken(ctx, named(request.NamespacedName))
 		return ctrl.Result{RequeueAfter: waits.after}, err
 	}
@@ -148,6 +150,9 @@ func (r *Reconciler) look(ctx context.Context, object *v1alpha1.VolumeMove) (aft
 	}
 	m.report(result)
 	m.times.noteProgress(before.Status)
+	if object.Ended() {
+		delete(r.arrived, client.ObjectKeyFromObject(object))
+	}
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
 		// What was read is what is replaced: a deletion since then is seen first.
 		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
