@@ -437,6 +437,17 @@ func (s *storage) keeps(p *Planned, v corev1.PersistentVolume, o MoveOptions) st
 	if n := s.snapshots[v.Spec.CSI.VolumeHandle]; n > 0 && !o.LeaveSnapshots {
 		return fmt.Sprintf("it has %d snapshots, which stay on the node: delete them, or use --leave-snapshots", n)
 	}
+	for _, other := range s.volumes {
+		if csi := other.Spec.CSI; csi != nil && other.Name != p.Volume && csi.Driver == driverName && csi.VolumeHandle == v.Spec.CSI.VolumeHandle &&
+			slices.Contains([]string{p.From, ""}, nodeOf(other)) {
+			return fmt.Sprintf("the PersistentVolume %s leads to it, too: keep one of the two, and delete the other once its policy is Retain", other.Name)
+		}
+	}
+	return s.podsKeep(p, o)
+}
+
+// podsKeep says which pod keeps a volume on its node.
+func (s *storage) podsKeep(p *Planned, o MoveOptions) string {
 	for _, pod := range s.pods {
 		if pod.Namespace != p.Namespace || !schedule.Uses(&pod, p.Claim) {
 			continue

@@ -50,6 +50,12 @@ func with(object map[string]any, part, key string, value any) map[string]any {
 	return object
 }
 
+// anotherOf has a PersistentVolume lead to what that of another claim does.
+func anotherOf(volume map[string]any, claim string) map[string]any {
+	volume["spec"].(map[string]any)["csi"] = map[string]any{"driver": driverName, "volumeHandle": "pv-" + claim}
+	return volume
+}
+
 func aCapacity(node, size string) any {
 	return map[string]any{
 		"metadata": map[string]any{"name": node}, "storageClassName": "local", "capacity": size,
@@ -69,6 +75,7 @@ func TestPlanOfDrain(t *testing.T) {
 			aVolume("first", "3Gi"), aVolume("second", "3Gi"), aVolume("third", "3Gi"), aVolume("alone", "1Gi"), aVolume("pinned", "1Gi"), aVolume("snapped", "1Gi"),
 			aVolume("machine", "1Gi"), aVolume("plugged", "1Gi"), aVolume("of-pod", "1Gi"), released,
 			with(aVolume("shared", "1Gi"), "spec", "nodeAffinity", nil), aVolume("upstream", "1Ti"),
+			aVolume("twice", "1Gi"), anotherOf(aVolume("again", "1Gi"), "twice"), aVolume("everywhere", "1Gi"), with(anotherOf(aVolume("anywhere", "1Gi"), "everywhere"), "spec", "nodeAffinity", nil),
 		),
 		"get persistentvolumeclaims": listOf(ofPod, map[string]any{
 			"metadata": map[string]any{"namespace": "apps", "name": "upstream"},
@@ -96,16 +103,19 @@ func TestPlanOfDrain(t *testing.T) {
 	}
 	want := map[string]string{
 		"pv-first": "node-c", "pv-second": "node-b", "pv-third": "no other node has room for it",
-		"pv-alone":    "no controller makes pod alone again: delete it, or use --force",
-		"pv-pinned":   "pod web-0 may run on node node-a only, by its nodeSelector",
-		"pv-snapped":  "it has 2 snapshots, which stay on the node: delete them, or use --leave-snapshots",
-		"pv-machine":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)",
-		"pv-plugged":  "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)", // without a restart, by a pod beside its own
-		"pv-of-pod":   "it is deleted with its pod: delete the pod",
-		"pv-upstream": "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
-		"pv-released": "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
-		"pv-deleted":  "1 snapshots of the volume pv-deleted, which is not there, stay on the node: delete them, or use --leave-snapshots",
-		"pv-moves":    "node-b",
+		"pv-alone":      "no controller makes pod alone again: delete it, or use --force",
+		"pv-pinned":     "pod web-0 may run on node node-a only, by its nodeSelector",
+		"pv-snapped":    "it has 2 snapshots, which stay on the node: delete them, or use --leave-snapshots",
+		"pv-machine":    "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)",
+		"pv-plugged":    "a virtual machine runs on it: stop it, or have KubeVirt migrate the volume (docs/kubevirt.md)", // without a restart, by a pod beside its own
+		"pv-of-pod":     "it is deleted with its pod: delete the pod",
+		"pv-upstream":   "node-c", // which needs what its claim asks for: the upstream driver has given it the size of the disk
+		"pv-released":   "it is bound to no claim: delete the PersistentVolume, or let a claim use it",
+		"pv-deleted":    "1 snapshots of the volume pv-deleted, which is not there, stay on the node: delete them, or use --leave-snapshots",
+		"pv-moves":      "node-b",
+		"pv-twice":      "the PersistentVolume pv-again leads to it, too: keep one of the two, and delete the other once its policy is Retain",
+		"pv-again":      "the PersistentVolume pv-twice leads to it, too: keep one of the two, and delete the other once its policy is Retain",
+		"pv-everywhere": "the PersistentVolume pv-anywhere leads to it, too: keep one of the two, and delete the other once its policy is Retain",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -68,28 +68,29 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 	}
 	i.Report(Event{Event: Listening})
 	var last session
-	unproven := make(chan struct{}, mostUnproven)
+	var entrance entrance
 	for {
-		unproven <- struct{}{}
 		conn, err := listener.Accept()
 		switch {
+		case err == nil: // it is closed with the others if ctx has ended
 		case errors.Is(context.Cause(ctx), errEnded):
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil:
+		default:
 			return fmt.Errorf("wait for the source: %w", err)
 		}
+		unproven := entrance.enter(conn)
 		all.Go(func() {
 			defer func() { _ = conn.Close() }() // what matters was answered
 			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-			says, spoke, err := hear(ctx, conn)
-			<-unproven
+			err := prove(ctx, conn)
+			if !entrance.leave(unproven) {
+				return
+			}
 			ended := false
-			if spoke {
-				ctx, done := last.replace(ctx)
-				ended, err = i.serve(ctx, conn, &says)
-				done()
+			if err == nil {
+				ended, err = i.listen(ctx, conn, &last)
 			}
 			if err != nil {
 				i.Report(Event{Event: Refused, Error: err.Error()})
@@ -101,10 +102,18 @@ func (i *In) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-var errEnded = errors.New("the volume is handed over")
+// listen serves what the source says over a connection, if it does.
+func (i *In) listen(ctx context.Context, conn net.Conn, last *session) (ended bool, err error) {
+	says, spoke, err := hear(conn)
+	if !spoke || err != nil {
+		return false, err
+	}
+	ctx, done := last.replace(ctx)
+	defer done()
+	return i.serve(ctx, conn, &says)
+}
 
-// mostUnproven is how many connections may be there that have not proven yet to be the source's, or have said nothing.
-const mostUnproven = 32
+var errEnded = errors.New("the volume is handed over")
 
 // prove has a connection of TLS prove that it is the source's.
 func prove(ctx context.Context, conn net.Conn) error {
@@ -120,12 +129,8 @@ func prove(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// hear has a connection prove that it is the source's, and returns what that says, if it does: a connection that has only asked whether the
-// target is there ends no session.
-func hear(ctx context.Context, conn net.Conn) (says hello, spoke bool, err error) {
-	if err := prove(ctx, conn); err != nil {
-		return hello{}, false, err
-	}
+// hear returns what the source says, if it does: a connection that has only asked whether the target is there ends no session.
+func hear(conn net.Conn) (says hello, spoke bool, err error) {
 	switch err := receive(conn, answerWithin, &says); {
 	case errors.Is(err, io.EOF):
 		return hello{}, false, nil

@@ -1005,10 +1005,20 @@ func TestStrangersAreSilent(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- h.in.Serve(ctx, listener) }()
-	for range 8 {
-		stranger, err := net.Dial("tcp", listener.Addr().String())
-		must.Succeed(t, err)
-		defer stranger.Close()
+	var strangers sync.WaitGroup
+	defer strangers.Wait()
+	defer cancel()
+	for range 200 {
+		strangers.Go(func() {
+			for ctx.Err() == nil { // a connection that is closed is made anew at once
+				stranger, err := net.Dial("tcp", listener.Addr().String())
+				if err != nil {
+					return
+				}
+				_, _ = stranger.Read(make([]byte, 1))
+				_ = stranger.Close()
+			}
+		})
 	}
 	h.out.Dial, err = mover.Dialer(listener.Addr().String(), identity(t, a, mover.SourceName, x509.ExtKeyUsageClientAuth), time.Minute)
 	must.Succeed(t, err)

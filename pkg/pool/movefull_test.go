@@ -145,6 +145,27 @@ func TestPreparedRecordsGo(t *testing.T) {
 	})
 }
 
+// What a record was to become that is gone, or is not fenced any more, goes with the next start, and nothing else: not what a fenced record may
+// become, nor what is the record itself.
+func TestPreparedRecordsThatAreLeftGo(t *testing.T) {
+	moving(t, volume.ModeMount, func(t *testing.T, m *move) {
+		m.fence()
+		for _, id := range []string{"bare", "whole"} {
+			m.from.create(id, mib)
+		}
+		prepared := must.Value(os.ReadFile(m.from.Own("volumes", "whole.json")))(t)
+		for _, name := range []string{".new-pvc-1.json.unfenced", "whole.json.unfenced", "whole.json.handed-over", "gone.json.handed-over", "bare.json.handed-over"} {
+			must.Succeed(t, os.WriteFile(m.from.Own("volumes", name), prepared, 0o600))
+		}
+		must.Succeed(t, os.Rename(m.from.Own("volumes", "bare.json"), m.from.Own("volumes", "bare.json.unfenced")))
+		m.from.restart(local)
+		want := []string{"bare.json.unfenced", "pvc-1.json", "pvc-1.json.handed-over", "pvc-1.json.unfenced", "whole.json"}
+		if got := names(t, m.from.Own("volumes")); !slices.Equal(got, want) {
+			t.Errorf("among the records there are %q, want %q", got, want)
+		}
+	})
+}
+
 // A record that has changed since it was prepared what it becomes is not taken back to what it was.
 func TestPreparedRecordIsOutdated(t *testing.T) {
 	moving(t, volume.ModeMount, func(t *testing.T, m *move) {

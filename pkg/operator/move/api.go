@@ -2,12 +2,16 @@ package move
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
 // An apiServer is read itself: a cache may be late.
@@ -38,6 +42,24 @@ func eachPage[T any, L interface {
 			return nil
 		}
 	}
+}
+
+// another is a PersistentVolume, but for the one of a name, that leads to a volume on a node, or may; empty for none.
+func (a apiServer) another(ctx context.Context, than, handle, on string) (name string, err error) {
+	err = place.EachVolume(ctx, a.reader, func(one *corev1.PersistentVolume) {
+		if one.Name != than && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == handle && slices.Contains([]string{on, ""}, place.NodeOfVolume(one)) {
+			name = one.Name
+		}
+	})
+	return name, err
+}
+
+// ledByTwo says that a volume cannot move because another PersistentVolume leads to it, whose claim would have nothing any more.
+func ledByTwo(another string) string {
+	if another == "" {
+		return ""
+	}
+	return fmt.Sprintf("the PersistentVolume %s leads to the same volume: keep one of the two, and delete the other once its policy is Retain", another)
 }
 
 // delete deletes an object that was read.

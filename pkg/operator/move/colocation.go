@@ -125,10 +125,7 @@ func (pl planner) follows(ctx context.Context, c *colocation, claim *corev1.Pers
 	case other.Underway():
 		to = other.Status.TargetNode // which has promised its room
 	default:
-		if waits = movable(v, claim); waits == "" {
-			waits, err = pl.snapshots(ctx, v, other.Spec.Snapshots)
-		}
-		if err != nil || waits != "" {
+		if waits, err = pl.keeps(ctx, v, claim, other.Spec.Snapshots); err != nil || waits != "" {
 			return fmt.Sprintf("pods use the claim %s too, which cannot move: %s", claim.Name, waits), err
 		}
 		size := v1alpha1.Size(claim, v)

@@ -69,18 +69,19 @@ func TestVolumesOfOnePod(t *testing.T) {
 		move    func(*v1alpha1.VolumeMove)
 		want    string // the target, or what is said
 	}{
-		"no pod uses both":                   {append(withLogs(nodeA), appPod("data-0", false)), to(""), nodeB},
-		"the other stays":                    {append(withLogs(nodeA), pod()), to(""), "make a VolumeMove for it, too"},
-		"the other moves too":                {append(withLogs(nodeA), pod(), ofLogs()), to(""), nodeB},
-		"the other has to go elsewhere":      {append(withLogs(nodeA), pod(), ofLogs(to(nodeC))), to(""), nodeC},
-		"the other goes elsewhere":           {append(withLogs(nodeA), pod(), begun(ofLogs(), nodeC)), to(""), nodeC},
-		"the other is elsewhere":             {append(withLogs(nodeC), pod()), to(""), nodeC},
-		"this has to go where no other goes": {append(withLogs(nodeC), pod()), to(nodeB), "the claim logs, which pods use too, is on node node-c"},
-		"both have no room":                  {append(withLogs(nodeA, sized("95Gi")), pod(), ofLogs()), to(""), "no room"},
-		"both have no room in one pool":      {append(withLogs(nodeA, sized("95Gi"), inClass("another")), pod(), ofLogs()), to(""), "no room"},
-		"both have room elsewhere only":      {append(withLogs(nodeA, sized("45Gi")), pod(), ofLogs()), to(nodeC), "50Gi of 55Gi"},
-		"the other cannot move":              {append(withLogs(nodeA, guarded), pod(), ofLogs()), to(""), "which cannot move: the volume pv-logs has the finalizer"},
-		"the other's move is deleted":        {append(withLogs(nodeA), pod(), leaving(ofLogs())), to(""), "make a VolumeMove for it, too"},
+		"no pod uses both":                            {append(withLogs(nodeA), appPod("data-0", false)), to(""), nodeB},
+		"the other stays":                             {append(withLogs(nodeA), pod()), to(""), "make a VolumeMove for it, too"},
+		"the other moves too":                         {append(withLogs(nodeA), pod(), ofLogs()), to(""), nodeB},
+		"the other has to go elsewhere":               {append(withLogs(nodeA), pod(), ofLogs(to(nodeC))), to(""), nodeC},
+		"the other goes elsewhere":                    {append(withLogs(nodeA), pod(), begun(ofLogs(), nodeC)), to(""), nodeC},
+		"the other is elsewhere":                      {append(withLogs(nodeC), pod()), to(""), nodeC},
+		"this has to go where no other goes":          {append(withLogs(nodeC), pod()), to(nodeB), "the claim logs, which pods use too, is on node node-c"},
+		"both have no room":                           {append(withLogs(nodeA, sized("95Gi")), pod(), ofLogs()), to(""), "no room"},
+		"both have no room in one pool":               {append(withLogs(nodeA, sized("95Gi"), inClass("another")), pod(), ofLogs()), to(""), "no room"},
+		"both have room elsewhere only":               {append(withLogs(nodeA, sized("45Gi")), pod(), ofLogs()), to(nodeC), "50Gi of 55Gi"},
+		"the other cannot move":                       {append(withLogs(nodeA, guarded), pod(), ofLogs()), to(""), "which cannot move: the volume pv-logs has the finalizer"},
+		"another PersistentVolume leads to the other": {append(append(withLogs(nodeA), withLogs(nodeA, alsoNamed("pv-2"))[1]), pod(), ofLogs()), to(""), "which cannot move: the PersistentVolume pv-2 leads"},
+		"the other's move is deleted":                 {append(withLogs(nodeA), pod(), leaving(ofLogs())), to(""), "make a VolumeMove for it, too"},
 		"by another pod": {
 			append(withLogs(nodeC), appPod("data-0", false), using(appPod("backup", false), "more"), using(more("backup-2"), "more", "logs")), to(""), nodeC,
 		},
@@ -115,6 +116,10 @@ func inClass(name string) func(*corev1.PersistentVolume) {
 }
 
 func guarded(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }
+
+func alsoNamed(name string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) { v.Name = name }
+}
 
 func everywhere(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }
 

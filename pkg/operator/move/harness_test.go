@@ -84,6 +84,7 @@ type harness struct {
 	late     int             // how many looks the controller of volumes may miss
 	wasGone  map[string]bool // nodes whose objects were deleted once
 	forced   bool            // a VolumeMove was removed by force
+	arrived  map[client.ObjectKey]*arrivals
 }
 
 // scheme has no other kinds: with each write the fake client lists all that there are.
@@ -129,7 +130,7 @@ func (h *harness) write(do func() error) error {
 
 func newHarness(t *testing.T, more ...client.Object) *harness {
 	t.Helper()
-	h := &harness{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true, wasGone: map[string]bool{}}
+	h := &harness{T: t, records: map[string]*record{nodeA: {}}, logs: map[string]string{}, replicas: true, wasGone: map[string]bool{}, arrived: map[client.ObjectKey]*arrivals{}}
 	objects := append([]client.Object{claimOf("data"), volumeOf("pv"), driverSet(), class()}, more...)
 	for _, name := range []string{nodeA, nodeB, nodeC} {
 		objects = append(objects, node(name), driverPod(name), capacity(name, map[string]string{nodeA: "0", nodeB: "100Gi", nodeC: "50Gi"}[name]))
@@ -331,7 +332,7 @@ func (h *harness) look() {
 
 func (h *harness) serve(request ctrl.Request) {
 	h.Helper()
-	r := &Reconciler{Client: h.Client, APIReader: h.reader(), Reports: h, DriverNamespace: storage, Now: h.clock}
+	r := &Reconciler{Client: h.Client, APIReader: h.reader(), Reports: h, DriverNamespace: storage, Now: h.clock, reported: map[client.ObjectKey]string{}, arrived: h.arrived}
 	_, err := r.Reconcile(h.Context(), request)
 	if err != nil && !errors.Is(err, errKilled) && !apierrors.IsConflict(err) {
 		h.Fatal(err)

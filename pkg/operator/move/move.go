@@ -53,6 +53,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	reported map[client.ObjectKey]string // when the mover of the source reported last, by its own clock
+	arrived  map[client.ObjectKey]*arrivals
 }
 
 func (r *Reconciler) now() time.Time {
@@ -95,13 +96,13 @@ type reconciliation struct {
 
 func (r *Reconciler) reconciliation(move *v1alpha1.VolumeMove) reconciliation {
 	if r.reported == nil {
-		r.reported = map[client.ObjectKey]string{}
+		r.reported, r.arrived = map[client.ObjectKey]string{}, map[client.ObjectKey]*arrivals{}
 	}
 	api := apiServer{writer: r.Client, reader: r.APIReader}
 	driver := driver{api: api, namespace: r.DriverNamespace}
 	objects := objects{move: move, api: api, namespace: r.DriverNamespace, now: r.now}
 	movers := movers{move: move, api: api, objects: objects, driver: driver}
-	users := users{move: move, api: api}
+	users := users{move: move, api: api, arrived: r.arrived}
 	times := timeline{move: move, now: r.now, reported: r.reported}
 	return reconciliation{
 		of: r, move: move, api: api, objects: objects, movers: movers, users: users, times: times,
@@ -123,6 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 		delete(r.reported, request.NamespacedName)
+		delete(r.arrived, request.NamespacedName)
 		waits, err := r.endForsaken(ctx, named(request.NamespacedName))
 		return ctrl.Result{RequeueAfter: waits.after}, err
 	}
@@ -148,6 +150,9 @@ func (r *Reconciler) look(ctx context.Context, object *v1alpha1.VolumeMove) (aft
 	}
 	m.report(result)
 	m.times.noteProgress(before.Status)
+	if object.Ended() {
+		delete(r.arrived, client.ObjectKeyFromObject(object))
+	}
 	if !equality.Semantic.DeepEqual(before.Status, object.Status) {
 		// What was read is what is replaced: a deletion since then is seen first.
 		if statusErr := r.Client.Status().Update(ctx, object); apierrors.IsConflict(statusErr) {
@@ -271,9 +276,20 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 	case !source.there:
 		return wait("NodeGone", "%s, which has the volume: the move goes on if it comes back", source.away(m.move.Status.SourceNode)), nil
 	}
+	before := m.move.Status.Phase
 	result, err := m.copying.run(ctx, volume)
-	if err != nil || result != (outcome{}) {
+	if err != nil || result != (outcome{}) && m.move.Status.Phase == before {
 		return result, err
+	}
+	// From the fence on no pod can begin to use the volume by another PersistentVolume, and from the switch on none has it.
+	if why, err := m.volume.ledByTwo(ctx); err != nil {
+		return outcome{}, err
+	} else if why != "" {
+		m.move.Status.Phase = v1alpha1.Undoing
+		return next("Undoing", "%s", why), nil
+	}
+	if result != (outcome{}) {
+		return result, nil
 	}
 	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
 	if err := m.volume.save(ctx, volume, m.move.Status.TargetNode); err != nil {
@@ -383,9 +399,11 @@ func (m reconciliation) remove(ctx context.Context) (outcome, error) {
 		return m.leave(m.move.Status.SourceNode, m.move.Status.TargetNode), err
 	}
 	if !wanted { // or by another PersistentVolume that leads to the target
-		if wanted, err = m.volume.hasAnother(ctx, m.move.Status.TargetNode); err != nil {
+		another, err := m.volume.another(ctx, m.move.Status.TargetNode)
+		if err != nil {
 			return outcome{}, err
 		}
+		wanted = another != ""
 	}
 	ending, stuck, err := m.users.freeStuck(ctx)
 	if err != nil {
@@ -497,6 +515,9 @@ func (m reconciliation) undo(ctx context.Context) (outcome, error) {
 		return wait("Undoing", "%s", list(waits)), err
 	}
 	_, why, err := m.volume.stillBound(ctx)
+	if err == nil && why == "" {
+		why, err = m.volume.ledByTwo(ctx)
+	}
 	if err != nil {
 		return outcome{}, err
 	}

@@ -67,16 +67,13 @@ func (pl planner) plan(ctx context.Context) (p plan, waits string, err error) {
 	if err := pl.api.reader.Get(ctx, client.ObjectKey{Name: p.claim.Spec.VolumeName}, p.volume); err != nil {
 		return p, "", err
 	}
-	if waits = movable(p.volume, p.claim); waits != "" {
-		return p, waits, nil
+	if waits, err = pl.keeps(ctx, p.volume, p.claim, pl.move.Spec.Snapshots); err != nil || waits != "" {
+		return p, waits, err
 	}
 	if waits, err = pl.moveOfVolume(ctx, p.volume); err != nil || waits != "" {
 		return p, waits, err
 	}
 	p.source = place.NodeOfVolume(p.volume)
-	if waits, err = pl.snapshots(ctx, p.volume, pl.move.Spec.Snapshots); err != nil || waits != "" {
-		return p, waits, err
-	}
 	with, waits, err := pl.colocation(ctx, p.source)
 	if err != nil || waits != "" {
 		return p, waits, err
@@ -131,6 +128,18 @@ func (pl planner) driverGoes(ctx context.Context) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// keeps says what keeps a volume on its node.
+func (pl planner) keeps(ctx context.Context, v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, policy v1alpha1.SnapshotsPolicy) (string, error) {
+	if waits := movable(v, claim); waits != "" {
+		return waits, nil
+	}
+	if waits, err := pl.snapshots(ctx, v, policy); err != nil || waits != "" {
+		return waits, err
+	}
+	other, err := pl.api.another(ctx, v.Name, v.Spec.CSI.VolumeHandle, place.NodeOfVolume(v))
+	return ledByTwo(other), err
 }
 
 // movable says why a volume cannot move.

@@ -46,21 +46,23 @@ func TestRefusals(t *testing.T) {
 		before func(*harness)
 		want   string
 	}{
-		"no claim":              {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
-		"claim is not bound":    {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }), "is not bound"},
-		"another driver":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), "of another driver"},
-		"another claim":         {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" }), "not bound to the claim"},
-		"shared pool":           {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
-		"hostile handle":        {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
-		"foreign finalizer":     {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
-		"snapshots":             {nil, func(h *harness) { must.Succeed(h, h.api.Create(h.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
-		"to itself":             {to(nodeA), nil, "has the volume"},
-		"to no node":            {to("node-x"), nil, "there is no node node-x"},
-		"no room":               {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
-		"cordoned":              {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
-		"no driver":             {to(nodeB), func(h *harness) { must.Succeed(h, h.api.Delete(h.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
-		"earlier driver":        {to(nodeB), earlierDriver(nodeB), "the driver on node node-b has the image driver:v0, from before the last change of its DaemonSet"},
-		"earlier driver has it": {to(nodeB), earlierDriver(nodeA), "the driver on node node-a has the image driver:v0"},
+		"no claim":                               {func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" }, nil, "there is no claim other"},
+		"claim is not bound":                     {nil, change(claimOf("data"), func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }), "is not bound"},
+		"another driver":                         {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), "of another driver"},
+		"another claim":                          {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" }), "not bound to the claim"},
+		"shared pool":                            {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }), "on no single node"},
+		"hostile handle":                         {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Spec.CSI.VolumeHandle = "../$(X)" }), "the volume id"},
+		"foreign finalizer":                      {nil, change(volumeOf("pv"), func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, "example.com/keep") }), "example.com/keep"},
+		"snapshots":                              {nil, func(h *harness) { must.Succeed(h, h.api.Create(h.Context(), snapshot.DeepCopy())) }, "snapshots: LeaveBehind"},
+		"another PersistentVolume":               {nil, func(h *harness) { h.leadByAnother(nodeA) }, "the PersistentVolume pv-2 leads to the same volume"},
+		"another PersistentVolume for all nodes": {nil, func(h *harness) { h.leadByAnother("") }, "the PersistentVolume pv-2 leads to the same volume"},
+		"to itself":                              {to(nodeA), nil, "has the volume"},
+		"to no node":                             {to("node-x"), nil, "there is no node node-x"},
+		"no room":                                {to(nodeB), change(capacity(nodeB, "1Gi"), func(c *storagev1.CSIStorageCapacity) { c.Capacity = capacity(nodeB, "1Gi").Capacity }), "1Gi of 10Gi"},
+		"cordoned":                               {to(nodeB), change(node(nodeB), func(n *corev1.Node) { n.Spec.Unschedulable = true }), "cordoned"},
+		"no driver":                              {to(nodeB), func(h *harness) { must.Succeed(h, h.api.Delete(h.Context(), driverPod(nodeB))) }, "the driver is not ready on node node-b"},
+		"earlier driver":                         {to(nodeB), earlierDriver(nodeB), "the driver on node node-b has the image driver:v0, from before the last change of its DaemonSet"},
+		"earlier driver has it":                  {to(nodeB), earlierDriver(nodeA), "the driver on node node-a has the image driver:v0"},
 		"the driver goes": {nil, func(h *harness) {
 			object := &v1beta1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Finalizers: []string{v1beta1.Finalizer}}}
 			must.Succeed(h, h.api.Create(h.Context(), object), h.api.Delete(h.Context(), object))
@@ -103,6 +105,41 @@ func TestRefusals(t *testing.T) {
 			h.wantNothingLeft()
 			must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
 		})
+	}
+}
+
+// leadByAnother has another claim have the volume, by a PersistentVolume that leads to a node, or to all.
+func (h *harness) leadByAnother(node string) {
+	h.Helper()
+	another := volumeOf("pv-2")
+	another.UID, another.Spec.NodeAffinity = "another", nil
+	if node != "" {
+		another.Spec.NodeAffinity = onNode(node)
+	}
+	another.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "other", Name: "data", UID: "claim other"}
+	must.Succeed(h, client.IgnoreAlreadyExists(h.api.Create(h.Context(), another)))
+}
+
+// A volume that another PersistentVolume leads to from some time on is not taken from that: the move is undone. One that leads to a volume of
+// the same name on another node keeps nothing.
+func TestAnotherPersistentVolumeBeforeSwitch(t *testing.T) {
+	for _, during := range []v1alpha1.Phase{v1alpha1.Copying, v1alpha1.Fenced} {
+		for node, want := range map[string]string{nodeA: nodeA, "": nodeA, nodeC: nodeB} {
+			t.Run(string(during)+" on "+node, func(t *testing.T) {
+				h := newHarness(t, moveOf("m", to(nodeB)), appPod("data-0", false))
+				h.run("m", func(int) {
+					if h.move("m").Status.Phase == during {
+						h.leadByAnother(node)
+					}
+				})
+				h.wantOn(want)
+				if says := h.says("m"); (want == nodeA) != strings.HasSuffix(says, ledByTwo("pv-2")) {
+					t.Errorf("it says %q", says)
+				}
+				must.Succeed(t, h.api.Delete(t.Context(), moveOf("m")))
+				h.reconcile("m")
+			})
+		}
 	}
 }
 

@@ -173,12 +173,15 @@ func (v claimedVolume) wanted(ctx context.Context) (bool, error) {
 	return there && !goes && place.OfDriver(volume) && volume.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle, err
 }
 
-// hasAnother says whether a PersistentVolume of another name leads to what a node has.
-func (v claimedVolume) hasAnother(ctx context.Context, on string) (found bool, err error) {
-	err = place.EachVolume(ctx, v.api.reader, func(one *corev1.PersistentVolume) {
-		found = found || one.Name != v.move.Status.Volume && place.OfDriver(one) && one.Spec.CSI.VolumeHandle == v.move.Status.VolumeHandle && place.NodeOfVolume(one) == on
-	})
-	return found, err
+// another is a PersistentVolume of another name that leads to what a node has, or may; empty for none.
+func (v claimedVolume) another(ctx context.Context, on string) (name string, err error) {
+	return v.api.another(ctx, v.move.Status.Volume, v.move.Status.VolumeHandle, on)
+}
+
+// ledByTwo says that the volume cannot move because another PersistentVolume leads to the source, too.
+func (v claimedVolume) ledByTwo(ctx context.Context) (string, error) {
+	another, err := v.another(ctx, v.move.Status.SourceNode)
+	return ledByTwo(another), err
 }
 
 // gone says whether the claim and the PersistentVolume are.

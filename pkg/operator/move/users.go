@@ -10,6 +10,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,8 +20,37 @@ import (
 
 // Users are the pods that use the claim of a move.
 type users struct {
-	move *v1alpha1.VolumeMove
-	api  apiServer
+	move    *v1alpha1.VolumeMove
+	api     apiServer
+	arrived map[client.ObjectKey]*arrivals
+}
+
+// Arrivals are the pods that were found on the source after the switch, and in how many looks there were new ones of a controller. An operator
+// that is started again counts anew.
+type arrivals struct {
+	pods map[types.UID]bool
+	of   map[string]int
+}
+
+// note takes in those that are there now.
+func (a *arrivals) note(pods []corev1.Pod) {
+	came := map[string]bool{}
+	for i := range pods {
+		if !a.pods[pods[i].UID] {
+			a.pods[pods[i].UID], came[makerOf(&pods[i])] = true, true
+		}
+	}
+	for maker := range came {
+		a.of[maker]++
+	}
+}
+
+// makerOf is what makes a pod again, by its name: an object that is made again itself has another uid.
+func makerOf(pod *corev1.Pod) string {
+	if of := metav1.GetControllerOf(pod); of != nil {
+		return of.Kind + "/" + of.Name
+	}
+	return ""
 }
 
 // pods are those that have not ended. A claim that was made anew under the name is another, and so are its pods.
@@ -87,12 +117,16 @@ func (u users) cameToFence(pod *corev1.Pod) bool {
 // schedulers is how long a scheduler may take for the last volume that it knew, after the switch, and how far the clocks of API servers may be apart.
 const schedulers = 10 * time.Minute
 
-// isBoundToSource says that a pod that takes the place of this one would be on the source, too: its template says so, or it was made when
-// the scheduler knew that the volume is on the target. The target is nil if its Node is gone.
-func (u users) isBoundToSource(pod *corev1.Pod, target *corev1.Node) bool {
+// fewReturns is how often a pod is found on the source, by accident, in the place of one that was evicted there.
+const fewReturns = 3
+
+// isBoundToSource says that a pod that takes the place of this one would be on the source, too: its template says so, or it is not the first
+// that does, and was made when the scheduler knew that the volume is on the target. That alone says nothing: clocks may have been set since.
+// The target is nil if its Node is gone.
+func (u users) isBoundToSource(pod *corev1.Pod, target *corev1.Node, came *arrivals) bool {
 	s := u.move.Status.Standstill
 	return target != nil && !schedule.Selects(pod, target) ||
-		s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
+		came.of[makerOf(pod)] > fewReturns && s != nil && s.Seconds != nil && pod.CreationTimestamp.After(s.Since.Add(time.Duration(*s.Seconds)*time.Second+schedulers))
 }
 
 // evict evicts a pod, if anything makes it again, or if that was asked for.
@@ -130,12 +164,16 @@ func (u users) freeStuck(ctx context.Context) (ending, stuck []string, err error
 	} else if !there {
 		target = nil
 	}
+	pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName != u.move.Status.SourceNode })
+	came := u.arrived[client.ObjectKeyFromObject(u.move)]
+	if came == nil {
+		came = &arrivals{pods: map[types.UID]bool{}, of: map[string]int{}}
+		u.arrived[client.ObjectKeyFromObject(u.move)] = came
+	}
+	came.note(pods)
 	for i := range pods {
 		pod := &pods[i]
-		if pod.Spec.NodeName != u.move.Status.SourceNode {
-			continue
-		}
-		if pod.DeletionTimestamp == nil && (u.isBoundToSource(pod, target) || metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force) {
+		if pod.DeletionTimestamp == nil && (u.isBoundToSource(pod, target, came) || metav1.GetControllerOf(pod) == nil && !u.move.Spec.Force) {
 			stuck = append(stuck, "pod "+pod.Name)
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -20,8 +21,13 @@ const (
 	HandedOver Next = ".handed-over"
 )
 
-// nexts are all.
-var nexts = []Next{Unfenced, HandedOver}
+// nexts are all, in the order in which they go: the last may be the record itself.
+var nexts = []Next{HandedOver, Unfenced}
+
+// isNext says whether a file is one.
+func isNext(file string) bool {
+	return slices.ContainsFunc(nexts, func(next Next) bool { return strings.HasSuffix(file, string(next)) })
+}
 
 // Prepare writes what a record is to become, durably. A step that is not taken needs nothing of it. Errors: those of Write.
 func (r Records) Prepare(next Next, rec *Record) error {

@@ -11,7 +11,7 @@ import (
 )
 
 // Unwritten are the records that were being written, each with the volume that it is of; the
-// zero id if it is of none, and then no call writes it.
+// zero id if it is of none, and then no call writes it. What a record was to become is among them.
 func (r Records) Unwritten() iter.Seq2[Temporary, error] {
 	return func(yield func(Temporary, error) bool) {
 		in, err := r.store.recordsDir()
@@ -19,7 +19,20 @@ func (r Records) Unwritten() iter.Seq2[Temporary, error] {
 			yield(Temporary{}, err)
 			return
 		}
-		temporaries(in, writtenID)(yield)
+		for entry, err := range in.Entries() {
+			if err != nil {
+				yield(Temporary{}, err)
+				return
+			}
+			to, is := dir.Temporary(entry.Name)
+			if !is {
+				to = entry.Name
+			}
+			id, ofVolume := writtenID(to)
+			if is = is || ofVolume && isNext(to); is && !yield(Temporary{in, entry.Name, id}, nil) {
+				return
+			}
+		}
 	}
 }
 
@@ -34,29 +47,15 @@ type Temporary struct {
 // String is its path.
 func (t Temporary) String() string { return path.Join(t.in.String(), t.name) }
 
-// temporaries are those of a directory. It ends at the first error.
-func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[Temporary, error] {
-	return func(yield func(Temporary, error) bool) {
-		for entry, err := range d.Entries() {
-			if err != nil {
-				yield(Temporary{}, err)
-				return
-			}
-			to, is := dir.Temporary(entry.Name)
-			if !is {
-				continue
-			}
-			id, _ := of(to)
-			if !yield(Temporary{d, entry.Name, id}, nil) {
-				return
-			}
+// RemoveUnwritten removes a record that was being written, but for what one that is fenced may become. That it is gone is no error: the
+// call that was writing it has ended. The caller holds the lock of the volume.
+func (r Records) RemoveUnwritten(t Temporary) error {
+	if _, unwritten := dir.Temporary(t.name); !unwritten {
+		rec, err := r.Read(t.Of)
+		if _, is := bared(t.in, t.name); is || err != nil || rec != nil && rec.Move.Role == MoveSource {
+			return nil //nolint:nilerr // what a record that cannot be read may become is kept
 		}
 	}
-}
-
-// RemoveUnwritten removes a record that was being written. That it is gone is no error: the
-// call that was writing it has ended.
-func (r Records) RemoveUnwritten(t Temporary) error {
 	err := r.store.Trash().drop(t.in, t.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
