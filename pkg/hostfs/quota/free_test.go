@@ -1,11 +1,14 @@
 package quota_test
 
 import (
+	"context"
+	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -36,5 +39,26 @@ func TestFreeTouchesNoOtherFilesystem(t *testing.T) {
 	must.Succeed(t, quota.Free(root, volume), volume.Close())
 	if usage := must.Value(facility.Usage(root, id))(t); usage.Limit.Bytes != 0 {
 		t.Errorf("its own limit is %d still", usage.Limit.Bytes)
+	}
+}
+
+// A process without CAP_SYS_ADMIN, as the provisioner may be, takes no limits off, and removes a subvolume that a pod made as it does a directory.
+func TestSubvolumeIsRemovedWithoutSysAdmin(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	for name, fresh := range map[string]func(testing.TB) string{
+		"with quotas":    func(t testing.TB) string { return btrfs(t, enable) },
+		"without quotas": func(t testing.TB) string { return testenv.LoopFS(t, "btrfs", 256<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := fresh(t)
+			root := open(t, path)
+			must.Succeed(t, os.Mkdir(path+"/volume", 0o700))
+			run(t, "btrfs", "-q", "subvolume", "create", path+"/volume/nested")
+			must.Succeed(t, os.WriteFile(path+"/volume/nested/file", nil, 0o600))
+			must.Succeed(t, without(unix.CAP_SYS_ADMIN, func() error {
+				return dir.RemoveTreeFreeing(t.Context(), root, "volume", func(context.Context) error { return nil }, quota.Free)
+			}))
+		})
 	}
 }

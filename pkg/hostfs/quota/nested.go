@@ -16,7 +16,7 @@ var ErrNested = errors.New("more subvolumes lie in it than are removed at once")
 
 // Free takes the limits off a subvolume that is being removed, or copied where no limit is kept up. A user who made it may have given it limits,
 // and the kernel keeps them as long as there are quotas of any kind. In is a directory of its filesystem; one of another, as of a mount, is
-// refused. Elsewhere than on btrfs it does nothing.
+// refused. Elsewhere than on btrfs it does nothing, nor without CAP_SYS_ADMIN.
 func Free(in, d *dir.Dir) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
@@ -46,8 +46,11 @@ const groups = ID(1)<<48 | 0x4850<<32
 // free is Free for the subvolume of an id.
 func free(in *dir.Dir, id ID) error {
 	for _, limited := range []ID{id, groups | id} {
-		err := setLimit(in, limited, 0)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTCONN) { // there is no such qgroup, or quotas were disabled
+		switch err := setLimit(in, limited, 0); {
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTCONN): // there is no such qgroup, or quotas were disabled
+		case errors.Is(err, unix.EPERM): // this process may take none off, and perhaps remove the subvolume all the same
+			return nil
+		default:
 			return fmt.Errorf("take the limits off subvolume %d in %s: %w", id, in, err)
 		}
 	}

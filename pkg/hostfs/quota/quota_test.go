@@ -126,7 +126,7 @@ type file struct {
 
 func create(d *dir.Dir, name string) (_ quotatest.File, err error) {
 	f := file{in: d, name: name}
-	err = unprivileged(func() (err error) {
+	err = without(unix.CAP_SYS_RESOURCE, func() (err error) {
 		f.File, err = os.OpenFile(filepath.Join(d.HandlePath(), name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		return err
 	})
@@ -137,7 +137,7 @@ func create(d *dir.Dir, name string) (_ quotatest.File, err error) {
 }
 
 func (f file) Write(bytes int64) (written int64, err error) {
-	err = unprivileged(func() error {
+	err = without(unix.CAP_SYS_RESOURCE, func() error {
 		n, err := f.File.Write(make([]byte, bytes))
 		written = int64(n)
 		return err
@@ -149,12 +149,12 @@ func (f file) Close() error { return errors.Join(f.Sync(), f.File.Close()) }
 
 func (f file) Remove() error { return f.in.Remove(f.name) }
 
-// unprivileged runs f on a thread without CAP_SYS_RESOURCE.
-func unprivileged(f func() error) error {
+// without runs f on a thread without a capability.
+func without(capability int, f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
-		if err := dropResource(); err != nil {
+		if err := drop(capability); err != nil {
 			result <- err
 			return
 		}
@@ -163,13 +163,13 @@ func unprivileged(f func() error) error {
 	return <-result
 }
 
-func dropResource() error {
+func drop(capability int) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&header, &sets[0]); err != nil {
 		return err
 	}
-	sets[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+	sets[0].Effective &^= 1 << capability
 	return unix.Capset(&header, &sets[0])
 }
 
