@@ -293,7 +293,7 @@ func (r *reader) join() error {
 	if err != nil {
 		return err
 	}
-	if r.trees, err = r.Enforcer.Trees(r.Store.Root()); err != nil {
+	if r.trees, err = r.Enforcer.Trees(r.Store.Root(), r.Ledger); err != nil {
 		return err
 	}
 	r.Ledger.SetInodes(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.InodeBytes())

@@ -823,3 +823,23 @@ func TestTreesAreMeasuredWhileDriverRuns(t *testing.T) {
 		}
 	})
 }
+
+// While quotas are inconsistent, what volumes with a limit were promised needs as many copies of trees as before: none of it is promised again.
+func TestPromisesAreKeptWhileQuotasAreInconsistent(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30, "-m", "dup")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		h.create("pvc-1", h.capacity())
+		loseCount(t, root)
+		h.later(2 * time.Minute)
+		while := h.capacity()
+		h.restart(local)
+		if after := h.capacity(); while > 0 || after > 0 {
+			t.Errorf("all was promised, and %d MiB more can be, after a restart %d", while/mib, after/mib)
+		}
+		inspected := h.inspect(local)[0]
+		if inspected.AvailableBytes == nil || *inspected.AvailableBytes > 0 {
+			t.Errorf("inspect has %+v", inspected)
+		}
+	})
+}

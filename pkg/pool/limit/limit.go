@@ -133,11 +133,12 @@ func (e *Enforcer) Shares(try func() (bool, error)) (bool, error) {
 	return shares, err
 }
 
-// Trees is what the filesystem needs for its trees. Where it enforces no sizes, a promise is one of space for data, which has one copy:
-// small files count as often as they are on the disk.
-func (e *Enforcer) Trees(root *dir.Dir) (quota.Trees, error) {
+// Trees is what the filesystem needs for its trees. Where it enforces no sizes, and has enforced none of those promised in a pool, a promise is one
+// of space for data, which has one copy: small files count as often as they are on the disk.
+func (e *Enforcer) Trees(root *dir.Dir, promised *ledger.Ledger) (quota.Trees, error) {
 	trees, err := quota.TreesOf(root)
-	if e.Kind() != quota.Btrfs {
+	limited := func(c ledger.Info) bool { return c.Is(ledger.ByBtrfs) }
+	if trees.Copies > 0 && e.Kind() != quota.Btrfs && !promised.Any(limited) {
 		trees.Copies, trees.Room = min(1, trees.Copies), quota.Room{}
 	}
 	return trees, err

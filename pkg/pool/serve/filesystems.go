@@ -78,7 +78,7 @@ func (in *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := in.Pool
-	trees, err := in.Enforcer.Trees(in.Store.Root())
+	trees, err := in.Enforcer.Trees(in.Store.Root(), p.Ledger)
 	if err != nil {
 		return false, err
 	}
@@ -181,14 +181,14 @@ func (u *usage) countsForAll() bool {
 }
 
 // trees is what the filesystem needs for its trees, for the pool there that has it need most: one may not have noticed yet that quotas
-// were switched on.
+// were switched on, or may have promised nothing while they were.
 func (in *Visit) trees() (most quota.Trees, err error) {
 	for _, p := range in.Pool.onFilesystem() {
 		enforcer := in.Enforcer
 		if p != in.Pool {
 			enforcer = cmp.Or(p.View().Enforcer, enforcer)
 		}
-		trees, err := enforcer.Trees(in.Store.Root())
+		trees, err := enforcer.Trees(in.Store.Root(), p.Ledger)
 		if err != nil {
 			return most, err
 		}
