@@ -351,7 +351,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.BeginCount().End(held.Foreign(taken, held.Others(r.beside)), r.trees)
+			r.Ledger.BeginCount().End(held.Foreign(taken, held.Others(r.beside), r.trees), r.trees)
 		}
 		r.Usage().LearnForeign(r.space)
 	}

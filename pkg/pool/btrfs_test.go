@@ -329,6 +329,24 @@ func TestSharedByVolumesWithSnapshotsHidesNothingThatOthersShare(t *testing.T) {
 	}
 }
 
+// Nor what others hold in the trees, which a quota counts once and the disk has twice.
+func TestSharedByVolumesWithSnapshotsHidesNoTreesOfOthers(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30, "-m", "dup")
+	withQuotas(t, root, local, func(t *testing.T, h *harness) {
+		for _, name := range []string{"1", "2"} {
+			h.create("pvc-"+name, 100*mib)
+			must.Succeed(t, h.snapshot("s-"+name, "pvc-"+name))
+		}
+		for n := range 4000 { // a leaf for each
+			file := fmt.Sprintf("%s/%d", root, n)
+			must.Succeed(t, os.WriteFile(file, nil, 0o600), unix.Setxattr(file, "user.leaf", make([]byte, 15000), 0))
+		}
+		must.Succeed(t, writeSynced(t, h.Path("pool", "pvc-1", "data"), 90*mib))
+		h.wantNotHidden(root, func() { share(t, h.Path("pool", "pvc-1", "data"), h.Path("pool", "pvc-2", "data")) })
+	})
+}
+
 // wantNotHidden expects the capacity not to grow by what users do in their volumes: it would hide what others hold.
 func (h *harness) wantNotHidden(filesystem string, do func()) {
 	h.t.Helper()

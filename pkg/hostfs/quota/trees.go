@@ -21,6 +21,8 @@ type Trees struct {
 	Reserve int64
 	// Spare is what is allocated for trees and free.
 	Spare int64
+	// Uncounted is what is taken that quotas do not count, at most: the trees in all copies, and the kernel's reserve.
+	Uncounted int64
 	// Room is what they can take of the disks.
 	Room Room
 }
@@ -55,16 +57,20 @@ func TreesOf(d *dir.Dir) (Trees, error) {
 func (s *spaces) trees(size int64) Trees {
 	const mib = 1 << 20
 	data, metadata, mixed := int64(1), int64(1), false
-	var spare int64
+	var spare, used, kept int64
 	for _, space := range s.found() {
 		switch {
 		case space.Flags&isReserve != 0:
+			kept = int64(space.Bytes)
 		case space.Flags&isData != 0:
 			data = space.copies()
-			mixed = mixed || space.Flags&isMetadata != 0
+			if space.Flags&isMetadata != 0 {
+				mixed, used = true, int64(space.Used)/12 // of data, as in ledger.Filesystem
+			}
 		case space.Flags&isMetadata != 0:
 			metadata = max(metadata, space.copies())
 			spare += int64(space.Bytes-space.Used) * space.copies()
+			used += int64(space.Used) * space.copies()
 		}
 	}
 	reserve := min(512*mib, size/32)
@@ -75,9 +81,9 @@ func (s *spaces) trees(size int64) Trees {
 	if mixed {
 		// What was overwritten in the trees is free only after the next commit. Without room until then the kernel makes the
 		// filesystem read-only: seen with 61 MiB of 512.
-		return Trees{Copies: 1, Reserve: reserve + min(chunk, size/8)}
+		return Trees{Copies: 1, Reserve: reserve + min(chunk, size/8), Uncounted: used + kept}
 	}
-	t := Trees{Copies: (metadata + data - 1) / data, Spare: spare / data}
+	t := Trees{Copies: (metadata + data - 1) / data, Spare: spare / data, Uncounted: used/data + kept}
 	t.Reserve = t.Copies*(reserve+min(chunk, size/10)) + min(1<<30, size/10)
 	return t
 }

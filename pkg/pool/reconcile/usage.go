@@ -64,11 +64,12 @@ func (h Held) Others(all quota.Usage) Others {
 
 // Foreign is what others hold of so many bytes that are taken on a filesystem. Blocks that files of volumes share are counted for each of
 // those, and what is moved while all are counted may be counted twice: so it is at least what others have alone. What others share with each
-// other is at most half of what each of them shares, and of what is taken no more is theirs than if no two families had the same blocks.
-func (h Held) Foreign(taken int64, others Others) int64 {
+// other is at most half of what each of them shares, quotas count some of the trees not at all and the others once, and of what is taken no
+// more is theirs than if no two families had the same blocks.
+func (h Held) Foreign(taken int64, others Others, trees quota.Trees) int64 {
 	alone := min(others.Alone, taken)
 	most := taken - h.Bytes + h.Families - h.Family
-	return max(taken-h.Bytes, min(alone+others.Shared/2, most, taken), alone)
+	return max(taken-h.Bytes, min(alone+others.Shared/2+trees.Uncounted, most, taken), alone)
 }
 
 // Held is what the volumes and the trash of the pool hold if that is counted. It

@@ -96,18 +96,20 @@ func TestForeign(t *testing.T) {
 	for name, c := range map[string]struct {
 		held   reconcile.Held
 		others reconcile.Others
+		trees  int64
 		want   int64
 	}{
-		"all is known":                   {reconcile.Held{Bytes: 60}, reconcile.Others{Alone: 40}, 40},
-		"nothing is known of others":     {reconcile.Held{Bytes: 60}, reconcile.Others{Alone: math.MaxInt64}, 100},
-		"held twice":                     {reconcile.Held{Bytes: 90}, reconcile.Others{Alone: 40}, 40},
-		"one family":                     {reconcile.Held{Bytes: 60, Families: 50, Family: 50}, reconcile.Others{Alone: 10, Shared: 60}, 40},
-		"two families that share":        {reconcile.Held{Bytes: 90, Families: 60, Family: 30}, reconcile.Others{Alone: 10, Shared: 60}, 40},
-		"two that share nothing":         {reconcile.Held{Bytes: 60, Families: 40, Family: 20}, reconcile.Others{Alone: 10, Shared: 60}, 40},
-		"others that share with volumes": {reconcile.Held{Bytes: 90, Families: 20, Family: 15}, reconcile.Others{Alone: 5, Shared: 180}, 15},
-		"all counts twice":               {reconcile.Held{Bytes: 90, Families: 200, Family: 50}, reconcile.Others{Alone: 5, Shared: 300}, 100},
+		"all is known":                   {reconcile.Held{Bytes: 60}, reconcile.Others{Alone: 40}, 0, 40},
+		"nothing is known of others":     {reconcile.Held{Bytes: 60}, reconcile.Others{Alone: math.MaxInt64}, 0, 100},
+		"held twice":                     {reconcile.Held{Bytes: 90}, reconcile.Others{Alone: 40}, 0, 40},
+		"one family":                     {reconcile.Held{Bytes: 60, Families: 50, Family: 50}, reconcile.Others{Alone: 10, Shared: 60}, 0, 40},
+		"two families that share":        {reconcile.Held{Bytes: 90, Families: 60, Family: 30}, reconcile.Others{Alone: 10, Shared: 60}, 0, 40},
+		"two that share nothing":         {reconcile.Held{Bytes: 60, Families: 40, Family: 20}, reconcile.Others{Alone: 10, Shared: 60}, 0, 40},
+		"others that share with volumes": {reconcile.Held{Bytes: 90, Families: 20, Family: 15}, reconcile.Others{Alone: 5, Shared: 180}, 0, 15},
+		"trees":                          {reconcile.Held{Bytes: 90, Families: 80, Family: 40}, reconcile.Others{Alone: 10}, 15, 25},
+		"all counts twice":               {reconcile.Held{Bytes: 90, Families: 200, Family: 50}, reconcile.Others{Alone: 5, Shared: 300}, 0, 100},
 	} {
-		if got := c.held.Foreign(100, c.others); got != c.want {
+		if got := c.held.Foreign(100, c.others, quota.Trees{Uncounted: c.trees}); got != c.want {
 			t.Errorf("%s: %d of 100 are foreign, want %d", name, got, c.want)
 		}
 	}

@@ -233,7 +233,7 @@ func (in *Visit) count() (all bool) {
 	if err != nil {
 		return false
 	}
-	counting.End(held.Foreign(taken, others), trees)
+	counting.End(held.Foreign(taken, others, trees), trees)
 	return all
 }
 
