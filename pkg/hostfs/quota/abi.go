@@ -113,6 +113,14 @@ type lookupArgs struct {
 	_      [4080]byte
 }
 
+// subvolumeInfo is struct btrfs_ioctl_get_subvol_info_args of linux/btrfs.h.
+type subvolumeInfo struct {
+	ID         uint64
+	_          [256 + 16]byte
+	Generation uint64 // of the commit that changed it last
+	_          [216]byte
+}
+
 // byID is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h with BTRFS_SUBVOL_SPEC_BY_ID, Linux 5.7.
 type byID struct {
 	_, _  uint64
@@ -182,6 +190,9 @@ const (
 	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
 	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS
 	destroyByID       = ioctl.Write | unsafe.Sizeof(byID{})<<ioctl.Size | ioctl.Btrfs | 63                    // BTRFS_IOC_SNAP_DESTROY_V2
+	getSubvolumeInfo  = ioctl.Read | unsafe.Sizeof(subvolumeInfo{})<<ioctl.Size | ioctl.Btrfs | 60            // BTRFS_IOC_GET_SUBVOL_INFO
+	waitSync          = ioctl.Write | unsafe.Sizeof(uint64(0))<<ioctl.Size | ioctl.Btrfs | 22                 // BTRFS_IOC_WAIT_SYNC
+	startSync         = ioctl.Read | unsafe.Sizeof(uint64(0))<<ioctl.Size | ioctl.Btrfs | 24                  // BTRFS_IOC_START_SYNC
 	btrfsRescanWait   = ioctl.Btrfs | 46                                                                      // BTRFS_IOC_QUOTA_RESCAN_WAIT
 
 	searchHeaderSize = uint64(unsafe.Sizeof(ioctl.SearchHeader{}))
@@ -193,6 +204,7 @@ var (
 	_ [160]byte  = [unsafe.Sizeof(quotaState{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(lookupArgs{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(byID{})]byte{}
+	_ [504]byte  = [unsafe.Sizeof(subvolumeInfo{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimitArgs{})]byte{}
 	_ [64]byte   = [unsafe.Sizeof(rescanArgs{})]byte{}
 	_ [112]byte  = [unsafe.Offsetof(searchArgs{}.Header)]byte{} // as ioctl.Search has it: the buffer is not counted

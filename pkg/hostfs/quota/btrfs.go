@@ -35,8 +35,8 @@ func detectSubvolumes(d *dir.Dir) (Facility, error) {
 	if err == nil && status.flags()&statusSimple != 0 {
 		return nil, fmt.Errorf("%w: btrfs has simple quotas, and only ordinary ones are supported: run btrfs quota disable %s && btrfs quota enable %[2]s", ErrNone, d)
 	}
-	if err == nil && status.flags()&statusInconsistent != 0 {
-		err = counting(d)
+	if err == nil {
+		err = counting(d, status)
 	}
 	if err != nil {
 		return nil, err
@@ -44,22 +44,62 @@ func detectSubvolumes(d *dir.Dir) (Facility, error) {
 	return &subvolumes{}, nil
 }
 
-// counting returns ErrNone if the kernel's accounting is inconsistent and no rescan is
+// counting returns ErrNone if the kernel's accounting is inconsistent, or has stopped, and no rescan is
 // running. Until a rescan, the numbers that the limits are enforced by may be wrong or not
 // updated. A rescan runs after quotas are enabled, or on request.
-func counting(d *dir.Dir) error {
+func counting(d *dir.Dir, status item) error {
 	if running, err := rescanning(d); running || err != nil {
 		return err
 	}
-	// A rescan that has just ended may not have stored its result yet. This waits only for that.
-	if err := ioctl.Do[rescanArgs](d, btrfsRescanWait, nil); err != nil {
-		return fmt.Errorf("wait for the quota rescan of %s: %w", d, err)
+	if status.flags()&statusInconsistent != 0 {
+		// A rescan that has just ended may not have stored its result yet. This waits only for that.
+		if err := ioctl.Do[rescanArgs](d, btrfsRescanWait, nil); err != nil {
+			return fmt.Errorf("wait for the quota rescan of %s: %w", d, err)
+		}
+		status, err := searchItem(d, qgroupStatus, 0)
+		if err != nil {
+			return err
+		}
+		if status.flags()&statusInconsistent != 0 {
+			return fmt.Errorf("%w: btrfs quota accounting is inconsistent: run btrfs quota rescan %s", ErrNone, d)
+		}
 	}
-	status, err := searchItem(d, qgroupStatus, 0)
-	if err == nil && status.flags()&statusInconsistent != 0 {
-		err = fmt.Errorf("%w: btrfs quota accounting is inconsistent: run btrfs quota rescan %s", ErrNone, d)
+	stopped, err := stopped(d)
+	if stopped {
+		err = fmt.Errorf("%w: btrfs quota accounting has stopped, which a rescan does not change: run btrfs quota disable %s && btrfs quota enable %[2]s", ErrNone, d)
 	}
 	return err
+}
+
+// stopped reports whether the subvolume of d was changed and not counted. That happens after a rescan: the kernel's status says then that all is
+// consistent (seen with Linux 6.18, where a snapshot that was made in a qgroup had been removed). Each commit that changes a subvolume
+// writes its count, though after its root, and one that a rescan has changed later still: so it is there after one more commit.
+func stopped(d *dir.Dir) (bool, error) {
+	var changed subvolumeInfo
+	if err := ioctl.Do(d, getSubvolumeInfo, &changed); err != nil {
+		return false, fmt.Errorf("read when the subvolume of %s was changed: %w", d, err)
+	}
+	behind := func() (bool, error) {
+		info, err := searchItem(d, qgroupInfo, ID(changed.ID))
+		return err == nil && info.number(0) < changed.Generation, ifThere(err)
+	}
+	if is, err := behind(); !is || err != nil {
+		return false, err
+	}
+	var commit uint64
+	err := ioctl.Do(d, startSync, &commit)
+	if err == nil {
+		err = ioctl.Do(d, waitSync, &commit)
+	}
+	if errors.Is(err, unix.EROFS) { // after an error there are no more commits
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("commit the filesystem of %s: %w", d, err)
+	}
+	is, err := behind()
+	running, runErr := rescanning(d) // since now: then it is not counted yet
+	return is && !running, errors.Join(err, runErr)
 }
 
 func rescanning(d *dir.Dir) (bool, error) {
@@ -70,8 +110,8 @@ func rescanning(d *dir.Dir) (bool, error) {
 	return scan.Running != 0, nil
 }
 
-// Settled reports whether all that is on the filesystem of d is counted: not while btrfs counts it anew, has to, or has quotas disabled or simple
-// ones, when usage is too low.
+// Settled reports whether all that is in the subvolume of d is counted: not while btrfs counts it anew, has to, has stopped, or has quotas
+// disabled or simple ones, when usage is too low.
 func Settled(d *dir.Dir) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
@@ -85,8 +125,8 @@ func Settled(d *dir.Dir) (bool, error) {
 		return false, ifThere(err)
 	}
 	running, err := rescanning(d)
-	if err == nil && !running && status.flags()&statusInconsistent != 0 {
-		err = counting(d)
+	if err == nil && !running {
+		err = counting(d, status)
 	}
 	if errors.Is(err, ErrNone) {
 		return false, nil
