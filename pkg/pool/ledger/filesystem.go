@@ -303,8 +303,9 @@ func (l *Ledger) CannotCount(trees quota.Trees) {
 		a.trees = trees
 		a.trees.Spare = 0
 		if a.atMost {
-			a.base, a.atMost = volume.Unknown, false
+			a.base = volume.Unknown
 		}
+		a.counted, a.atMost = false, false
 		return &a
 	})
 }

@@ -337,3 +337,15 @@ func TestTrashOfUnknownPromiseIsForeignOnceErased(t *testing.T) {
 		t.Errorf("%d GiB are foreign, want 30", got/g)
 	}
 }
+
+// What erased trash may have left counts until the next count. While nothing can be counted there is none.
+func TestErasedTrashIsNotForeignWhileNothingCanBeCounted(t *testing.T) {
+	l, trees := joined(1)[0], quota.Trees{Copies: 1}
+	l.BeginCount().End(40, trees)
+	l.CannotCount(trees)
+	l.Trash().Throw("pvc-1.u", 10)
+	l.Trash().Tried("pvc-1.u", nil)
+	if got := l.on.load().foreign(); got != 40 {
+		t.Errorf("%d bytes are foreign, want 40", got)
+	}
+}
