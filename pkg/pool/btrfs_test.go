@@ -510,8 +510,9 @@ func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
 	})
 }
 
-// While btrfs counts all that is there anew, what a volume holds is not known: its snapshot would be promised next to nothing.
-func TestSnapshotWhileBtrfsCountsAnew(t *testing.T) {
+// While btrfs counts all that is there anew, what a volume holds is not known: its snapshot would be promised next to nothing, and a clone of one
+// with a subvolume, which its limit does not count, would hold more than its size.
+func TestCopyWhileBtrfsCountsAnew(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	const extents = 40_000
@@ -525,6 +526,9 @@ func TestSnapshotWhileBtrfsCountsAnew(t *testing.T) {
 			must.Succeed(t, err)
 		}
 		must.Succeed(t, data.Close())
+		h.create("pvc-2", 16*mib)
+		command(t, "btrfs", "subvolume", "create", h.Path("pool", "pvc-2", "nested"))
+		must.Succeed(t, writeSynced(t, h.Path("pool", "pvc-2", "nested", "data"), 64*mib))
 		syncfs(t, root)
 		counting := func() bool {
 			out, err := exec.CommandContext(t.Context(), "btrfs", "quota", "rescan", "-s", root).CombinedOutput()
@@ -539,6 +543,9 @@ func TestSnapshotWhileBtrfsCountsAnew(t *testing.T) {
 			}
 			if err != nil {
 				wantError(t, err, volume.ErrPrecondition)
+			}
+			if _, cloned := h.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("clone-", try)), Range: volume.Range{Required: 16 * mib}, Source: &pool.Source{ID: id(t, "pvc-2")}}); cloned == nil {
+				t.Fatal("a clone of 16 MiB was made that holds 64")
 			}
 			was := counting()
 			must.Succeed(t, exec.CommandContext(t.Context(), "btrfs", "quota", "rescan", "-W", root).Run())

@@ -112,7 +112,7 @@ func (s *source) room(rec *store.Record, space dir.Space) error {
 	used := quota.Usage{Bytes: s.bytes()}
 	if c := reconcile.InfoOf(s.entry); enforcer.Enforces(c) {
 		var err error
-		if used, err = enforcer.Usage(s.dir, c); err != nil {
+		if used, err = enforcer.Settled(s.dir, c); err != nil {
 			return err
 		}
 	}
@@ -139,7 +139,7 @@ func (s *source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if rec.Bytes == asked.Required && !s.mayExceed() {
 		return s.in.Enforcer.Apply(d, c)
 	}
-	used, err := s.in.Enforcer.Usage(d, c)
+	used, err := s.in.Enforcer.Settled(d, c)
 	if err != nil {
 		return err
 	}
