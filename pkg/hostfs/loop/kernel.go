@@ -56,7 +56,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // Attach makes the file a device, or returns the one that it is: ours, of the same
 // ReadOnly, with whatever block it has. Errors: ErrNoDevice; ErrForeign where the
-// device is to be writable and another's is, in use or mounted or not known to be not; ErrSize for a file whose size is not a
+// device is to be writable and another's is; ErrSize for a file whose size is not a
 // multiple of Unit, and for a block that no device has; ErrBusy for a device that is
 // about to end and cannot be kept from it.
 func (k *Kernel) Attach(f *File, o Options) (Device, error) {
@@ -97,26 +97,14 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 		return Device{}, err
 	}
 	for _, d := range altered {
-		kept, err := k.takeOver(d, o, mounted)
-		if !errors.Is(err, ErrNotAttached) {
+		if !mounted[d.Name] {
+			return Device{}, fmt.Errorf("%w: %s", ErrForeign, d.Name)
+		}
+		if kept, err := k.keep(d, o); !errors.Is(err, ErrNotAttached) {
 			return kept, err
 		}
 	}
 	return k.make(f, o, mounted)
-}
-
-// takeOver keeps an altered device that is mounted, and ends one that is not, if that is known: then it returns ErrNotAttached.
-func (k *Kernel) takeOver(d Device, o Options, mounted map[string]bool) (Device, error) {
-	switch {
-	case mounted[d.Name]:
-		return k.keep(d, o)
-	case o.Mounted == nil:
-		return Device{}, fmt.Errorf("%w: %s", ErrForeign, d.Name)
-	}
-	if err := k.Reclaim(d); err != nil {
-		return Device{}, err
-	}
-	return Device{}, ErrNotAttached
 }
 
 func (o Options) mounted() (map[string]bool, error) {
@@ -330,66 +318,6 @@ func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
 		return err
 	}
 	return k.remove(ctx, now.Name)
-}
-
-// Reclaim takes a writable device off its file that is not Ours, unless a process or mount has it: a user of one that was can take
-// the mark off, and leave it so. See to it that it is published nowhere. Errors: ErrForeign for one that is in use, and stays as it
-// is, and for one that only reads.
-func (k *Kernel) Reclaim(d Device) error {
-	now, err := k.clearUnused(d)
-	if err == nil {
-		err = k.remove(context.Background(), now.Name)
-	}
-	if errors.Is(err, ErrNotAttached) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("take over %s: %w", d.Name, err)
-	}
-	return nil
-}
-
-func (k *Kernel) clearUnused(d Device) (now Device, err error) {
-	found, now, err := k.hold(d.Name)
-	if err != nil {
-		return Device{}, err
-	}
-	defer func() { _ = found.close() }()
-	switch {
-	case now.Gone, now.Backing != d.Backing:
-		return Device{}, ErrNotAttached
-	case now.ReadOnly, now.Ending: // it ends with its user
-		return Device{}, ErrForeign
-	}
-	claimed, err := k.open(d.Name, unix.O_RDONLY|unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		return Device{}, ErrForeign
-	}
-	if err != nil {
-		return Device{}, err
-	}
-	if err := found.close(); err != nil {
-		return Device{}, errors.Join(err, claimed.close())
-	}
-	if err = claimed.clear(); errors.Is(err, ErrBusy) {
-		return Device{}, errors.Join(ErrForeign, k.unend(d))
-	}
-	return now, err
-}
-
-// unend has a device stay after its last user, and leaves all else of it.
-func (k *Kernel) unend(d Device) error {
-	node, now, err := k.hold(d.Name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = node.close() }()
-	info, err := node.status()
-	if err != nil || now.Backing != d.Backing || !now.Ending {
-		return err
-	}
-	info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
-	return unix.IoctlLoopSetStatus64(node.fd(), info)
 }
 
 // clear detaches a device, and returns what it was. It returns ErrNotAttached where it is not that of the file any more.

@@ -40,7 +40,6 @@ type Devices interface {
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
 	Restore(d loop.Device) (loop.Device, error)
-	Reclaim(d loop.Device) error
 	CheckNodes() error
 	OnDeleted(fileName string) ([]loop.Device, error)
 }

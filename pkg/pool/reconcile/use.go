@@ -53,28 +53,18 @@ func (u *VolumeUse) Published() ([]bind.Publication, error) {
 }
 
 // Used reports whether this node has the volume published, or its file attached.
-func (u *VolumeUse) Used() (bool, error) { return u.usedBy(u.devices) }
-
-// UsedAfterReclaim is Used after Reclaim.
-func (u *VolumeUse) UsedAfterReclaim() (bool, error) { return u.usedBy(u.Reclaim) }
-
-func (u *VolumeUse) usedBy(devices func() ([]loop.Device, error)) (bool, error) {
+func (u *VolumeUse) Used() (bool, error) {
 	all, err := u.Host.Mounts.Published(u.Root)
 	if err != nil || len(all[u.ID.String()]) > 0 {
 		return true, err
 	}
-	// What is published of a device is attached: each device of the node is asked once.
-	attached, err := devices()
-	return len(attached) > 0, err
-}
-
-func (u *VolumeUse) devices() ([]loop.Device, error) {
 	file, ok, err := u.file()
 	if err != nil || !ok {
-		return nil, err
+		return false, err
 	}
+	// What is published of a device is attached: each device of the node is asked once.
 	attached, err := u.attachments()
-	return attached.Of(file), err
+	return len(attached.Of(file)) > 0, err
 }
 
 // Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
@@ -97,33 +87,24 @@ func (u *VolumeUse) DetachUnpublished(ctx context.Context) error {
 	return u.Host.DetachUnpublished(ctx, file)
 }
 
-// Detach detaches what a crash left attached, and what a pod took the mark off. It returns ErrInUse, with the device, for a
-// volume whose file is attached all the same: in use, or only read by another process.
+// Detach detaches what a crash left attached. It returns ErrInUse, with the device, for a volume whose file is attached
+// all the same: in use, or by another process.
 func (u *VolumeUse) Detach(ctx context.Context) error {
 	if err := u.DetachUnpublished(ctx); err != nil {
 		return err
 	}
-	left, err := u.Reclaim()
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("it is %w: its file is attached as %s", volume.ErrInUse, left[0].Name)
-	}
-	return err
-}
-
-// Reclaim detaches the writable devices of the volume that are published nowhere, in use by no process, and not Ours: a pod can
-// take the mark off. It returns the others.
-func (u *VolumeUse) Reclaim() (left []loop.Device, err error) {
 	file, ok, err := u.file()
 	if err != nil || !ok {
-		return nil, err
+		return err
 	}
 	all, err := u.attachments()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return slices.DeleteFunc(all.Of(file), func(d loop.Device) bool {
-		return !d.Ours && len(all.Published[d.Name]) == 0 && u.Host.Devices.Reclaim(d) == nil
-	}), nil
+	for _, device := range all.Of(file) {
+		return fmt.Errorf("it is %w: its file is attached as %s", volume.ErrInUse, device.Name)
+	}
+	return nil
 }
 
 // GrowDevices makes the devices of a block volume as large as its file is.

@@ -62,7 +62,7 @@ func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) e
 		return err
 	}
 	defer unlock()
-	used, err := of.UsedAfterReclaim()
+	used, err := of.Used()
 	if errors.Is(err, loop.ErrSilent) {
 		return nil
 	}

@@ -27,7 +27,6 @@ type Devices interface {
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
 	Restore(d loop.Device) (loop.Device, error)
-	Reclaim(d loop.Device) error
 	OnDeleted(fileName string) ([]loop.Device, error)
 }
 
@@ -68,8 +67,6 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"device grows with its file":                    grow,
 		"detached device does not grow":                 growDetached,
 		"foreign device is reported, never modified":    foreign,
-		"altered device is taken over":                  reclaimed,
-		"foreign device in use is not taken over":       usedIsNotReclaimed,
 		"foreign read-only device is ignored":           foreignReadOnly,
 		"attach keeps an ending device":                 ending,
 		"ended device is attached again":                ended,
@@ -373,44 +370,6 @@ func foreign(t *testing.T, h *harness) {
 	if r := h.attach(t, f, loop.Options{ReadOnly: true}); !r.Ours {
 		t.Errorf("attached %+v, want one of ours", r)
 	}
-}
-
-// unmounted says that no device is mounted.
-func unmounted() (map[string]bool, error) { return nil, nil }
-
-func reclaimed(t *testing.T, h *harness) {
-	f, other := h.file(t, "a", mib), h.file(t, "b", mib)
-	d := h.attach(t, f, loop.Options{})
-	stale := h.alter(t, d)
-	stale.Backing = other.ID()
-	must.Succeed(t, h.Reclaim(stale))
-	h.expect(t, f, h.alter(t, h.attach(t, f, loop.Options{Mounted: mounted(d)})))
-	got := h.attach(t, f, loop.Options{Mounted: unmounted})
-	h.expect(t, f, got)
-	if !got.Ours || got.SizeBytes != mib {
-		t.Errorf("attached %+v, want one of ours, of 1 MiB", got)
-	}
-	altered := h.alter(t, got)
-	must.Succeed(t, h.Reclaim(altered))
-	h.expect(t, f)
-	must.Succeed(t, h.Reclaim(altered))
-}
-
-func usedIsNotReclaimed(t *testing.T, h *harness) {
-	f := h.file(t, "a", mib)
-	d := h.alter(t, h.attach(t, f, loop.Options{}))
-	release := h.Hold(t, d)
-	must.ErrorIs(t, h.Reclaim(d), loop.ErrForeign)
-	_, err := h.Attach(f, loop.Options{Mounted: unmounted})
-	must.ErrorIs(t, err, loop.ErrForeign)
-	h.expect(t, f, d)
-	release()
-	h.expect(t, f, d)
-	must.Succeed(t, h.Reclaim(d))
-	h.expect(t, f)
-	theirs := h.Foreign(t, f, true)
-	must.ErrorIs(t, h.Reclaim(theirs), loop.ErrForeign)
-	h.expect(t, f, theirs)
 }
 
 func foreignReadOnly(t *testing.T, h *harness) {

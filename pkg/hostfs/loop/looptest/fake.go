@@ -103,6 +103,7 @@ func (f *Fake) Attach(file *loop.File, o loop.Options) (loop.Device, error) {
 			return loop.Device{}, err
 		}
 	}
+	foreign := false
 	for _, d := range f.sorted() {
 		if d.Backing != file.ID() || d.ReadOnly || o.ReadOnly {
 			continue
@@ -112,12 +113,10 @@ func (f *Fake) Attach(file *loop.File, o loop.Options) (loop.Device, error) {
 			d.Discard = d.Discard && o.Discard
 			return d.Device, nil
 		}
-		if o.Mounted == nil || d.held > 0 {
-			return loop.Device{}, fmt.Errorf("attach %s: %w", file, loop.ErrForeign)
-		}
-		if err := f.remove(d); err != nil {
-			return loop.Device{}, err
-		}
+		foreign = true
+	}
+	if foreign {
+		return loop.Device{}, fmt.Errorf("attach %s: %w", file, loop.ErrForeign)
 	}
 	block := cmp.Or(o.BlockBytes, f.BlockBytes, 512)
 	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: block, ReadOnly: o.ReadOnly, Discard: o.Discard, Ours: true, DirectIO: true}, mounted)
@@ -273,20 +272,6 @@ func (f *Fake) Detach(_ context.Context, of loop.Device) error {
 	case d.held > 0:
 		d.Ending = false
 		return fmt.Errorf("detach %s: %w", of.Name, loop.ErrBusy)
-	}
-	return f.remove(d)
-}
-
-// Reclaim is loop.Kernel.Reclaim.
-func (f *Fake) Reclaim(of loop.Device) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	d, err := f.named(of.Name)
-	switch {
-	case err != nil, d.Backing != of.Backing:
-		return nil
-	case d.ReadOnly, d.held > 0:
-		return fmt.Errorf("take over %s: %w", of.Name, loop.ErrForeign)
 	}
 	return f.remove(d)
 }

@@ -1,0 +1,43 @@
+package pool_test
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A pod can take the mark off its device and end while its pool is away: nothing can be compared then.
+func TestDeviceWithoutMarkIsDetachedWithoutPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	h := newHarness(t, t.TempDir())
+	h.Dev = must.Value(dir.Open("/dev"))(t)
+	h.table, h.devices = must.Value(bind.NewKernel())(t), loop.NewKernel(h.Dev)
+	h.Set = h.Start(h.Configs(local), h.options("node-1"))
+	must.Succeed(t, h.Wait(t.Context()))
+	h.createBlock("pvc-1", mib)
+	must.Succeed(t, h.publishBlock("pvc-1", "a"))
+	file := h.disk("pvc-1").ID()
+	device := must.Value(unix.Open(h.Path("pods", "a"), unix.O_RDWR|unix.O_CLOEXEC, 0))(t)
+	info := must.Value(unix.IoctlLoopGetStatus64(device))(t)
+	info.File_name = [unix.LO_NAME_SIZE]uint8{'x'}
+	must.Succeed(t, unix.IoctlLoopSetStatus64(device, info), unix.Close(device))
+	must.Succeed(t, os.Rename(h.Path("pool"), h.Path("away")))
+	must.Succeed(t, h.unpublish("pvc-1", "a"))
+	for _, d := range must.Value(h.devices.Attached("disk.img"))(t) {
+		if d.Backing == file {
+			t.Errorf("%s stays attached", d.Name)
+			device := must.Value(unix.Open("/dev/"+d.Name, unix.O_RDWR|unix.O_CLOEXEC, 0))(t)
+			must.Succeed(t, unix.IoctlSetInt(device, unix.LOOP_CLR_FD, 0), unix.Close(device))
+		}
+	}
+	must.Succeed(t, os.Rename(h.Path("away"), h.Path("pool")))
+	must.Succeed(t, h.publishBlock("pvc-1", "b"), h.unpublish("pvc-1", "b"))
+	h.delete("pvc-1")
+}
