@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 )
 
-// loopsOn names the loop devices on files of a filesystem, such as those of block volumes. Umount(2) does not see these files once the container
+// loopsOn names the loop devices on files of a pool, such as those of block volumes. Umount(2) does not see these files once the container
 // has ended through whose mount the driver attached them.
 func loopsOn(pool *mountinfo.Mount) (found []string, err error) {
 	// The /dev of a container lacks the nodes of devices that were made after it.
@@ -47,10 +47,10 @@ func loopsOn(pool *mountinfo.Mount) (found []string, err error) {
 	return found, nil
 }
 
-// isOn says whether a file is on a filesystem. Subvolumes of btrfs have device numbers of their own: there the file is searched, by the end of the
-// path that it had in another container.
+// isOn says whether a file is in a pool. That may be a directory of a filesystem that has other files, too, and subvolumes of btrfs have device
+// numbers of their own: there the file is searched, by the end of the path that it had in another container.
 func isOn(pool *mountinfo.Mount, id dir.ID, file string) bool {
-	if pool.Type != "btrfs" {
+	if pool.Type != "btrfs" && pool.Root == "/" {
 		return id.Dev == blockdev.Number{Major: uint32(pool.Major), Minor: uint32(pool.Minor)}.Dev()
 	}
 	for below, found := strings.TrimPrefix(file, "/"), true; found; _, below, found = strings.Cut(below, "/") {

@@ -55,6 +55,23 @@ func TestPoolUnderBlockVolumeStays(t *testing.T) {
 	}
 }
 
+// The pool is a directory of a filesystem that has other files, too.
+func TestLoopDevicesBesidePoolDoNotCount(t *testing.T) {
+	m, claim := newMounter(t)
+	whole := testenv.LoopFS(t, "ext4", 300*mib)
+	pool, beside := filepath.Join(whole, "pool"), filepath.Join(whole, "beside")
+	must.Succeed(t, os.MkdirAll(filepath.Join(pool, "pvc-1"), 0o755), os.Mkdir(beside, 0o755))
+	must.Succeed(t, unix.Mount(pool, claim, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(claim, unix.MNT_DETACH)) })
+	must.Succeed(t, m.Mount(t.Context()))
+	attachInContainer(t, beside)
+	must.Succeed(t, m.Unmount(t.Context()), m.Mount(t.Context()))
+	detach := attachInContainer(t, filepath.Join(m.Target, "pvc-1"))
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+	detach()
+	must.Succeed(t, m.Unmount(t.Context()))
+}
+
 // attachInContainer attaches a file of a volume to a loop device through a mount that belongs to no namespace any more.
 func attachInContainer(t *testing.T, volume string) (detach func()) {
 	t.Helper()
