@@ -48,12 +48,13 @@ func loopsOn(pool *mountinfo.Mount) (found []string, err error) {
 }
 
 // isOn says whether a file is in a pool. That may be a directory of a filesystem that has other files, too, and subvolumes of btrfs have device
-// numbers of their own: there the file is searched, by the end of the path that it had in another container.
+// numbers of their own: there the file is searched, by the end of the path that it had in another container. Of a pool that is not mounted any more
+// nothing can be searched.
 func isOn(pool *mountinfo.Mount, id dir.ID, file string) bool {
 	if pool.Type != "btrfs" && pool.Root == "/" {
 		return id.Dev == blockdev.Number{Major: uint32(pool.Major), Minor: uint32(pool.Minor)}.Dev()
 	}
-	for below, found := strings.TrimPrefix(file, "/"), true; found; _, below, found = strings.Cut(below, "/") {
+	for below, found := strings.TrimPrefix(file, "/"), pool.Mountpoint != ""; found; _, below, found = strings.Cut(below, "/") {
 		if state, err := stateAt(path.Join(pool.Mountpoint, below)); err == nil && state.ID == id {
 			return true
 		}

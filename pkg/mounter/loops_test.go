@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/mounter"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // poolOn is a mounter whose pool is mounted from a filesystem of a kind, with a directory for a volume as the driver makes it.
@@ -69,6 +70,15 @@ func TestLoopDevicesBesidePoolDoNotCount(t *testing.T) {
 	detach := attachInContainer(t, filepath.Join(m.Target, "pvc-1"))
 	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
 	detach()
+	must.Succeed(t, m.Unmount(t.Context()), m.Mount(t.Context()))
+
+	// Unmounted by an administrator, and the container sees the files beside it at the paths that the node has.
+	t.Chdir("/")
+	visible, err := loopfs.Attach(filepath.Join(beside, "disk.img"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, visible.Close()) })
+	must.Succeed(t, unix.Unmount(m.Target, 0))
+	m.Claim = nil
 	must.Succeed(t, m.Unmount(t.Context()))
 }
 
