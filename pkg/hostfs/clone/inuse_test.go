@@ -128,6 +128,10 @@ func TestFileThatIsWrittenAllTheTimeIsCopied(t *testing.T) {
 
 // Entries of every kind come, go and move while they are copied: that is no error.
 func TestEntriesThatComeAndGo(t *testing.T) {
+	copies := 30
+	if testing.Short() {
+		copies = 12
+	}
 	onEach(t, filesystems, func(t *testing.T, src, dst string, method clone.Method) {
 		must.Succeed(t, os.Mkdir(filepath.Join(src, "stays"), 0o755), os.Mkdir(filepath.Join(src, "gets"), 0o755))
 		for i := range 50 {
@@ -151,7 +155,7 @@ func TestEntriesThatComeAndGo(t *testing.T) {
 			})
 			defer stop()
 		}
-		for i := range 30 {
+		for i := range copies {
 			one := filepath.Join(dst, fmt.Sprint(i))
 			must.Succeed(t, os.Mkdir(one, 0o700))
 			if _, err := clone.Tree(t.Context(), open(t, src), open(t, one), clone.Options{Method: method, Rounds: 1 + i%3}); err != nil {

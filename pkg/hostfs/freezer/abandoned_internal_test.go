@@ -269,7 +269,7 @@ func (a *arena) loseWatchdog(after time.Duration, by os.Signal) {
 func TestAbandonedFreezeThaws(t *testing.T) {
 	attempts := 10_000
 	if testing.Short() {
-		attempts = 140
+		attempts = 42
 	}
 	onEach(t, func(t *testing.T, hierarchy string) {
 		a := newArena(t, hierarchy)
