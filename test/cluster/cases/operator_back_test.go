@@ -250,6 +250,7 @@ func (h *harness) unmountUpstream() {
 // The same with pathConfig, and volumes of the pre-CSI provisioners of both.
 func TestBackToUpstreamPreCSIProvisioner(t *testing.T) {
 	const class = "hostpath-operator-pre-csi"
+	needTime(t)
 	h := begin(t)
 	h.withoutDriver()
 	h.class(operatorLegacyClass, "legacy", storagev1.VolumeBindingWaitForFirstConsumer)
