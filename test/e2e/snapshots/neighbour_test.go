@@ -113,6 +113,7 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 func (p *pod) standstill(rounds int) time.Duration {
 	p.Helper()
 	var all []time.Duration
+	refused := 0
 	for len(all) < rounds {
 		made := p.freezeUntilSeen("s-1")
 		began := time.Now()
@@ -120,13 +121,17 @@ func (p *pod) standstill(rounds int) time.Duration {
 		all = append(all, time.Since(began))
 		err := <-made
 		if status.Code(err) == codes.FailedPrecondition {
+			refused++
 			continue // a process that waits in a write of its own could not be stopped: that time counts too
 		}
 		p.Must(err)
 		p.wantMoment(p.pool.Own("snapshots", "~s-1"))
 		p.Must(p.DeleteSnapshot(p.Context(), "s-1@"+drivertest.NodeName))
 	}
-	p.Logf("the pod was frozen for %v", all)
+	p.Logf("the pod was frozen for %v; %d snapshots were refused", all, refused)
+	if refused == rounds {
+		p.Error("all snapshots were refused")
+	}
 	slices.Sort(all)
 	return all[len(all)/2]
 }
