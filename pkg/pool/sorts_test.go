@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -206,12 +207,17 @@ func (h *harness) spoilers() map[string]func(path string) error {
 }
 
 func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
-	for name, s := range sorts {
+	for nth, name := range slices.Sorted(maps.Keys(sorts)) {
+		s := sorts[name]
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, h *harness) {
 				record, want := h.Own("volumes", "pvc-1.json"), s.state(h)
-				for name, with := range h.spoilers() {
-					spoil(t, record, with)
+				ways := h.spoilers()
+				for i, name := range slices.Sorted(maps.Keys(ways)) {
+					if testing.Short() && (i+nth)%4 != 0 {
+						continue // another sort has it
+					}
+					spoil(t, record, ways[name])
 					s.wantOneBad(h, want)
 					if said := h.volume("pvc-1").Condition.Message; !strings.Contains(said, badFields[name].says) {
 						t.Errorf("the condition %q does not say %q", said, badFields[name].says)
