@@ -72,7 +72,7 @@ func TestProgressIsForTerminals(t *testing.T) {
 	}
 }
 
-// A log has each problem of a drain once, and no progress.
+// A log has each problem of a drain once, and a line when a move has ended.
 func TestProblemsAreLogged(t *testing.T) {
 	var log, person strings.Builder
 	for out, terminal := range map[*strings.Builder]bool{&log: false, &person: true} {
@@ -80,8 +80,9 @@ func TestProblemsAreLogged(t *testing.T) {
 		for _, problem := range []string{"", "list volumemoves: refused", "list volumemoves: refused", ""} {
 			show(kubectl.Progress{Of: 2, Problem: problem})
 		}
+		show(kubectl.Progress{Of: 2, Moved: 1})
 	}
-	if got := log.String(); got != "list volumemoves: refused: it is tried again\n" || !strings.Contains(person.String(), "0 of 2 moved, and now: list volumemoves: refused") {
+	if got := log.String(); got != "list volumemoves: refused: it is tried again\n1 of 2 moved\n" || !strings.Contains(person.String(), "0 of 2 moved, and now: list volumemoves: refused") {
 		t.Errorf("a log gets %q, a person %q", got, person.String())
 	}
 }

@@ -132,24 +132,35 @@ func (r request) plan(ctx context.Context) ([]kubectl.Planned, error) {
 	return kubectl.PlanMove(ctx, r.kubectl, namespace, claim, r.move)
 }
 
-// moving writes a line for a person who waits, and takes it away at the end. A log gets the problems.
+// moving shows a person who waits how far all moves are and each, and takes that away at the end. A log gets the problems, and a line when moves end.
 func moving(errs io.Writer, terminal bool) func(kubectl.Progress) {
-	began, before, problem := time.Now(), int64(-1), ""
-	return func(p kubectl.Progress) {
-		if !terminal {
-			if p.Problem != "" && p.Problem != problem {
-				fmt.Fprintln(errs, p.Problem+": it is tried again")
+	var pace kubectl.Pace
+	if terminal {
+		above := 0 // lines of what is shown
+		return func(p kubectl.Progress) {
+			if above > 0 {
+				fmt.Fprintf(errs, "\x1b[%dA", above)
 			}
-			problem = p.Problem
-			return
+			fmt.Fprint(errs, "\r\x1b[J")
+			above = 0
+			if p.Moved+p.Failed == p.Of {
+				return
+			}
+			lines := pace.Lines(p, time.Now())
+			above = len(lines) - 1
+			fmt.Fprintf(errs, "\x1b[?7l%s\x1b[?7h", strings.Join(lines, "\n")) // none is wrapped
 		}
-		fmt.Fprint(errs, "\r\x1b[K")
-		if p.Moved+p.Failed == p.Of {
-			return
+	}
+	problem, ended := "", 0
+	return func(p kubectl.Progress) {
+		if p.Problem != "" && p.Problem != problem {
+			fmt.Fprintln(errs, p.Problem+": it is tried again")
 		}
-		if before < 0 { // what was sent before this command does not count for its rate
-			began, before = time.Now(), p.BytesSent
+		problem = p.Problem
+		p.Problem = ""
+		if line := pace.Lines(p, time.Now())[0]; p.Moved+p.Failed > ended {
+			fmt.Fprintln(errs, line)
 		}
-		fmt.Fprint(errs, kubectl.Line(p, p.BytesSent-before, time.Since(began)))
+		ended = p.Moved + p.Failed
 	}
 }

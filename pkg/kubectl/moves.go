@@ -245,32 +245,3 @@ func progressOf(moves []Moved) Progress {
 	}
 	return p
 }
-
-// Line says in a line for a terminal how far moves are, of which so many bytes were sent in some time.
-func Line(p Progress, sent int64, in time.Duration) string {
-	line := fmt.Sprintf("%d of %d moved", p.Moved, p.Of)
-	if p.Problem != "" {
-		line += ", and now: " + p.Problem
-	}
-	if p.Failed > 0 {
-		line += fmt.Sprintf(", %d not", p.Failed)
-	}
-	if p.BytesSent > 0 {
-		line += ", " + size(&p.BytesSent) + " sent"
-	}
-	if rate := int64(float64(sent) / max(in.Seconds(), 1)); rate > 0 {
-		line += ", " + size(&rate) + "/s"
-		if p.BytesToGo > 0 {
-			line += fmt.Sprintf(", about %v to go in the passes that run", (time.Duration(p.BytesToGo/rate) * time.Second).Round(time.Second))
-		}
-	}
-	if len(p.Each) > 0 {
-		first := p.Each[0]
-		line += fmt.Sprintf("; %s: %s", first.Claim, first.Message)
-	}
-	const width = 150
-	if runes := []rune(printable(line)); len(runes) > width {
-		return string(runes[:width]) + "..."
-	}
-	return printable(line)
-}
