@@ -3,6 +3,8 @@ package status
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -119,6 +122,32 @@ func (s spread) has(in sets.Set[string]) int {
 	return min(s.desired, s.nodes.Len()) - min(s.desired, s.nodes.Difference(in).Len())
 }
 
+// sortOut tells errors that waiting does not solve from those of requests that the API server takes when they are repeated, each on its own.
+func sortOut(problems []error) (lasting, passing []error) {
+	for _, err := range problems {
+		var several interface{ Unwrap() []error }
+		switch {
+		case errors.As(err, &several):
+			more, less := sortOut(several.Unwrap())
+			lasting, passing = append(lasting, more...), append(passing, less...)
+		case apierrors.IsConflict(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsTooManyRequests(err),
+			apierrors.IsServiceUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+			passing = append(passing, err)
+		default:
+			lasting = append(lasting, err)
+		}
+	}
+	return lasting, passing
+}
+
+func texts(problems []error) []string {
+	var all []string
+	for _, problem := range problems {
+		all = append(all, problem.Error())
+	}
+	return all
+}
+
 // Assess computes the status of an object from what is observed.
 func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
 	status := begin(object, operatorVersion)
@@ -156,6 +185,8 @@ type rollout struct {
 	// unmounted are pools on claims that this version does not keep mounted everywhere, and away those of them that no version does. Nowhere are pools
 	// that no node serves. All are in words.
 	unmounted, away, nowhere []string
+	// lasting are the errors that waiting does not solve.
+	lasting []error
 	// complete says that all nodes have what was asked for. Once it was so, a node that fails does not change that: only
 	// something that is to be deployed does.
 	complete bool
@@ -178,7 +209,9 @@ func newRollout(status *hppv1.HostPathProvisionerStatus, operatorVersion string,
 			changing = append(changing, fmt.Sprintf("pool %s: what mounts it is deployed on %d of %d nodes", p.Name, p.deployed, p.DesiredReady))
 		}
 	}
-	r.missing = slices.Concat(changing, notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.unmounted, textsOf(pools, poolUnknown))
+	var passing []error
+	r.lasting, passing = sortOut(seen.Problems)
+	r.missing = slices.Concat(changing, notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.unmounted, textsOf(pools, poolUnknown), texts(passing))
 	before := !r.first && !r.upgrade && meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut)
 	r.complete = len(seen.Problems) == 0 && !r.noNodes && (len(r.missing) == 0 || before && len(changing) == 0)
 	return r
@@ -220,7 +253,7 @@ func (c conditions) available(r rollout, seen Observed) {
 		allowed = maxUnavailable
 	}
 	lacking := notReady(seen, allowed)
-	if len(seen.Problems) > 0 {
+	if len(r.lasting) > 0 {
 		lacking = append(lacking, outdated(seen)...)
 	}
 	lacking = slices.Concat(lacking, r.nowhere, r.away)
@@ -265,12 +298,8 @@ func (c conditions) degraded(r rollout, seen Observed) {
 		pools = slices.Concat(pools, r.unmounted)
 	}
 	switch {
-	case len(seen.Problems) > 0:
-		var texts []string
-		for _, problem := range seen.Problems {
-			texts = append(texts, problem.Error())
-		}
-		c.set(hppv1.ConditionDegraded, true, reasonFailed, strings.Join(texts, "; "))
+	case len(r.lasting) > 0:
+		c.set(hppv1.ConditionDegraded, true, reasonFailed, strings.Join(texts(r.lasting), "; "))
 	case len(failing) > 0:
 		c.set(hppv1.ConditionDegraded, true, reasonNotReady, strings.Join(failing, "; "))
 	case r.noNodes:

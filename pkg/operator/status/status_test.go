@@ -1,7 +1,9 @@
 package status
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,8 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -95,6 +99,9 @@ func TestAssess(t *testing.T) {
 	starting := []corev1.Pod{podOn("node-b", waiting("ContainerCreating"))}
 	nowhere := map[string]Service{"local": {Asked: true, NotServing: sets.New("node-a", "node-b")}}
 	somewhere := map[string]Service{"local": {Asked: true, Serving: sets.New("node-a"), NotServing: sets.New("node-b")}}
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "roles"}, "hpp", errors.New("it was changed"))
+	busy := errors.Join(apierrors.NewServerTimeout(schema.GroupResource{}, "patch", 1), apierrors.NewTooManyRequests("", 1),
+		apierrors.NewServiceUnavailable("starting"), apierrors.NewTimeoutError("slow", 1))
 	tests := map[string]struct {
 		status hppv1.HostPathProvisionerStatus
 		seen   Observed
@@ -127,6 +134,10 @@ func TestAssess(t *testing.T) {
 		"a node fails in the first rollout":   {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 1), Pods: failing}, "- P D -", "", "CrashLoopBackOff"},
 		"an object cannot be applied":         {running, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{errors.New("no right")}}, "A P D -", current, ""},
 		"the driver cannot be applied":        {older, Observed{DaemonSets: nodes(2, 0, 2), Outdated: sets.New(render.DriverDaemonSet), Problems: []error{errors.New("no right")}}, "- P D -", "v1.0.0", "not what it should be"},
+		"another client was faster":           {settled, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{fmt.Errorf("apply: %w", errors.Join(conflict))}}, "A P - -", current, "Application Available"},
+		"the API server is busy":              {settled, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{busy, errors.Join(context.DeadlineExceeded)}}, "A P - -", current, "Application Available"},
+		"the driver is not applied at once":   {older, Observed{DaemonSets: nodes(2, 0, 2), Outdated: sets.New(render.DriverDaemonSet), Problems: []error{busy}}, "A P - -", "v1.0.0", "Application Available"},
+		"one error of two does not pass":      {settled, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{errors.Join(conflict, errors.New("no right"))}}, "A P D -", current, ""},
 		"snapshots are asked for":             {running, Observed{DaemonSets: nodes(2, 2, 2), Notices: []string{"no snapshots"}}, "A - - R", current, "no snapshots"},
 		"a pool is still to be unmounted":     {settled, Observed{DaemonSets: nodes(2, 2, 2), Leaving: []string{"fast on node-a"}}, "A P - R", current, "Application Available"},
 		"a pool serves on no node":            {settled, Observed{DaemonSets: nodes(2, 2, 2), Services: nowhere}, "- - D R", current, "pool local: serves on no node"},
