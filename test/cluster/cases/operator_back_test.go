@@ -35,15 +35,21 @@ type guide struct {
 }
 
 // commands are the blocks of commands below a heading of upgrade.md, one after the other.
-func (g *guide) commands(heading string) (blocks []string) {
+func (g *guide) commands(heading string) []string {
 	g.Helper()
-	text, err := os.ReadFile("../../../docs/upgrade.md")
-	must.Succeed(g, err)
+	return g.documented("upgrade.md", heading)
+}
+
+// documented are the blocks of commands below a heading of a document, one after the other.
+func (h *harness) documented(document, heading string) []string {
+	h.Helper()
+	text, err := os.ReadFile("../../../docs/" + document)
+	must.Succeed(h, err)
 	_, section, found := strings.Cut(string(text), "# "+heading+"\n")
 	section, _, _ = strings.Cut(section, "\n#")
-	blocks = regexp.MustCompile(`(?m)(?:^ {4,}\S.*\n)+`).FindAllString(section, -1)
+	blocks := regexp.MustCompile(`(?m)(?:^ {4,}\S.*\n)+`).FindAllString(section, -1)
 	if !found || len(blocks) == 0 {
-		g.Fatalf("upgrade.md has no commands below %q", heading)
+		h.Fatalf("%s has no commands below %q", document, heading)
 	}
 	return blocks
 }
@@ -51,20 +57,25 @@ func (g *guide) commands(heading string) (blocks []string) {
 // run has a shell do what is written, where it is written: those that name the path of a pool on a node. It returns what is printed.
 func (g *guide) run(commands, node string) string {
 	g.Helper()
-	commands = strings.NewReplacer(" NAME", " "+g.object, "saved.yaml", g.saved, "webhook.yaml", g.webhook, "operator.yaml", g.operator,
-		"-k deploy/operator", "-k test/cluster/overlay/operator", "PATH/csi", operatorPool).Replace(commands)
+	return g.shell(strings.NewReplacer(" NAME", " "+g.object, "saved.yaml", g.saved, "webhook.yaml", g.webhook, "operator.yaml", g.operator,
+		"-k deploy/operator", "-k test/cluster/overlay/operator", "PATH/csi", operatorPool).Replace(commands), node)
+}
+
+// shell has one do what a document says, on a node if it is named. It returns what is printed.
+func (h *harness) shell(commands, node string) string {
+	h.Helper()
 	shell := []string{"-euo", "pipefail", "-c", commands}
-	cmd := exec.CommandContext(g.Context(), "bash", shell...)
+	cmd := exec.CommandContext(h.Context(), "bash", shell...)
 	if node != "" {
-		cmd = c.Nodes[node].Command(g.Context(), "bash", shell...)
+		cmd = c.Nodes[node].Command(h.Context(), "bash", shell...)
 	}
 	cmd.Dir = "../../.."
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "PATH="+c.Programs+":"+os.Getenv("PATH"))
 	var printed bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &printed, &printed
 	err := cmd.Run()
-	g.Logf("%s%s", commands, printed.String())
-	must.Succeed(g, err)
+	h.Logf("%s%s", commands, printed.String())
+	must.Succeed(h, err)
 	return printed.String()
 }
 

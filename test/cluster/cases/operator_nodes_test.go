@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -228,6 +230,7 @@ func deleteNode(h *harness, client dynamic.ResourceInterface, name string, all [
 	h.Helper()
 	ctx := h.Context()
 	volume, n := h.volume("data"), c.Nodes[nodeB]
+	volumesToKeep(h)
 	must.Succeed(h, n.StopKubelet(ctx))
 	stopped := true
 	h.Cleanup(func() {
@@ -239,33 +242,12 @@ func deleteNode(h *harness, client dynamic.ResourceInterface, name string, all [
 	h.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1")
 	h.usableOn(client, name, 1)
 	h.goOn(all)
-	listed := h.kubectl("get", "pv", "-o", "custom-columns=PV:.metadata.name,NODE:..values[*],NAMESPACE:.spec.claimRef.namespace,CLAIM:.spec.claimRef.name")
-	if !slices.ContainsFunc(strings.Split(listed, "\n"), func(line string) bool {
-		return slices.Equal(strings.Fields(line), []string{volume.Name, nodeB, h.namespace, "data"})
-	}) {
-		h.Errorf("the PersistentVolumes are listed as %s", listed)
-	}
-	const withoutFinalizers = `{"metadata":{"finalizers":null}}`
-	h.kubectl("delete", "volumesnapshot", "-n", h.namespace, "data", "--wait=false")
-	h.kubectl("delete", "volumesnapshotcontent", content, "--wait=false")
-	h.kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", withoutFinalizers)
-	h.kubectl("delete", "pvc", "-n", h.namespace, "data", "--wait=false")
-	h.kubectl("delete", "pv", volume.Name, "--wait=false")
-	h.kubectl("patch", "pv", volume.Name, "--type=merge", "-p", withoutFinalizers)
-	h.until("the volume of the deleted node to be removed", func(ctx context.Context) (string, error) {
-		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		} else if err != nil {
-			return "", err
-		}
-		return string(left.Status.Phase), nil
-	})
+	// The controller of pods deletes those of a node that is gone for 40 s, too.
+	h.kubectl("delete", "pod", "writer", "-n", h.namespace, "--force", "--grace-period=0", "--ignore-not-found")
+	removeAsDocumented(h, volume.Name, content)
 	h.goOn(all)
 	h.wantSnapshotGone("data")
 
-	// The controller of pods deletes those of a node that is gone for 40 s, too.
-	h.kubectl("delete", "pod", "writer", "-n", h.namespace, "--force", "--grace-period=0", "--ignore-not-found")
 	must.Succeed(h, n.StartKubelet(ctx))
 	stopped = false
 	h.usableOn(client, name, 2)
@@ -280,6 +262,63 @@ func deleteNode(h *harness, client dynamic.ResourceInterface, name string, all [
 	if last, err := all[0].last(); err != nil || last == 0 {
 		h.Errorf("the data of the volume is gone: %d, %v", last, err)
 	}
+}
+
+// volumesToKeep makes PersistentVolumes that have an affinity to the node of the writers, and are not to be removed with it: one is of another driver,
+// and what says of the other that it is of the provisioner also says that it is on another node.
+func volumesToKeep(h *harness) {
+	h.Helper()
+	var other, contradicting corev1.PersistentVolumeSource
+	other.CSI = &corev1.CSIPersistentVolumeSource{Driver: "example.com", VolumeHandle: "other"}
+	contradicting.HostPath = &corev1.HostPathVolumeSource{Path: "/var/hpvolumes/contradicting"}
+	for name, source := range map[string]corev1.PersistentVolumeSource{"hostpath-of-another-driver": other, "hostpath-contradicting": contradicting} {
+		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, PersistentVolumeSource: source, StorageClassName: "kept",
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{nodeB}}},
+			}}}},
+		}}
+		if source.HostPath != nil {
+			volume.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": "kubevirt.io/hostpath-provisioner", "kubevirt.io/provisionOnNode": nodeA}
+		}
+		_, err := c.Client.CoreV1().PersistentVolumes().Create(h.Context(), volume, metav1.CreateOptions{})
+		must.Succeed(h, err)
+		h.Cleanup(func() { h.kubectl("delete", "pv", name) })
+	}
+}
+
+// removeAsDocumented removes what names the deleted node, a claim's volume and the content of its snapshot, by the commands of operator.md.
+func removeAsDocumented(h *harness, volume, content string) {
+	h.Helper()
+	blocks := h.documented("operator.md", "Deleted nodes")
+	if len(blocks) != 3 {
+		h.Fatalf("operator.md lists, checks and removes volumes of deleted nodes in %d blocks of commands, want 3", len(blocks))
+	}
+	of := strings.NewReplacer("NODE", nodeB, " NAMESPACE CLAIM", " "+h.namespace+" data", " PV", " "+volume)
+	if listed := strings.Fields(h.shell(of.Replace(blocks[0]), "")); len(listed) != 9 || !slices.Equal(listed[:3], []string{volume, h.namespace, "data"}) {
+		h.Errorf("operator.md lists %q, want the volume %s alone", listed, volume)
+	}
+	checked := regexp.MustCompile(` +`).ReplaceAllString(h.shell(of.Replace(blocks[1]), ""), " ")
+	finalizers := strings.FieldsFunc(checked[strings.LastIndexByte(checked, '\n')+1:], func(r rune) bool { return strings.ContainsRune(`[,"]`, r) })
+	slices.Sort(finalizers)
+	if !hasAll(checked, []string{"Volume: " + volume + "\n", "Used By: <none>\n"}) ||
+		!slices.Equal(finalizers, []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}) {
+		h.Errorf("what operator.md has a user check is %s", checked)
+	}
+	h.kubectl("delete", "volumesnapshot", "-n", h.namespace, "data", "--wait=false")
+	h.kubectl("delete", "volumesnapshotcontent", content, "--wait=false")
+	h.kubectl("patch", "volumesnapshotcontent", content, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+	h.shell(of.Replace(blocks[2]), "")
+	h.until("the volume of the deleted node to be removed", func(ctx context.Context) (string, error) {
+		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		} else if err != nil {
+			return "", err
+		}
+		return string(left.Status.Phase), nil
+	})
 }
 
 // deletedNode waits until the node of the writers is reported as deleted, in these words.
