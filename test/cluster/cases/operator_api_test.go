@@ -158,7 +158,7 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	const name = "lenient"
 	h := begin(t)
 	client := h.withAPI("testdata/upstream-crd.yaml")
-	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}, {name: socket, path: /csi}]")
+	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}, {name: socket, path: /csi}, {name: device, path: /var/device, pvcTemplate: {volumeMode: Block, accessModes: [ReadWriteMany]}}]")
 	object.SetFinalizers([]string{"finalizer.delete.hostpath-provisioner"})
 	h.until("the object to be made", func(ctx context.Context) (string, error) {
 		// The definition is taken up in a moment, and until then the rules of that before it hold.
