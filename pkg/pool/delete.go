@@ -142,12 +142,8 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	nodes, err := v.visit.View().PublishedBy(v.id, store.UnseenAfter)
-	if err != nil {
-		return err
-	}
-	if len(nodes) > 0 {
-		return fmt.Errorf("it is %w, published on node %s", volume.ErrInUse, nodes[0])
+	if err := v.visit.Store.Nodes().UnpublishedElsewhere(v.id); err != nil {
+		return fmt.Errorf("it is %w", err)
 	}
 	return nil
 }

@@ -97,10 +97,7 @@ func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 	inShared(t, func(t *testing.T, one, two *harness) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "on-one"))
-		must.Succeed(t, one.Close(context.Background()))
-		two.later(4 * time.Minute)
-		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		one.start(sharedPool)
+		one.restart(sharedPool)
 		two.later(time.Hour)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 
@@ -112,56 +109,36 @@ func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 	})
 }
 
-func TestSingleNodeVolume_nodeIsGone(t *testing.T) {
+// Its pods run on: an image cannot be pulled, say. Only the administrator knows that a node is off, and what to remove then.
+func TestVolumesStayPublishedWithoutDriver(t *testing.T) {
 	inShared(t, func(t *testing.T, one, two *harness) {
-		one.create("pvc-1", mib)
-		must.Succeed(t, one.publish("pvc-1", "on-one"))
-		must.Succeed(t, one.Close(context.Background()))
-		// A driver that begins just now has not seen yet whether the other one is alive.
-		two.later(4 * time.Minute)
-		must.Succeed(t, two.Close(context.Background()))
+		one.createBlock("pvc-1", mib)
+		must.Succeed(t, one.publishBlock("pvc-1", "on-one"))
+		must.Succeed(t, one.Close(context.Background()), two.Close(context.Background()))
+		two.every = 20 * time.Second
 		two.startNode("node-2", sharedPool)
-		two.later(4 * time.Minute)
-		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		two.later(2 * time.Minute)
-		must.Succeed(t, two.publish("pvc-1", "on-two"))
-		// It was only slow after all. Its pods run on, and it gets no more of them.
+		must.Succeed(t, os.RemoveAll(one.Own("trash", "node-1"))) // its sign of life
+		remove := "rm -r '" + two.Own("published", "node-1") + "'"
+		for _, after := range []time.Duration{time.Minute, 6 * time.Minute, 25 * time.Hour} {
+			two.later(after)
+			refused := two.publishBlock("pvc-1", "on-two")
+			wantRefusedFor(t, refused, "node-1")
+			notDeleted := two.Delete(t.Context(), id(t, "pvc-1"))
+			wantRefusedFor(t, notDeleted, "node-1")
+			for _, err := range []error{refused, notDeleted} {
+				if err != nil && !strings.Contains(err.Error(), remove) {
+					t.Errorf("%v, want it to say %s", err, remove)
+				}
+			}
+		}
+		must.Succeed(t, os.RemoveAll(two.Own("published", "node-1")))
+		must.Succeed(t, two.publishBlock("pvc-1", "on-two"))
+		// It was on after all. Its pods run on, and it gets no more of them.
 		one.start(sharedPool)
-		must.Succeed(t, one.publish("pvc-1", "on-one"))
-		wantRefusedFor(t, one.publish("pvc-1", "also-on-one"), "node-2")
-		wantRefusedFor(t, two.publish("pvc-1", "also-on-two"), "node-1")
+		must.Succeed(t, one.publishBlock("pvc-1", "on-one"))
+		wantRefusedFor(t, one.publishBlock("pvc-1", "also-on-one"), "node-2")
+		wantRefusedFor(t, two.publishBlock("pvc-1", "also-on-two"), "node-1")
 	})
-}
-
-// The times on the disk are those of the clocks of other machines.
-func TestNodeWithOtherClockIsAlive(t *testing.T) {
-	for name, epoch := range map[string]time.Time{
-		"1970": time.Unix(0, 0),
-		"2100": time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
-	} {
-		t.Run(name, func(t *testing.T) {
-			inShared(t, func(t *testing.T, one, two *harness) {
-				one.create("pvc-1", mib)
-				must.Succeed(t, two.publish("pvc-1", "on-two"))
-				must.Succeed(t, two.Close(context.Background())) // in its place, this is what it would do
-				began := time.Now()
-				sign := func() {
-					now := epoch.Add(time.Since(began))
-					for _, part := range []string{"trash", "published"} {
-						must.Succeed(t, os.Chtimes(one.Own(part, "node-2"), now, now))
-					}
-				}
-				for range 60 {
-					sign()
-					one.later(time.Minute)
-				}
-				wantRefusedFor(t, one.publish("pvc-1", "on-one"), "node-2")
-				wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-				one.later(6 * time.Minute)
-				must.Succeed(t, one.publish("pvc-1", "on-one"))
-			})
-		})
-	}
 }
 
 // A pool that becomes shared has volumes that are published without marks.
@@ -177,7 +154,7 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 		two := one.another("node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
-		// Another node took this one for gone.
+		// An administrator took this node to be off.
 		must.Succeed(t, os.RemoveAll(one.Own("published", "node-1")))
 		one.later(2 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")

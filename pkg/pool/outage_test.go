@@ -54,24 +54,6 @@ func withOutage(t *testing.T, forOne, forTwo string, test func(t *testing.T, one
 	})
 }
 
-func TestOutageIsNotTakenForEndOfOtherNode(t *testing.T) {
-	for lasts, times := range map[time.Duration]int{15 * time.Second: 10, 40 * time.Second: 10, 6 * time.Minute: 2, 25 * time.Hour: 1} {
-		t.Run(lasts.String(), func(t *testing.T) {
-			withOutage(t, sharedPool, sharedPool, func(t *testing.T, one, two *harness, outage func(time.Duration)) {
-				one.createBlock("pvc-disk", mib)
-				must.Succeed(t, one.publishBlock("pvc-disk", "on-one"))
-				two.later(time.Hour)
-				for range times {
-					outage(lasts)
-					wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
-					wantError(t, two.Delete(t.Context(), id(t, "pvc-disk")), volume.ErrInUse)
-					two.later(20 * time.Second)
-				}
-			})
-		})
-	}
-}
-
 // A pool that is not shared, and one that is being changed to be, node by node.
 func TestOutageDoesNotTakePoolFromItsDriver(t *testing.T) {
 	for name, forTwo := range map[string]string{"not shared": local, "shared on the node that waits": sharedPool} {
@@ -107,22 +89,6 @@ func onReadOnly(t *testing.T, test func(t *testing.T, one, two *harness, remount
 		test(t, one, two, func(flags uintptr) {
 			must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|flags, ""))
 		})
-	})
-}
-
-func TestReadOnlyPoolIsNotTakenForEndOfOtherNode(t *testing.T) {
-	onReadOnly(t, func(t *testing.T, one, two *harness, remount func(uintptr)) {
-		one.create("pvc-1", mib)
-		must.Succeed(t, one.publish("pvc-1", "on-one"))
-		two.later(time.Hour)
-		remount(syscall.MS_RDONLY)
-		two.later(10 * time.Minute)
-		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		remount(0)
-		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		two.later(time.Hour)
-		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 	})
 }
 

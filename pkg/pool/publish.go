@@ -207,14 +207,11 @@ func (r Publication) isAt(p bind.Publication) bool { return p.Inside == "" && r.
 // published, or if it is for one target, and there is another. What is at its target
 // already stays: Publish returns.
 func (v *found) admit(r Publication) error {
-	var nodes []volume.NodeID
+	var elsewhere error
 	if !r.MultiNode {
-		var err error
-		if nodes, err = v.visit.View().PublishedBy(v.id, store.GoneAfter); err != nil {
-			return err
-		}
+		elsewhere = v.visit.Store.Nodes().UnpublishedElsewhere(v.id)
 	}
-	if len(nodes) == 0 && !r.SingleTarget {
+	if elsewhere == nil && !r.SingleTarget {
 		return nil
 	}
 	published, err := v.use().Published()
@@ -224,8 +221,8 @@ func (v *found) admit(r Publication) error {
 	switch {
 	case slices.ContainsFunc(published, r.isAt):
 		return nil
-	case len(nodes) > 0:
-		return fmt.Errorf("it is %w, published on node %s, and its access mode allows one node", volume.ErrInUse, nodes[0])
+	case elsewhere != nil:
+		return fmt.Errorf("its access mode allows one node, and it is %w", elsewhere)
 	case len(published) > 0:
 		return fmt.Errorf("it is %w at %s, and its access mode allows one target", volume.ErrInUse, published[0].Path)
 	}

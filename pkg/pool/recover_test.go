@@ -117,12 +117,3 @@ func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 		}
 	})
 }
-
-func TestMarkOfDeadNodeIsIgnored(t *testing.T) {
-	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, h *harness) {
-		h.create("pvc-1", mib)
-		must.Succeed(t, os.MkdirAll(h.Own("published", "node-9"), 0o700))
-		must.Succeed(t, os.WriteFile(h.Own("published", "node-9", "pvc-1"), nil, 0o600))
-		h.delete("pvc-1")
-	})
-}

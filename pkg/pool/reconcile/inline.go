@@ -43,7 +43,7 @@ func (l *Listing) readPublished() (err error) {
 	if l.Published == nil {
 		l.Published = make(map[string][]bind.Publication)
 	}
-	l.Elsewhere, err = l.In.Store.Nodes().PublishedElsewhere(l.In.Peers.Within(store.UnseenAfter))
+	l.Elsewhere, err = l.In.Store.Nodes().PublishedElsewhere()
 	return err
 }
 

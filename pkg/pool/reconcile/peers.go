@@ -21,11 +21,6 @@ type measurement struct {
 	bytes   int64
 }
 
-// PublishedBy are the other nodes that have a volume published, and whose sign of life has changed in that time.
-func (p *View) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID, error) {
-	return p.Store.Nodes().PublishedBy(id, p.Peers.Within(within))
-}
-
 // trash is what volumes that the nodes of a pool have removed may still occupy, in bytes, or volume.Unknown. That of one node may be
 // left out, by its name. What cannot be read may occupy anything, and is reported to left.
 func (p *Peers) trash(s *store.Store, except string, left func(path string, err error)) (held int64) {

@@ -73,7 +73,7 @@ func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) e
 }
 
 // restoreMarks marks what this node has published without a mark: the pool was not shared before,
-// or another node took this one for gone.
+// or an administrator took this node to be off.
 func (in *Visit) restoreMarks(context.Context) error {
 	marked, err := in.Store.Nodes().Marked()
 	if err != nil {

@@ -5,16 +5,9 @@ import (
 	"time"
 )
 
-// How long the sign of another node of a shared pool has to be the same, as this process sees it:
-const (
-	// GoneAfter is when what it has published hinders no node any more that wants a volume for one
-	// node. Kubernetes evicts pods from a node that does not answer after as long, and an
-	// update of the driver takes less.
-	GoneAfter = 5 * time.Minute
-	// UnseenAfter is when a volume may be deleted that it has published, and when what it left
-	// unfinished is taken over.
-	UnseenAfter = 24 * time.Hour
-)
+// UnseenAfter is how long the sign of another node of a shared pool has to be the same, as this process sees it, until what that left
+// unfinished is taken over. What it has published stays so: the sign is that of its driver, and pods run on without one.
+const UnseenAfter = 24 * time.Hour
 
 // watchGap is the longest time between two looks in which another could have been seen: twice their period. In a longer one this
 // driver could not look, and neither could the others show anything, as while their server was away.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -134,13 +135,13 @@ func TestMark_withoutRoom(t *testing.T) {
 	err := other.Nodes().Mark(idOf("pvc-1"))
 	must.ErrorIs(t, err, volume.ErrNoSpace)
 	must.ErrorIs(t, err, syscall.ENOSPC)
-	wantPublishedBy(t, s, idOf("pvc-1"), 0)
-	wantPublishedBy(t, s, idOf("pvc-2"), 1)
+	wantPublishedElsewhere(t, s, idOf("pvc-1"), false)
+	wantPublishedElsewhere(t, s, idOf("pvc-2"), true)
 	must.Succeed(t, other.Nodes().Unmark(idOf("pvc-1")))
 
 	fulldisk.Empty(t, foreign)
 	must.Succeed(t, other.Nodes().Mark(idOf("pvc-1")))
-	wantPublishedBy(t, s, idOf("pvc-1"), 1)
+	wantPublishedElsewhere(t, s, idOf("pvc-1"), true)
 }
 
 // A node whose directories do not fit does not serve, and all is as usual once there is room.
@@ -225,10 +226,9 @@ func wantVolumes(t *testing.T, s *Store, want ...string) {
 	}
 }
 
-func wantPublishedBy(t *testing.T, s *Store, id volume.ID, want int) {
+func wantPublishedElsewhere(t *testing.T, s *Store, id volume.ID, want bool) {
 	t.Helper()
-	got, err := s.Nodes().PublishedBy(id, func(string, string) bool { return true })
-	if err != nil || len(got) != want {
-		t.Errorf("%s is published by %v, %v; want %d nodes", id, got, err, want)
+	if err := s.Nodes().UnpublishedElsewhere(id); errors.Is(err, volume.ErrInUse) != want || err != nil && !want {
+		t.Errorf("%s is published by another node: %v, want %v", id, err, want)
 	}
 }

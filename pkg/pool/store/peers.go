@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"path"
 	"syscall"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -93,7 +92,7 @@ func (n Nodes) Mark(id volume.ID) error {
 }
 
 func (n Nodes) writeMark(id volume.ID) error {
-	// A mark counts together with a sign of life, which the trash is.
+	// Drivers to which the pool is not shared wait for a node with marks by its sign of life, which the trash is.
 	if err := n.store.OpenWork(); err != nil {
 		return err
 	}
@@ -193,11 +192,10 @@ func (n Nodes) RecoverMarks(unwritten func(at string, of volume.ID, remove func(
 	return nil
 }
 
-// PublishedElsewhere is what other nodes have published, by volume. The word of a node counts if its
-// sign of life does.
-func (n Nodes) PublishedElsewhere(counts func(node, sign string) bool) (map[string][]volume.NodeID, error) {
+// PublishedElsewhere is what other nodes have published, by volume.
+func (n Nodes) PublishedElsewhere() (map[string][]volume.NodeID, error) {
 	published := make(map[string][]volume.NodeID)
-	err := n.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
+	err := n.eachPeer(func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := Names(marks)
 		for _, id := range marked {
 			published[id] = append(published[id], node)
@@ -207,71 +205,43 @@ func (n Nodes) PublishedElsewhere(counts func(node, sign string) bool) (map[stri
 	return published, err
 }
 
-// PublishedBy are the other nodes that have a volume published. The word of a node counts if its
-// sign of life does, or cannot be read.
-func (n Nodes) PublishedBy(id volume.ID, counts func(node, sign string) bool) (nodes []volume.NodeID, err error) {
-	err = n.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
+// UnpublishedElsewhere returns volume.ErrInUse for a volume that another node has published, however long that gave no sign of
+// life: pods run on without the driver.
+func (n Nodes) UnpublishedElsewhere(id volume.ID) error {
+	return n.eachPeer(func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := marks.Exists(id.String())
 		if marked {
-			nodes = append(nodes, node)
+			err = fmt.Errorf("%w, published on node %s; if that node does not come back, make sure that it is off, and then: rm -r '%s'",
+				volume.ErrInUse, node, marks)
 		}
 		return err
 	})
-	return nodes, err
 }
 
-// eachPeer goes over the marks of the other nodes of a shared pool whose word counts.
-func (n Nodes) eachPeer(counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
+// eachPeer goes over the marks of the other nodes of a shared pool.
+func (n Nodes) eachPeer(do func(node volume.NodeID, marks *dir.Dir) error) error {
 	if !n.store.at.Shared {
 		return nil
 	}
-	return n.among(publishedName, func(all *dir.Dir, nodes []string) error {
-		for _, name := range nodes {
-			node, err := volume.ParseNodeID(name)
-			if err != nil || node == n.store.at.Node {
-				continue
-			}
-			if err := n.peer(all, node, counts, do); err != nil {
-				return fmt.Errorf("what node %s has published: %w", node, err)
-			}
+	return n.EachIn(publishedName, func(name string, marks *dir.Dir) error {
+		node, err := volume.ParseNodeID(name)
+		if err != nil || node == n.store.at.Node {
+			return nil //nolint:nilerr // not a node's
 		}
-		return nil
+		return do(node, marks)
 	})
 }
 
-func (n Nodes) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	sign, err := n.sign(node.String())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !counts(node.String(), sign) {
-		return nil
-	}
-	marks, err := all.Open(node.String())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = marks.Close() }()
-	return do(node, marks)
-}
-
-// sign is the sign of life of a node: when its directories for trash and for marks were changed last,
-// by whatever clock. Errors: fs.ErrNotExist for a node that never showed any.
+// sign is the sign of life of a node: when its directory for trash was changed last, by whatever clock.
+// Errors: fs.ErrNotExist for a node that never showed any.
 func (n Nodes) sign(node string) (string, error) {
-	changed := func(part string) (at time.Time, err error) {
-		d, err := openNested(n.store.own, part, node, (*dir.Dir).Open)
-		if err != nil {
-			return at, err
-		}
-		defer func() { _ = d.Close() }()
-		return dir.Modified(d)
-	}
-	trash, err := changed(trashName)
+	d, err := openNested(n.store.own, trashName, node, (*dir.Dir).Open)
 	if err != nil {
 		return "", err
 	}
-	marks, err := changed(publishedName)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	return fmt.Sprint(trash.UnixNano(), marks.UnixNano()), nil
+	defer func() { _ = d.Close() }() // opened for reading
+	changed, err := dir.Modified(d)
+	return fmt.Sprint(changed.UnixNano()), err
 }
 
 // ShowAlive shows the other nodes of a shared pool that this one is alive.
