@@ -110,8 +110,8 @@ func (t *table) changed() (bool, error) {
 
 // Published returns where the entries of a directory are published, by entry name.
 // It reads the kernel's mount table, so it is correct after a restart and includes mounts made by
-// others, and mounts of anything inside the entries. It reads that anew: the kernel reports no change when a directory that is
-// mounted moves.
+// others, and mounts of anything inside the entries, also through an earlier mount of the filesystem. It reads that anew: the
+// kernel reports no change when a directory that is mounted moves.
 func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 	mounts, err := mountinfo.Own()
 	if err != nil {
@@ -123,7 +123,7 @@ func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 	}
 	published := make(map[string][]Publication)
 	for _, m := range mounts {
-		if m.Major != home.Major || m.Minor != home.Minor {
+		if !home.mayBeOn(m) {
 			continue
 		}
 		if m.Cut && strings.HasPrefix(home.prefix, withSlash(m.Root)) {
@@ -205,6 +205,19 @@ type place struct {
 	Major, Minor int
 	prefix       string // ends with a slash
 	fsType       string
+}
+
+// ofOneMount are the filesystems without a device number of a disk whose files no second superblock shows.
+var ofOneMount = []string{"bcachefs", "btrfs", "devtmpfs", "ramfs", "tmpfs", "zfs"}
+
+// mayBeOn reports whether a mount may be of the same filesystem. One that is mounted anew has another device number than the mount that
+// pods have, if it is that of a server, or an overlay.
+func (p place) mayBeOn(m *mountinfo.Mount) bool {
+	if m.Major == p.Major && m.Minor == p.Minor {
+		return true
+	}
+	same := m.Type == p.fsType || mountinfo.IsNFS(m.Type) && mountinfo.IsNFS(p.fsType)
+	return same && m.Major == 0 && p.Major == 0 && !slices.Contains(ofOneMount, m.Type)
 }
 
 // mountAt is the mount that a directory lies in, or nil if that is in another namespace.

@@ -63,6 +63,12 @@ type Dir struct {
 // of stat(2).
 type ID struct{ Dev, Ino uint64 }
 
+// MayBe reports whether an inode may be another one, seen through a filesystem of no disk that was mounted anew: it has its number
+// there.
+func (id ID) MayBe(other ID) bool {
+	return id == other || id.Ino == other.Ino && unix.Major(id.Dev) == 0 && unix.Major(other.Dev) == 0
+}
+
 // String is the form that ParseID reads.
 func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Dev, id.Ino) }
 

@@ -80,6 +80,8 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 		switch {
 		case d.Silent && sameName(d, f):
 			return Device{}, fmt.Errorf("%w: %s", ErrSilent, d.Name)
+		case d.Backing != f.id && d.Backing.MayBe(f.id) && k.formerly(d, f):
+			return Device{}, fmt.Errorf("%w: %s, through an earlier mount of the filesystem", ErrBusy, d.Name)
 		case d.Backing != f.id || d.ReadOnly || o.ReadOnly:
 		case d.Ours:
 			writable = append(writable, d)
@@ -119,6 +121,13 @@ func (o Options) mounted() (map[string]bool, error) {
 func sameName(d Device, f *File) bool {
 	in, name := path.Split(f.String())
 	return d.HadPath(path.Base(in), name)
+}
+
+// formerly is sameName for a device that has answered, or may have ended since.
+func (k *Kernel) formerly(d Device, f *File) bool {
+	former, err := k.FilePath(d.Name)
+	d.FormerPath = former
+	return err == nil && sameName(d, f)
 }
 
 func check(f *File, o Options) error {

@@ -29,6 +29,28 @@ func (h Host) Attachments() (Attachments, error) {
 	return Attachments{Devices: devices, Published: published}, err
 }
 
+// AttachmentsOf are those of the node, if each of them reports whether it is on the file of a volume. One that does not answer may be.
+// One that is, through an earlier mount of the pool, counts as on the file.
+func (h Host) AttachmentsOf(id volume.ID, file dir.ID) (Attachments, error) {
+	all, err := h.Attachments()
+	if err != nil {
+		return Attachments{}, err
+	}
+	for i, d := range all.Devices {
+		if d.Backing == file || !d.Backing.MayBe(file) {
+			continue
+		}
+		d.FormerPath, err = h.Devices.FilePath(d.Name)
+		if err != nil && !errors.Is(err, loop.ErrNotAttached) {
+			return Attachments{}, err
+		}
+		if d.HadPath(id.String(), FileName) {
+			all.Devices[i].Backing = file
+		}
+	}
+	return all, all.Silent(id)
+}
+
 // mounted are the names of the devices that are published.
 func (h Host) mounted() (map[string]bool, error) {
 	published, err := h.Mounts.Published(h.Dev)

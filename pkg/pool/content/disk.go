@@ -286,11 +286,8 @@ func (c *Disk) flush(src *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	all, err := c.Host.Attachments()
+	all, err := c.Host.AttachmentsOf(c.ID, file)
 	if err != nil {
-		return err
-	}
-	if err := all.Silent(c.ID); err != nil {
 		return err
 	}
 	for _, d := range all.Of(file) {

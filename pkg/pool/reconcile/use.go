@@ -28,16 +28,6 @@ type VolumeUse struct {
 // file identifies what devices of the volume are attached to: see FileOf.
 func (u *VolumeUse) file() (id dir.ID, ok bool, err error) { return FileOf(u.ID, u.Entry, u.Dir) }
 
-// attachments are those of the node, if each of them reports whether it is the volume's. One that does not answer may
-// be.
-func (u *VolumeUse) attachments() (content.Attachments, error) {
-	all, err := u.Host.Attachments()
-	if err != nil {
-		return content.Attachments{}, err
-	}
-	return all, all.Silent(u.ID)
-}
-
 // Published are the mounts of the volume, of what is inside it, and of its devices.
 func (u *VolumeUse) Published() ([]bind.Publication, error) {
 	all, err := u.Host.Mounts.Published(u.Root)
@@ -48,7 +38,7 @@ func (u *VolumeUse) Published() ([]bind.Publication, error) {
 	if err != nil || !ok {
 		return all[u.ID.String()], err
 	}
-	attached, err := u.attachments()
+	attached, err := u.Host.AttachmentsOf(u.ID, file)
 	return append(slices.Clone(all[u.ID.String()]), attached.Publications(file)...), err
 }
 
@@ -63,7 +53,7 @@ func (u *VolumeUse) Used() (bool, error) {
 		return false, err
 	}
 	// What is published of a device is attached: each device of the node is asked once.
-	attached, err := u.attachments()
+	attached, err := u.Host.AttachmentsOf(u.ID, file)
 	return len(attached.Of(file)) > 0, err
 }
 
@@ -97,7 +87,7 @@ func (u *VolumeUse) Detach(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	all, err := u.attachments()
+	all, err := u.Host.AttachmentsOf(u.ID, file)
 	if err != nil {
 		return err
 	}
@@ -116,7 +106,7 @@ func (u *VolumeUse) GrowDevices() error {
 	if err != nil {
 		return err
 	}
-	all, err := u.attachments()
+	all, err := u.Host.AttachmentsOf(u.ID, file)
 	if err != nil {
 		return err
 	}
