@@ -249,10 +249,13 @@ func lockFor(ctx context.Context, socket string) (unlock func(), err error) {
 	return dir.LockDir(ctx, in)
 }
 
+// patience is how long a socket that gives no answer may be that of a process which runs.
+const patience = 10 * time.Second
+
 // answers says whether a process is there that takes connections, which a gRPC server greets (RFC 9113, section 3.4), and closes the
 // connection. A driver that was killed keeps its socket while a thread of it waits for a disk that hangs.
 func answers(connection net.Conn) (answered bool, err error) {
-	err = connection.SetReadDeadline(time.Now().Add(10 * time.Second))
+	err = connection.SetReadDeadline(time.Now().Add(patience))
 	if err == nil {
 		_, err = connection.Read(make([]byte, 1))
 	}
@@ -261,6 +264,16 @@ func answers(connection net.Conn) (answered bool, err error) {
 		err = nil
 	}
 	return answered, errors.Join(err, connection.Close())
+}
+
+// connect waits for a queue that is full (EAGAIN) to be taken from: clients that gave up fill that of a driver that was killed.
+func connect(socket string) (connection net.Conn, err error) {
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(100 * time.Millisecond) {
+		if connection, err = net.DialTimeout("unix", socket, time.Second); !errors.Is(err, syscall.EAGAIN) {
+			break
+		}
+	}
+	return connection, err
 }
 
 func removeStale(socket string) error {
@@ -274,14 +287,14 @@ func removeStale(socket string) error {
 	if info.Mode()&os.ModeSocket == 0 {
 		return fmt.Errorf("listen on %s: it exists and is not a socket; move it away", socket)
 	}
-	connection, err := net.DialTimeout("unix", socket, time.Second)
+	connection, err := connect(socket)
 	switch {
 	case err == nil:
 		if answered, err := answers(connection); err != nil || answered {
 			return errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), err)
 		}
 		return os.Remove(socket)
-	case errors.Is(err, syscall.ECONNREFUSED): // no process listens; one that is merely busy gives another answer
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EAGAIN): // none listens, or none takes a connection
 		return os.Remove(socket)
 	}
 	return fmt.Errorf("listen on %s: another process may serve it: %w", socket, err)

@@ -108,25 +108,57 @@ func TestListenKeepsServedSocket(t *testing.T) {
 	h.create(t, "vol", "")
 }
 
-func TestListenKeepsSocketOfBusyProcess(t *testing.T) {
-	socket := filepath.Join(testenv.SocketDir(t), "s")
+// fillQueue has a process listen that takes no connections, until the kernel takes no more of them for it.
+func fillQueue(t *testing.T, socket string) (listening int) {
+	t.Helper()
 	fd := must.Value(syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
-	defer func() { must.Succeed(t, syscall.Close(fd)) }()
-	must.Succeed(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
-	must.Succeed(t, syscall.Listen(fd, 0))
-	// It takes no connections, until the kernel enforces no more of them for it.
+	t.Cleanup(func() { must.Succeed(t, syscall.Close(fd)) })
+	must.Succeed(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}), syscall.Listen(fd, 0))
 	for range 8 {
 		connection, err := net.Dial("unix", socket)
 		if errors.Is(err, syscall.EAGAIN) {
+			return fd
+		}
+		must.Succeed(t, err, connection.Close())
+	}
+	t.Fatal("the queue of the socket takes any number")
+	return fd
+}
+
+func TestListenKeepsSocketOfBusyProcess(t *testing.T) {
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	fd := fillQueue(t, socket)
+	listened := make(chan error, 1)
+	go func() {
+		listener, err := driver.Listen(t.Context(), socket)
+		if err == nil {
+			err = listener.Close()
+		}
+		listened <- err
+	}()
+	for { // it goes on, until it has greeted the one that asks
+		taken, _, err := syscall.Accept(fd)
+		must.Succeed(t, err)
+		n, err := syscall.Write(taken, []byte("greeting"))
+		must.Succeed(t, syscall.Close(taken))
+		if n > 0 && err == nil {
 			break
 		}
-		must.Succeed(t, err)
-		defer connection.Close()
 	}
-	if listener, err := driver.Listen(t.Context(), socket); err == nil {
-		t.Errorf("it took a socket that another process listens on: %v", listener.Close())
+	if err := <-listened; err == nil {
+		t.Error("it took a socket that another process listens on")
 	}
 	wantThere(t, socket)
+}
+
+// Clients that gave up have filled the queue of one whose thread waits for a disk.
+func TestListenReplacesSocketOfDeadProcessWithFullQueue(t *testing.T) {
+	testenv.NeedTime(t)
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	fillQueue(t, socket)
+	listener, err := driver.Listen(t.Context(), socket)
+	must.Succeed(t, err)
+	must.Succeed(t, listener.Close())
 }
 
 func TestListenKeepsOtherFiles(t *testing.T) {
