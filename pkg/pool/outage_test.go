@@ -1,6 +1,8 @@
 package pool_test
 
 import (
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -118,5 +120,39 @@ func TestReadOnlySharedPoolPublishesOnlyForSeveralNodesOrWithMark(t *testing.T) 
 		must.Succeed(t, one.publish("pvc-2", "a"))
 		wantRefusedFor(t, two.publish("pvc-2", "b"), "node-1")
 		wantError(t, one.Delete(t.Context(), id(t, "pvc-several")), volume.ErrInUse)
+	})
+}
+
+// The sign that a driver has left cannot be removed any more, and says nothing where the node has no lock that is certain.
+func TestReadOnlyPoolIsServedAgainByItsNode(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 64<<20)
+	dev := filepath.Join(root, "dev") // what is locked there is open for writing
+	must.Succeed(t, os.Mkdir(dev, 0o755), syscall.Mount("dev", dev, "tmpfs", 0, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(dev, syscall.MNT_DETACH)) }()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, root)
+		options := h.options("node-1")
+		options.OwnDev = true
+		start := func() {
+			h.Set = h.Start(h.Configs(local), options)
+			must.Succeed(t, h.Wait(t.Context()))
+			h.settled()
+		}
+		start()
+		h.create("pvc-1", mib)
+		h.later(20 * time.Second)
+		must.Succeed(t, syscall.Mount("pods", h.Path("pods"), "tmpfs", 0, ""))
+		defer func() { must.Succeed(t, syscall.Unmount(h.Path("pods"), syscall.MNT_DETACH)) }()
+		must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		h.later(time.Minute)
+		must.Succeed(t, h.Close(t.Context()))
+		start()
+		must.Succeed(t, h.Status()[0].Err, h.publish("pvc-1", "a"))
+		must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT, ""))
+		h.later(time.Minute)
+		must.Succeed(t, h.Status()[0].Err)
+		h.create("pvc-2", mib)
+		must.Succeed(t, h.unpublish("pvc-1", "a"))
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -109,6 +110,9 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	}
 	other := by.Node != g.Node.String() || (!alone || g.signed) && by.Instance != g.self.Instance
 	other = other && sign != ""
+	if other && !g.signed && by.Node == g.Node.String() && errors.Is(s.Nodes().ProbeServer(), syscall.EROFS) {
+		return nil // for reading, also beside another driver of the node: it goes by the sign once that can be written
+	}
 	if other && g.signs.Unchanged("server", sign) < aliveFor {
 		return servedBy(s)
 	}
