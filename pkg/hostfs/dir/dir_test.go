@@ -166,6 +166,8 @@ func TestMakeFileAndOpenFile(t *testing.T) {
 	for name, want := range map[string]error{"dir": dir.ErrNotFile, "pipe": dir.ErrNotFile, "link": dir.ErrNotFile, "none": fs.ErrNotExist} {
 		_, err := d.OpenFile(name)
 		must.ErrorIs(t, err, want)
+		_, err = dir.FileID(d, name)
+		must.ErrorIs(t, err, want)
 	}
 	_, err = d.OpenNode("link", os.O_RDONLY)
 	must.ErrorIs(t, err, syscall.ELOOP)

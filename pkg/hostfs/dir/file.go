@@ -203,6 +203,18 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 // links included.
 func (d *Dir) OpenFile(name string) (*os.File, error) { return openAnyones(d, name, 0) }
 
+// FileID identifies a regular file of d, and does not open it. It returns ErrNotFile for anything else, links included.
+func FileID(d *Dir, name string) (ID, error) {
+	st, err := statOf(d, name)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = d.pathError("stat", name, ErrNotFile)
+	}
+	if err != nil {
+		return ID{}, err
+	}
+	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+}
+
 // openAnyones is OpenFile with resolution flags of openat2(2). A process that writes to the directory may put a
 // device in the file's place at any time, and opening one can do harm: so the entry itself is opened
 // first, which has no effect (open(2), O_PATH).

@@ -175,20 +175,21 @@ func (c *Disk) Measure(d *dir.Dir, _, filesystem dir.Space, facts *health.Facts)
 // OpenFile opens the file of a block volume. Errors: volume.ErrLost.
 func OpenFile(id volume.ID, d *dir.Dir) (*loop.File, error) {
 	disk, err := loop.Open(d, FileName)
-	if dir.IsMissing(err) || errors.Is(err, dir.ErrNotFile) {
-		return nil, fmt.Errorf("%w: block volume %s has no file %s: %w", volume.ErrLost, id, FileName, err)
-	}
-	return disk, err
+	return disk, lostFile(id, err)
 }
 
-// FileID identifies the file of a block volume, to which its devices are attached. Errors:
-// volume.ErrLost.
-func FileID(id volume.ID, d *dir.Dir) (dir.ID, error) {
-	disk, err := OpenFile(id, d)
-	if err != nil {
-		return dir.ID{}, err
+func lostFile(id volume.ID, err error) error {
+	if dir.IsMissing(err) || errors.Is(err, dir.ErrNotFile) {
+		return fmt.Errorf("%w: block volume %s has no file %s: %w", volume.ErrLost, id, FileName, err)
 	}
-	return disk.ID(), disk.Close()
+	return err
+}
+
+// FileID identifies the file of a block volume, to which its devices are attached. It does not open it: a pod can have a file
+// there that cannot be opened. Errors: volume.ErrLost.
+func FileID(id volume.ID, d *dir.Dir) (dir.ID, error) {
+	file, err := dir.FileID(d, FileName)
+	return file, lostFile(id, err)
 }
 
 // FileBytes is the size of the file of a block volume.
