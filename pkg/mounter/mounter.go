@@ -644,7 +644,8 @@ func checkUnpublished(pool *mountinfo.Mount) error {
 	}
 	devices, err := loopsOn(pool)
 	if len(devices) > 0 {
-		err = fmt.Errorf("%w: files of it are loop devices: %s. Delete the pods that use them first. One that no pod uses, detach with losetup -d", ErrInUse, some(devices))
+		err = fmt.Errorf("%w: files of it are loop devices: %s. Delete the pods that use them first. One that no pod uses, an administrator detaches, as with losetup --detach %s",
+			ErrInUse, some(devices), strings.Fields(devices[0])[0])
 	}
 	return err
 }

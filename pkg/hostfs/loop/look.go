@@ -38,6 +38,9 @@ func (k *Kernel) Attached(fileNames ...string) ([]Device, error) {
 	return slices.DeleteFunc(devices, func(d Device) bool { return d.Gone }), err
 }
 
+// All are the attached devices of the node: those of Attached, and those that it leaves out.
+func (k *Kernel) All() ([]Device, error) { return k.look(func(string) bool { return true }) }
+
 // look asks the devices whose file may be at a path that is looked for; empty for one that is not known. FormerPath is not set of
 // those that answer.
 func (k *Kernel) look(mayBe func(former string) bool) ([]Device, error) {
