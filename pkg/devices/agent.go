@@ -143,7 +143,7 @@ func NewAgent(o Options) *Agent {
 		reserved: reserved}
 }
 
-// Close stops all cleaning at its next step and waits for that. The next agent continues it from the records.
+// Close stops all cleaning at its next step and waits for that. The next agent continues it.
 func (a *Agent) Close() {
 	a.cancel()
 	a.wait.Wait()

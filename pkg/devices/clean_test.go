@@ -1,13 +1,10 @@
 package devices_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -742,8 +739,7 @@ func TestNameOfOtherNodesVolumeIsNotTaken(t *testing.T) {
 	}
 }
 
-// childVariable has this test binary clean a disk, and stop after each step until it is asked to go on. It has the disk's
-// path, the way of cleaning, and the directory of the records.
+// childVariable has this test binary clean a disk in small steps. It has the disk's path, the way of cleaning, and the directory of the records.
 const childVariable = "DEVICES_TEST_CLEAN"
 
 // cleanStepwise is what that binary does.
@@ -763,15 +759,8 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 	}
 	v := devices.Volume{Name: "pv", UID: "uid of pv", Path: disk, Bytes: facts.SizeBytes, Identity: facts.Identity}
 	api := list{devicestest.Released(v)}
-	input := bufio.NewReader(os.Stdin)
-	step := func(int64) {
-		fmt.Println("step")
-		if _, err := input.ReadString('\n'); err != nil {
-			os.Exit(2)
-		}
-	}
 	changed := make(chan struct{}, 100)
-	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), View: devicestest.View(), Changed: func() { changed <- struct{}{} }, Wiped: step})
+	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), View: devicestest.View(), Changed: func() { changed <- struct{}{} }, Wiped: func(int64) {}})
 	a.Pass(devices.Request{Volumes: list{devicestest.Bound(v)}})
 	for {
 		r := a.Pass(devices.Request{Volumes: api, Wipe: wipe})
@@ -788,66 +777,73 @@ func (l list) Volumes(context.Context) ([]devices.Volume, map[string]bool, error
 func (l list) Attaching(context.Context) (string, error)                          { return "", nil }
 func (l list) Reserve(context.Context, string) (string, error)                    { return "node", nil }
 
-// What was durable before the kill is not cleaned again, and what was not, is.
-func TestKilledWipeResumes(t *testing.T) {
-	const bytes, steps = 8 * mib, 8
-	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
-		for killed := range steps + 1 {
-			t.Run(fmt.Sprintf("%s after step %d", wipe, killed), func(t *testing.T) {
-				h := devicestest.New(t)
-				t.Cleanup(devices.UseSmallSteps())
-				h.Config.Wipe = wipe
-				d := h.Disk("disk", bytes)
-				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
-				records := t.TempDir()
-				killAfter(t, killed, d, wipe, records)
-				h.Open(records)
-				h.Restart()
-				h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
-				if r := h.Pass(); len(r.Cleaned) != 1 {
-					t.Fatalf("found %+v, want it cleaned", r)
+// Cleaning goes on where an agent has ended it, unless what it had cleaned by then may have been written to.
+func TestCleaningGoesOnAfterRestart(t *testing.T) {
+	for name, c := range map[string]struct{ used, written, goesOn bool }{
+		"": {goesOn: true}, "under a user": {used: true}, "and a write": {written: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := devicestest.New(t)
+			t.Cleanup(devices.UseSmallSteps())
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 8*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			ended, end := make(chan struct{}), func() {}
+			half := func() {
+				if c.used {
+					end = devicestest.With(t, `exec 3<>"$1"`, d.Node)
 				}
-				d.WantNoSignature()
-				d.WantZero(0, 2*mib)
-				d.WantZero(6*mib, 8*mib)
-				if wipe == devices.WipeSignatures {
-					return
-				}
-				d.WantZero(0, bytes)
-				if most := int64(steps-max(killed-1, 0)) * mib; h.Wiped() > most {
-					t.Errorf("%d bytes were overwritten after the restart, want at most %d", h.Wiped(), most)
-				}
-			})
+				go func() { h.Agent.Close(); close(ended) }()
+				<-h.Agent.Ending()
+			}
+			afterStep(h, 4, half)
+			h.Agent.Pass(h.Request())
+			<-ended
+			end()
+			if c.written {
+				d.WriteAt(devicestest.Pattern(), 0)
+			}
+			h.Start()
+			if r := h.Pass(); len(r.Cleaned) != 1 {
+				t.Fatalf("found %+v, want it cleaned", r)
+			}
+			d.WantZero(0, 8*mib)
+			if h.Wiped() == 8*mib != c.goesOn {
+				t.Errorf("%d bytes were overwritten in all; it was to go on: %t", h.Wiped(), c.goesOn)
+			}
+		})
+	}
+}
+
+// afterStep has a test do something once in the middle of cleaning.
+func afterStep(h *devicestest.Harness, step int, do func()) {
+	h.Step = func() {
+		if step--; step == 0 {
+			h.Step = nil
+			do()
 		}
 	}
 }
 
-// killAfter kills an agent when it has overwritten so many steps.
-func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, records string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Stderr = os.Stderr
-	cmd.Env = append(os.Environ(), childVariable+"="+strings.Join([]string{d.Path, string(wipe), records}, " "))
-	input, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	output, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	lines := bufio.NewReader(output)
-	for n := range steps {
-		if wipe == devices.WipeSignatures && n == 4 {
-			break // it has no more
-		}
-		if line, err := lines.ReadString('\n'); err != nil || line != "step\n" {
-			t.Fatalf("step %d: %q, %v", n, line, err)
-		}
-		if n < steps-1 {
-			_, err = io.WriteString(input, "\n")
-			must.Succeed(t, err)
-		}
+// Another program writes to what is cleaned already, and ends once it was seen: nothing that it has left is given to the next claim.
+func TestCleaningBeginsAnewAfterUser(t *testing.T) {
+	h := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	t.Cleanup(devices.CheckEachStep())
+	h.Config.Wipe = devices.WipeZero
+	d := h.Disk("disk", 8*mib)
+	h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+	end := func() {}
+	afterStep(h, 4, func() {
+		d.WriteAt(devicestest.Pattern(), mib)
+		end = devicestest.With(t, `exec 3<>"$1"`, d.Node)
+	})
+	h.Refused(devices.InUse)
+	end()
+	if r := h.Pass(); len(r.Cleaned) != 1 {
+		t.Fatalf("found %+v, want it cleaned", r)
 	}
-	must.Succeed(t, cmd.Process.Kill())
-	_ = cmd.Wait() // killed
+	d.WantZero(0, 8*mib)
 }
 
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.

@@ -38,7 +38,6 @@ func (tr trapped) clean() (output string, steps []trap.Step, killed bool) {
 	must.Succeed(tr, err)
 	cmd := exec.CommandContext(tr.Context(), self, "--unset=TRAP_SOCKET", self)
 	cmd.Env = append(os.Environ(), childVariable+"="+strings.Join([]string{tr.disk.Path, string(tr.Config.Wipe), tr.records}, " "))
-	cmd.Stdin = strings.NewReader(strings.Repeat("\n", 100))
 	text, _ := cmd.CombinedOutput() // it never succeeds
 	steps, killed = tr.Disarm()
 	return string(text), steps, killed
@@ -59,7 +58,7 @@ func (tr trapped) awaitCleaned() {
 }
 
 // Killed before any system call by which it changes the disk or the record, its own or those of wipefs, an agent leaves a
-// disk that the next one cleans.
+// disk that the next one cleans, as a whole.
 func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 	const bytes = 2 * mib
 	h := devicestest.New(t)
@@ -86,7 +85,11 @@ func TestKilledAtAnyStepOfCleaning(t *testing.T) {
 			t.Fatalf("killed %t: %s", killed, output)
 		}
 		h.Restart()
+		wiped := h.Wiped()
 		tr.awaitCleaned()
+		if wiped = h.Wiped() - wiped; wiped%bytes != 0 {
+			t.Errorf("%d bytes were overwritten", wiped)
+		}
 		d.WantNoSignature()
 		d.WantZero(0, bytes)
 		return steps

@@ -10,8 +10,7 @@ func (w Wipe) Spans(size int64) (pairs [][2]int64) {
 	return pairs
 }
 
-// UseSmallSteps has a device be cleaned in steps of one MiB that are durable each, with ranges of two MiB, and be asked for before each, until
-// restored.
+// UseSmallSteps has a device be cleaned in steps of one MiB, with ranges of two MiB, and be asked for before each, until restored.
 func UseSmallSteps() (restore func()) {
 	step, size, note, ask := stepBytes, rangeBytes, noteEvery, askEvery
 	stepBytes, rangeBytes, noteEvery, askEvery = mib, 2*mib, 0, 0
@@ -73,3 +72,6 @@ func (a *Agent) UseTurns() (release func()) {
 		}
 	}
 }
+
+// Ending is closed when Close has been called.
+func (a *Agent) Ending() <-chan struct{} { return a.ctx.Done() }

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-// noteEvery is how often the progress of cleaning is made durable.
+// noteEvery is how often the progress of cleaning is said.
 var noteEvery = 2 * time.Second
 
 // askEvery is how often it is asked, while a disk that other nodes may see is cleaned, whether it is reserved for this node still.
@@ -185,8 +185,10 @@ func (a *Agent) mayOffer(ctx context.Context, j *job, held *Held, record Record)
 type erasable struct {
 	*Held
 	writer *blockdev.Writer
-	// record is written before the device is. It has the claim, and what an earlier agent has done of the same.
+	// record is written before the device is.
 	record Record
+	// done is what an earlier agent has done of the same, in bytes.
+	done int64
 }
 
 // permit returns the device of a released volume if it has to be cleaned, and nil if it is clean.
@@ -214,14 +216,18 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	}
 	next.State, next.Wipe = Cleaning, j.wipe
 	next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = j.volume.Name, j.volume.UID, j.volume.ClaimUID, j.volume.Claim
+	var done int64
 	if before.State == Cleaning && before.ClaimUID == next.ClaimUID && before.Bytes == next.Bytes && before.Wipe != "" && before.Wipe.covers(j.wipe) {
-		next.Wipe, next.Done = before.Wipe, before.Done // as was promised
+		next.Wipe = before.Wipe // as was promised
+		if before.Done > 0 && before.Left == leftAs(held.Facts) {
+			done = before.Done
+		}
 	}
 	writer, err := held.ForWriting()
 	if err != nil {
 		return nil, j.refuse(reasonOf(err), "%v", err)
 	}
-	return &erasable{held, writer, next}, nil
+	return &erasable{held, writer, next, done}, nil
 }
 
 // knownElsewhere refuses a device that had the data of a claim under another path, unless it is that of its volume.
@@ -442,23 +448,40 @@ func (a *Agent) missing(v Volume) (bool, error) {
 	return gone != nil, nil
 }
 
-// clean cleans a device, from where an earlier agent stopped: the record says so before anything is written, as far as it came from time
-// to time, and in the end that the device is clean.
+// leftAs tells a device to which nothing was written since from all others; empty if that cannot be known.
+func leftAs(facts blockdev.Facts) string {
+	instance, err := facts.Instance()
+	written := facts.Written()
+	if err != nil || instance == "" || written == "" {
+		return ""
+	}
+	return instance + " " + written
+}
+
+// clean cleans a device: the record says so before anything is written, and in the end that the device is clean. It goes on only where an agent
+// has ended that was not killed, and nothing was written to the device since.
 func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.Records.Put(held.record); err != nil {
 		return err
 	}
-	wipe, done := held.record.Wipe, held.record.Done
+	wipe := held.record.Wipe
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", wipe)
-	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", done)
+	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", held.done)
 	started := time.Now()
-	c := cleaning{agent: a, job: j, held: held, record: held.record, log: log, noted: started, asked: started, checked: started, counted: done}
-	w := wiper{device: held, wipe: wipe, turn: c.turn, checkpoint: c.noteProgress}
-	if err := w.run(ctx, done); err != nil {
+	c := cleaning{agent: a, job: j, held: held, record: held.record, log: log, noted: started, asked: started, checked: started, done: held.done}
+	w := wiper{device: held, wipe: wipe, turn: c.turn, stepped: c.noteProgress}
+	err := w.run(ctx, held.done)
+	if errors.Is(err, context.Canceled) && a.ctx.Err() != nil {
+		return errors.Join(err, c.leave())
+	}
+	if err == nil {
+		err = held.writer.Sync()
+	}
+	if err != nil {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
-	c.record.State, c.record.Done = Clean, 0
+	c.record.State = Clean
 	return a.Records.Put(c.record)
 }
 
@@ -469,9 +492,21 @@ type cleaning struct {
 	held   *erasable
 	record Record // as it was written last
 	log    logr.Logger
-	// noted is when its progress was written last, asked when the API was, and checked when it was looked for users.
+	// noted is when its progress was logged last, asked when the API was, and checked when it was looked for users.
 	noted, asked, checked time.Time
-	counted               int64 // how far it is counted, in bytes
+	done                  int64 // how far it is, in bytes
+}
+
+// leave notes for the next agent how far it is, of a device that has no user, after what was written is on it.
+func (c *cleaning) leave() error {
+	if err := errors.Join(c.held.check(), c.held.writer.Sync()); err != nil {
+		return err
+	}
+	c.record.Done, c.record.Left = c.done, leftAs(c.held.Facts)
+	if c.record.Left == "" {
+		return nil
+	}
+	return c.agent.Records.Put(c.record)
 }
 
 // turn waits for the turn of the device, and makes sure that it may still be cleaned.
@@ -507,21 +542,17 @@ func (c *cleaning) stillMay(ctx context.Context) error {
 	return nil
 }
 
-// noteProgress notes now and then how far it is, after what was written is on the device.
-func (c *cleaning) noteProgress(p Progress) error {
+// noteProgress says now and then how far it is.
+func (c *cleaning) noteProgress(p Progress) {
 	c.job.move(p)
-	c.agent.Wiped(p.Done - c.counted)
-	c.counted = p.Done
+	c.agent.Wiped(p.Done - c.done)
+	c.done = p.Done
 	if p.Done < p.Total && time.Since(c.noted) < noteEvery {
-		return nil
+		return
 	}
-	if err := c.held.writer.Sync(); err != nil {
-		return err
-	}
-	c.noted, c.record.Done = time.Now(), p.Done
+	c.noted = time.Now()
 	c.log.Info("Cleaning a device", "progress", p.String())
 	c.agent.Changed()
-	return c.agent.Records.Put(c.record)
 }
 
 // detail is a problem without the rest of its report.

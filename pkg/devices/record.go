@@ -50,9 +50,11 @@ type Record struct {
 	VolumeUID string `json:"volumeUID,omitempty"`
 	ClaimUID  string `json:"claimUID,omitempty"`
 	Claim     string `json:"claim,omitempty"`
-	// Wipe is how it is or was cleaned, and empty if it never was. Done is how much of that is durable, in bytes.
-	Wipe Wipe  `json:"wipe,omitempty"`
-	Done int64 `json:"done,omitempty"`
+	// Wipe is how it is or was cleaned, and empty if it never was. Done is how much of that an agent had done that was ended, in bytes, and Left
+	// what leftAs was of the device then.
+	Wipe Wipe   `json:"wipe,omitempty"`
+	Done int64  `json:"done,omitempty"`
+	Left string `json:"left,omitempty"`
 	// Instance distinguishes a disk without identity from any other, until the node is booted again.
 	Instance string `json:"instance,omitempty"`
 

@@ -75,9 +75,9 @@ type wiper struct {
 	wipe   Wipe
 	// turn waits until a step may be done, and returns what ends it.
 	turn func(context.Context) (done func(), err error)
-	// checkpoint notes that everything before is durable.
-	checkpoint func(Progress) error
-	overwrite  func(offset, bytes int64) error
+	// stepped is called after each.
+	stepped   func(Progress)
+	overwrite func(offset, bytes int64) error
 }
 
 // run cleans, from where an earlier run had come to. It may be ended at any point and run again.
@@ -153,7 +153,8 @@ func (w *wiper) step(ctx context.Context, offset, bytes int64, p Progress) error
 	if err != nil {
 		return err
 	}
-	return w.checkpoint(p)
+	w.stepped(p)
+	return nil
 }
 
 // choose sets how spans are overwritten: where the device can forget them, and promises zeroes, by that.
