@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -406,11 +407,13 @@ func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims byClaim) bool
 	in := func(at string) bool {
 		return origin.Inside(at, data) || path.Clean(at) == path.Clean(pool) && !c.mounts(pod)
 	}
-	return slices.ContainsFunc(pathsOf(pod, ofClaims), in)
+	paths, above := pathsOf(pod, ofClaims)
+	return slices.ContainsFunc(paths, in) || slices.ContainsFunc(above, func(at string) bool { return origin.Inside(data, at) })
 }
 
-// pathsOf are the directories of the node that a pod has as volumes, and what its containers have of them.
-func pathsOf(pod *corev1.Pod, ofClaims byClaim) (paths []string) {
+// pathsOf are the directories of the node that a pod has as volumes, and what its containers have of them. Of some these have what follows from
+// variables: anything below.
+func pathsOf(pod *corev1.Pod, ofClaims byClaim) (paths, above []string) {
 	for _, v := range pod.Spec.Volumes {
 		var of []string
 		if v.HostPath != nil {
@@ -419,18 +422,29 @@ func pathsOf(pod *corev1.Pod, ofClaims byClaim) (paths []string) {
 			of = sets.List(ofClaims[claim])
 		}
 		paths = append(paths, of...)
-		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			for _, m := range container.VolumeMounts {
-				if m.Name != v.Name {
-					continue
-				}
-				for _, at := range of {
-					paths = append(paths, path.Join(at, m.SubPath))
+		for _, m := range mountsOf(pod, v.Name) {
+			known, _, varies := strings.Cut(m.SubPathExpr, "$")
+			for _, at := range of {
+				paths = append(paths, path.Join(at, m.SubPath, known))
+				if varies {
+					above = append(above, path.Join(at, path.Dir(known)))
 				}
 			}
 		}
 	}
-	return paths
+	return paths, above
+}
+
+// mountsOf are those of a volume of a pod.
+func mountsOf(pod *corev1.Pod, volume string) (mounts []corev1.VolumeMount) {
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, m := range container.VolumeMounts {
+			if m.Name == volume {
+				mounts = append(mounts, m)
+			}
+		}
+	}
+	return mounts
 }
 
 // poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.
