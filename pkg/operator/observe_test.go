@@ -348,13 +348,15 @@ func TestRefusedObjectIsAvailableWhileTheDriverIs(t *testing.T) {
 	}
 }
 
-// And as long as its pools on claims are mounted.
+// And as long as its pools on claims are mounted, but for one that was added since.
 func TestRefusedObjectIsAvailableWhileItsPoolsAre(t *testing.T) {
 	object, mounter := onClaims(), mounterOf("local", "here")
 	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claimFor(mounter, corev1.ReadWriteOnce))
 	h.reconcile("hpp")
 	h.scheduled(1, 0)
 	h.has(object)
+	object.Spec.StoragePools = append(object.Spec.StoragePools, hppv1.StoragePool{Name: "added", Path: "/mnt/added", PVCTemplate: &hppv1.ClaimTemplate{}})
+	must.Succeed(t, h.Update(t.Context(), object))
 	object.Status.ObservedVersion, object.Status.ObservedGeneration = "v99.0.0", 1
 	must.Succeed(t, h.Status().Update(t.Context(), object))
 	h.reconciler.Config.Version = "v1.0.0"
