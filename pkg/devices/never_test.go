@@ -57,12 +57,17 @@ func TestDeviceThatNoClaimHadIsNeverWrittenTo(t *testing.T) {
 			record(h, d, func(r *devices.Record) { r.State = devices.Clean })
 		},
 	} {
-		for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
+		// All it is refused for is the same with each way of cleaning, which decides only how much would be overwritten.
+		ways := []devices.Wipe{devices.WipeZero}
+		if name == "new" {
+			ways = []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero}
+		}
+		for _, wipe := range ways {
 			for _, hasData := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, with data %t", name, wipe, hasData), func(t *testing.T) {
 					h := devicestest.New(t)
 					h.Config.Wipe = wipe
-					d := h.Blank("disk", 64*mib)
+					d := h.Blank("disk", 8*mib)
 					written := d.Written()
 					before(h, d)
 					opened := opensForWriting(d)
