@@ -281,7 +281,8 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 	if err != nil || result != (outcome{}) && m.move.Status.Phase == before {
 		return result, err
 	}
-	// From the fence on no pod can begin to use the volume by another PersistentVolume, and from the switch on none has it.
+	// A volume that cannot move is not fenced. From the fence on no pod can begin to use it by another PersistentVolume, and from the switch on
+	// none has it.
 	if why, err := m.volume.ledByTwo(ctx); err != nil {
 		return outcome{}, err
 	} else if why != "" {
@@ -289,6 +290,7 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 		return next("Undoing", "%s", why), nil
 	}
 	if result != (outcome{}) {
+		m.times.mayFence()
 		return result, nil
 	}
 	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
@@ -566,7 +568,7 @@ func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, 
 		return fmt.Sprintf("%s on node %s: %s", step.words(), m.movers.nodeOf(step), said), err
 	}
 	if step.onSource() {
-		m.move.Status.FencedTime = nil
+		m.move.Status.MayFenceTime, m.move.Status.FencedTime = nil, nil
 	}
 	return "", nil
 }

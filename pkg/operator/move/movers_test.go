@@ -28,8 +28,8 @@ import (
 
 // What is said to movers, and by them, is what pkg/mover has.
 func TestWordsOfMovers(t *testing.T) {
-	want := []string{mover.Passing, mover.Passed, mover.Fenced, mover.Unused, mover.HandedOver, mover.SourceName, mover.TargetName}
-	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
+	want := []string{mover.Passing, mover.Passed, mover.Copied, mover.Fenced, mover.Unused, mover.HandedOver, mover.SourceName, mover.TargetName}
+	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventCopied, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
 		t.Error(diff)
 	}
 	for role, needs := range map[role][]privilege.Capability{
@@ -69,7 +69,7 @@ func TestMoverPod(t *testing.T) {
 		t.Errorf("the pod is %+v", pod.Spec)
 	}
 	want := []string{
-		"move-out", "--volume=pvc-1", "--move=move-m", "--peer=node-b", "--bytes=10737418240", "--verify=changed", "--leave-snapshots", "--bytes-per-second=1048576",
+		"move-out", "--volume=pvc-1", "--move=move-m", "--peer=node-b", "--may-fence=/move/may-fence", "--bytes=10737418240", "--verify=changed", "--leave-snapshots", "--bytes-per-second=1048576",
 		"--cert-file=/move/source.crt", "--key-file=/move/source.key", "--ca-file=/move/ca.crt", "--endpoint=unix:///csi/csi.sock", "--datadir=$(DATADIR)",
 	}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
@@ -79,7 +79,7 @@ func TestMoverPod(t *testing.T) {
 	if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "Node" || owner.Name != nodeA || owner.UID != "uid of node-a" {
 		t.Errorf("the pod is of %+v", owner)
 	}
-	for _, item := range pod.Spec.Volumes[2].Secret.Items {
+	for _, item := range pod.Spec.Volumes[2].Projected.Sources[0].Secret.Items {
 		if strings.HasPrefix(item.Key, targetFile) {
 			t.Errorf("the source has %s", item.Key)
 		}
@@ -199,7 +199,7 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 			must.Succeed(t, err, ctx.Err())
 			h.live()
 		}
-		if said := h.says("m"); !strings.Contains(said, "mover on node node-a reports") {
+		if said := h.says("m"); !strings.Contains(said, "the mover on node node-a cannot be read") {
 			t.Errorf("it says %q", said)
 		}
 	})
