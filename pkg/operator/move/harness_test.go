@@ -80,6 +80,7 @@ type harness struct {
 	ahead    time.Duration // of the clock of pods that are made, and of the API server
 	clock    func() time.Time
 	hangs    string          // the node whose driver does not answer
+	silent   bool            // no log may be asked for
 	unheard  string          // why the logs of movers cannot be read; empty if they can
 	promised int64           // what the mover of the source reports that the volume is promised; 0 for one that reports nothing
 	late     int             // how many looks the controller of volumes may miss
@@ -367,6 +368,9 @@ func (h *harness) reader() client.Reader {
 
 // Lines are what the stand-in of a mover reported.
 func (h *harness) Lines(_ context.Context, _, pod string) (string, error) {
+	if h.silent {
+		h.Error("a log is asked for")
+	}
 	if h.unheard != "" {
 		return "", errors.New(h.unheard)
 	}

@@ -273,8 +273,8 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 	case !target.there:
 		m.move.Status.Phase = v1alpha1.Undoing
 		return next("Undoing", "%s", target.away(m.move.Status.TargetNode)), nil
-	case !source.there:
-		return wait("NodeGone", "%s, which has the volume: the move goes on if it comes back", source.away(m.move.Status.SourceNode)), nil
+	case !source.ready: // its mover could not be heard, and others would wait for that
+		return outcome{"NodeGone", source.away(m.move.Status.SourceNode) + ", which has the volume: the move goes on if it comes back", idle}, nil
 	}
 	before := m.move.Status.Phase
 	result, err := m.copying.run(ctx, volume)

@@ -205,6 +205,33 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
+// Of a node that is known not to answer no log is asked for, which takes its time: the move goes on when it does.
+func TestSourceThatIsDownIsNotAsked(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	down := 0
+	h.run("m", func(look int) {
+		if m := h.move("m"); m.Status.Phase != v1alpha1.Copying && m.Status.Phase != v1alpha1.Fenced || look < 4 || down == 2*long {
+			return
+		}
+		answers := corev1.ConditionUnknown
+		if down++; down%long == 0 {
+			answers = corev1.ConditionTrue
+		}
+		change(node(nodeA), func(n *corev1.Node) { n.Status.Conditions[0].Status = answers })(h)
+		if h.silent = answers != corev1.ConditionTrue; !h.silent {
+			return
+		}
+		r := &Reconciler{Client: h.Client, APIReader: h.api, Reports: h, DriverNamespace: storage}
+		result := must.Value(r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}}))(t)
+		if says := h.says("m"); result.RequeueAfter < idle || !strings.Contains(says, "node node-a does not answer") {
+			t.Errorf("it looks again after %v, and says %q", result.RequeueAfter, says)
+		}
+	})
+	if h.wantOn(nodeB); down < 2*long {
+		t.Errorf("it was down for %d looks", down)
+	}
+}
+
 // What kubelet refuses a mover for is said, and it is asked again now and then.
 func TestKubeletThatRefusesMovers(t *testing.T) {
 	for _, of := range []role{roleIn, roleOut} {
