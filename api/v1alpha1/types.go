@@ -133,7 +133,7 @@ const (
 	Pending Phase = "Pending"
 	// Copying copies while pods go on.
 	Copying Phase = "Copying"
-	// Fenced is from when no more pods may start with the volume on the source.
+	// Fenced is from when the source may keep pods from starting with the volume.
 	Fenced Phase = "Fenced"
 	// Switching makes the copy the volume. It can be undone until the PersistentVolume is replaced.
 	Switching Phase = "Switching"
@@ -198,6 +198,9 @@ type VolumeMoveStatus struct {
 	// Standstill is the time in which no pod could use the volume.
 	// +optional
 	Standstill *Standstill `json:"standstill,omitempty"`
+	// MayFenceTime is when the source was given leave to fence the volume: from then on it may be fenced.
+	// +optional
+	MayFenceTime *metav1.Time `json:"mayFenceTime,omitempty"`
 	// FencedTime is when the fence was seen to be up: no pod can start with the volume until the phase is Removing, or the move is undone.
 	// +optional
 	FencedTime *metav1.Time `json:"fencedTime,omitempty"`

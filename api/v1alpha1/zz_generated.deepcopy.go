@@ -122,6 +122,10 @@ func (in *VolumeMoveStatus) DeepCopyInto(out *VolumeMoveStatus) {
 		*out = new(Standstill)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.MayFenceTime != nil {
+		in, out := &in.MayFenceTime, &out.MayFenceTime
+		*out = (*in).DeepCopy()
+	}
 	if in.FencedTime != nil {
 		in, out := &in.FencedTime, &out.FencedTime
 		*out = (*in).DeepCopy()

@@ -7,7 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -57,6 +59,7 @@ type moving struct {
 
 	// The source's.
 	bytes          int64
+	mayFence       string
 	leaveSnapshots bool
 	verify         transfer.Verify
 	aborted        bool
@@ -85,6 +88,7 @@ func parseMoving(command string, args []string, getenv func(string) string, outp
 		flags.StringVar(&m.step, "step", stepCopy, "copy: copy the volume and hand it over; undo: publish it here again; give-up: the same of a volume that no claim wants and whose copy is aborted, and that may be gone; remove: remove it, after its copy was confirmed")
 		flags.StringVar(&m.address, "address", "", "address of move-in on the other node; with --step=remove that of one with --step=vouch, or empty to remove what nothing vouches for; with --step=undo that of one with --step=abort-undone, or empty")
 		flags.Int64Var(&m.bytes, "bytes", 0, "size of a volume without a record; one that holds more has the size of that")
+		flags.StringVar(&m.mayFence, "may-fence", "", "file that has the uid of the move once the volume may be fenced; empty to fence it as soon as little is left to copy")
 		flags.BoolVar(&m.leaveSnapshots, "leave-snapshots", false, "leave snapshots of the volume on this node; otherwise a volume with any is refused")
 		flags.StringVar(&verify, "verify", "all", "files whose content is compared at the end: all, or changed, which misses asynchronous direct writes that took over a second")
 		flags.BoolVar(&m.aborted, "target-aborted", false, "the copy on the other node was aborted: undo a volume that was handed over")
@@ -300,10 +304,22 @@ func (m moving) out(ctx context.Context, client *moves.Client, open mover.Open, 
 	case stepRemove:
 		return last, out.Remove(ctx)
 	}
+	if m.mayFence != "" {
+		out.MayFence = m.hasLeave
+	}
 	last.Event = mover.HandedOver
 	last.Fence, err = out.Copy(ctx)
 	last.PromisedBytes = out.Promised()
 	return last, err
+}
+
+// hasLeave says whether the file of it names this move. Kubelet makes one without content.
+func (m moving) hasLeave() (bool, error) {
+	text, err := os.ReadFile(m.mayFence)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return strings.TrimSpace(string(text)) == m.move, err
 }
 
 func (m moving) options(report func(mover.Event)) transfer.Options {

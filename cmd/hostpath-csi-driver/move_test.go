@@ -6,12 +6,15 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/transfer"
 	"kubevirt.io/hostpath-provisioner/pkg/mover"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const onePoolAtSrv = `[{"name":"local","path":"/srv/pool"}]`
@@ -69,6 +72,26 @@ func TestParseMoving(t *testing.T) {
 	}
 	if _, err := parseMoving(moveInCommand, []string{"--help"}, func(string) string { return "" }, io.Discard); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("the help is an error: %v", err)
+	}
+}
+
+// The leave of another move is none, nor is the file that kubelet makes before there is any.
+func TestLeaveToFence(t *testing.T) {
+	m := moving{move: "move-1", mayFence: filepath.Join(t.TempDir(), "may-fence")}
+	want := func(what string, want bool) {
+		t.Helper()
+		if given, err := m.hasLeave(); err != nil || given != want {
+			t.Errorf("%s: %v (%v)", what, given, err)
+		}
+	}
+	want("no file", false)
+	for content, given := range map[string]bool{"": false, "move-2": false, "move-1 move-2": false, "move-1": true, "move-1\n": true} {
+		must.Succeed(t, os.WriteFile(m.mayFence, []byte(content), 0o600))
+		want(content, given)
+	}
+	m.mayFence = t.TempDir()
+	if given, err := m.hasLeave(); given || err == nil {
+		t.Error("what cannot be read is leave, or no error")
 	}
 }
 

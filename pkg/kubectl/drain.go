@@ -36,7 +36,8 @@ type Planned struct {
 	// Problem is why it cannot move, and what to do; empty for none.
 	Problem string `json:"problem,omitempty"`
 
-	move types.UID // of the VolumeMove that has begun to move it; empty for none
+	move  types.UID // of the VolumeMove that has begun to move it; empty for none
+	group int       // is what pods use together with it; 0 if that is not known
 }
 
 func (p Planned) cells() []string {
@@ -280,12 +281,13 @@ func (s *storage) decide(plan []Planned, o MoveOptions) {
 	}
 }
 
-// withClaims are one of a plan and those after it that have one of the claims, which are done then.
+// withClaims groups one of a plan and those after it that have one of the claims, which are done then.
 func withClaims(plan []Planned, first int, claims []string, done []bool) (group []*Planned) {
+	plan[first].group = first + 1
 	group = []*Planned{&plan[first]}
 	for i := first + 1; i < len(plan); i++ {
 		if plan[i].To == "" && plan[i].Namespace == plan[first].Namespace && slices.Contains(claims, plan[i].Claim) {
-			done[i] = true
+			done[i], plan[i].group = true, first+1
 			group = append(group, &plan[i])
 		}
 	}

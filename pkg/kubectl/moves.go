@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -37,6 +38,7 @@ type Moved struct {
 	BytesToGo *int64 `json:"bytesToGo"`
 
 	uid   types.UID
+	group int // of the plan
 	ended bool
 	// waits says that the operator has begun nothing, and will not for now.
 	waits bool
@@ -79,7 +81,7 @@ const (
 func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every time.Duration, o MoveOptions, progress func(Progress)) ([]Moved, error) {
 	moves := make([]Moved, len(plan))
 	for i, p := range plan {
-		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target, uid: p.move}
+		moves[i] = Moved{Namespace: p.Namespace, Claim: p.Claim, From: p.From, To: o.Target, uid: p.move, group: p.group}
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -171,17 +173,7 @@ func (m *Moved) note(of *v1alpha1.VolumeMove) {
 
 // begin makes VolumeMoves for the next claims. One that is refused again and again holds up no other.
 func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOptions) error {
-	running := 0
-	for _, m := range moves {
-		if m.uid != "" && !m.ended && !m.waits {
-			running++
-		}
-	}
-	for i := range moves {
-		m := &moves[i]
-		if m.uid != "" || m.ended || running >= atOnce {
-			continue
-		}
+	for m := next(moves, atOnce); m != nil; m = next(moves, atOnce) {
 		if err := k.create(ctx, m, o); err != nil {
 			if ctx.Err() == nil {
 				m.refused++
@@ -189,9 +181,34 @@ func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOpt
 			}
 			return fmt.Errorf("make a VolumeMove for claim %s/%s: %w", m.Namespace, m.Claim, err)
 		}
-		running++
 	}
 	return nil
+}
+
+// next is the next move to make, if it is time for one. One that waits lets others go first, but all that wait may begin together: no more than
+// twice as many as at once are made. Those of a group wait for each other, and are made one after the other.
+func next(moves []Moved, atOnce int) *Moved {
+	running, made, begun := 0, 0, map[int]bool{}
+	for _, m := range moves {
+		if m.uid == "" || m.ended {
+			continue
+		}
+		if made++; !m.waits {
+			running++
+		}
+		begun[m.group] = m.group > 0
+	}
+	unmade := func(of func(Moved) bool) int {
+		return slices.IndexFunc(moves, func(m Moved) bool { return m.uid == "" && !m.ended && of(m) })
+	}
+	i := unmade(func(m Moved) bool { return begun[m.group] })
+	if i < 0 && made < 2*atOnce {
+		i = unmade(func(Moved) bool { return true })
+	}
+	if i < 0 || running >= atOnce {
+		return nil
+	}
+	return &moves[i]
 }
 
 func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -486,6 +487,47 @@ func TestMovesThatWaitHoldUpNoOther(t *testing.T) {
 	}
 	if _, err := Moves(t.Context(), answers{}.kubectl(t), plan, 1, time.Millisecond, MoveOptions{}, func(Progress) {}); err == nil || !strings.Contains(err.Error(), "moving needs the operator") {
 		t.Errorf("without the kind VolumeMove: %v", err)
+	}
+}
+
+// All moves may wait for the same, as for a driver that is rolled out, and begin together when it is there: few more than asked for are made. Those
+// that wait for each other are all made, wherever the plan has them.
+func TestMovesThatWaitAreFew(t *testing.T) {
+	for name, tt := range map[string]struct {
+		atOnce, groups, most int
+		made                 string
+	}{
+		"alone, two at once": {2, 0, 4, "0 1 2 3"},
+		"alone, one at once": {1, 0, 2, "0 1"},
+		"in groups of five":  {1, 4, 5, "0 4 8 12 16"},
+		"in groups of two":   {2, 10, 5, "0 10 1 11"},
+	} {
+		moves := make([]Moved, 20)
+		for i := range moves {
+			if moves[i].Claim = strconv.Itoa(i); tt.groups > 0 {
+				moves[i].group = i%tt.groups + 1
+			}
+		}
+		var made []string
+		for m := next(moves, tt.atOnce); m != nil; m = next(moves, tt.atOnce) {
+			m.uid, m.waits = "made", true
+			made = append(made, m.Claim)
+		}
+		if got := strings.Join(made, " "); got != tt.made || len(made) > tt.most {
+			t.Errorf("%s: %q are made, want %q", name, got, tt.made)
+		}
+		for i := range moves { // what they waited for is there
+			moves[i].waits = false
+		}
+		if m := next(moves, tt.atOnce); m != nil {
+			t.Errorf("%s: one more is made when all go on", name)
+		}
+		for i := range moves {
+			moves[i].ended = moves[i].uid != ""
+		}
+		if next(moves, tt.atOnce) == nil {
+			t.Errorf("%s: none is made when those have ended", name)
+		}
 	}
 }
 

@@ -57,6 +57,7 @@ const (
 	Preparing  = "preparing"   // the target has its copy made
 	Passed     = "passed"      // a pass has ended
 	Passing    = "passing"     // a pass goes on
+	Copied     = "copied"      // the source waits for leave to be fenced
 	Fenced     = "fenced"      // the source is not published any more
 	Waiting    = "waiting"     // for the source to be unpublished
 	Unused     = "unused"      // the source is published nowhere

@@ -286,6 +286,47 @@ func TestCopyWhileUsed(t *testing.T) {
 	h.wantMoved(fence, "third")
 }
 
+// As long as there is no leave the volume is not fenced, and passes go on, so that the last one has little to do.
+func TestCopyWaitsForLeaveToFence(t *testing.T) {
+	h := newHarness(t)
+	must.Succeed(t, h.publish(h.from, "a"))
+	h.listen()
+	asked, passes := 0, 0
+	h.at = func(e mover.Event) {
+		switch e.Event {
+		case mover.Passed:
+			passes++
+		case mover.Waiting:
+			h.unpublish(h.from, "a")
+		}
+	}
+	h.out.MayFence = func() (bool, error) {
+		asked++
+		must.Succeed(t, h.publish(h.from, "b"))
+		h.unpublish(h.from, "b")
+		return passes == 3, nil
+	}
+	fence, err := h.out.Copy(t.Context())
+	must.Succeed(t, err)
+	want := []string{mover.Passed, mover.Copied, mover.Passed, mover.Copied, mover.Passed, mover.Copied, mover.Fenced}
+	if asked < 200 || len(h.events) < len(want) || !slices.Equal(h.events[:len(want)], want) {
+		t.Errorf("it has asked %d times, and the events are %q, want %q", asked, h.events, want)
+	}
+	h.wantMoved(fence, "first")
+
+	h = newHarness(t)
+	h.listen()
+	ctx, cancel := context.WithCancel(t.Context())
+	h.out.MayFence = func() (bool, error) {
+		cancel()
+		return false, nil
+	}
+	if _, err := h.out.Copy(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("one that is ended: %v", err)
+	}
+	must.Succeed(t, h.publish(h.from, "a"))
+}
+
 // A volume without a record may hold more than its claim, in more files than its driver counts: already the first pass needs room for all of
 // it.
 func TestCopyHasRoomForVolumeWithoutRecord(t *testing.T) {

@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -61,8 +62,10 @@ type Out struct {
 	Verify string
 	// WasSet says whether the clock of this node was set since it was asked before; nil for one that Copy opens.
 	WasSet func() (bool, error)
-	// Every is how often the driver is asked whether the volume is in use; 0 for half a second.
+	// Every is how often the driver is asked whether the volume is in use, and for leave; 0 for half a second.
 	Every time.Duration
+	// MayFence says whether the volume may be fenced; nil for one that may.
+	MayFence func() (bool, error)
 
 	passes int
 	sent   int64     // bytes, by all passes
@@ -78,10 +81,12 @@ const (
 	mostPasses = 10
 	// fewBytes is how much of a difference a last pass sends in little time.
 	fewBytes = 64 << 20
+	// asks for leave are made between passes, which keep small what is left for the last one.
+	asks = 120
 )
 
-// Copy copies the volume and hands it over. Pods have to give it up at some time after it is fenced. When Copy returns, the copy can
-// be confirmed, and the source cannot be published any more. Repeating it goes on where it was.
+// Copy copies the volume and hands it over. Pods have to give it up at some time after it is fenced, which it is once there is leave. When
+// Copy returns, the copy can be confirmed, and the source cannot be published any more. Repeating it goes on where it was.
 func (o *Out) Copy(ctx context.Context) (fence string, err error) {
 	if o.WasSet == nil {
 		clock, err := clone.OpenClock()
@@ -103,11 +108,8 @@ func (o *Out) copyAll(ctx context.Context) (fence string, err error) {
 		return "", err
 	}
 	if v.Move != o.Move {
-		// It may grow while it is copied.
-		for _, do := range []func(context.Context, moves.Volume) error{o.measure, o.copyWhileUsed, o.measure} {
-			if err := do(ctx, v); err != nil {
-				return "", err
-			}
+		if err := o.copyUntilLeave(ctx, v); err != nil {
+			return "", err
 		}
 	}
 	if v, err = o.call(ctx, moves.Fence, ""); err != nil {
@@ -272,6 +274,43 @@ func (o *Out) measure(ctx context.Context, v moves.Volume) error {
 	return nil
 }
 
+// copyUntilLeave copies while pods go on, until the volume may be fenced: what ends the pods that have it, and tells that others wait, has to
+// know of the fence, and may hear nothing from this node.
+func (o *Out) copyUntilLeave(ctx context.Context, v moves.Volume) error {
+	for {
+		// It may grow while it is copied.
+		for _, do := range []func(context.Context, moves.Volume) error{o.measure, o.copyWhileUsed, o.measure} {
+			if err := do(ctx, v); err != nil {
+				return err
+			}
+		}
+		if o.MayFence == nil {
+			return nil
+		}
+		o.Report(Event{Event: Copied})
+		if given, err := o.awaitLeave(ctx); given || err != nil {
+			return err
+		}
+	}
+}
+
+// awaitLeave waits for leave for a while.
+func (o *Out) awaitLeave(ctx context.Context) (given bool, err error) {
+	again := time.NewTicker(o.every())
+	defer again.Stop()
+	for range asks {
+		if given, err = o.MayFence(); given || err != nil {
+			return given, err
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("wait for leave to fence volume %s: %w", o.Volume, context.Cause(ctx))
+		case <-again.C:
+		}
+	}
+	return false, nil
+}
+
 // copyWhileUsed makes passes while pods go on, as long as each has less to send than the one before.
 func (o *Out) copyWhileUsed(ctx context.Context, v moves.Volume) error {
 	if !v.Recorded && o.Bytes > 0 {
@@ -431,13 +470,11 @@ func (o *Out) pass(ctx context.Context, sender Sender, from *dir.Dir, uid string
 	return r, nil
 }
 
+func (o *Out) every() time.Duration { return cmp.Or(o.Every, time.Second/2) }
+
 // awaitUnused waits until no pod has the volume any more.
 func (o *Out) awaitUnused(ctx context.Context) error {
-	every := o.Every
-	if every == 0 {
-		every = time.Second / 2
-	}
-	again := time.NewTicker(every)
+	again := time.NewTicker(o.every())
 	defer again.Stop()
 	for first := true; ; first = false {
 		v, err := o.call(ctx, moves.State, "")

@@ -73,11 +73,11 @@ func (l *links) add(in *dir.Dir, name string, is *unix.Stat_t, id linkID) error 
 	}
 	if is.Nlink > 1 {
 		if err := unix.Linkat(in.Fd(), name, l.dir.Fd(), l.ofTarget(is), 0); err != nil {
-			return pathError("link", in, name, err)
+			return linkError(in, name, err)
 		}
 	}
 	if err := unix.Linkat(in.Fd(), name, l.dir.Fd(), l.ofSource(id), 0); err != nil {
-		return pathError("link", in, name, err)
+		return linkError(in, name, err)
 	}
 	return nil
 }
@@ -156,7 +156,16 @@ func (l *links) linkTo(ctx context.Context, in *dir.Dir, name string, is *unix.S
 		}
 	}
 	if err := unix.Linkat(l.dir.Fd(), l.ofSource(id), in.Fd(), name, 0); err != nil {
-		return true, pathError("link", in, name, err)
+		return true, linkError(in, name, err)
 	}
 	return true, nil
+}
+
+// linkError says what to do about a file with as many names as there may be: those of the directory of links are two of them.
+func linkError(in *dir.Dir, name string, err error) error {
+	err = pathError("link", in, name, err)
+	if errors.Is(err, unix.EMLINK) {
+		err = fmt.Errorf("%w: the filesystem here allows too few names of one file, of which the copy needs two more than there are: remove some, or copy to another filesystem", err)
+	}
+	return err
 }

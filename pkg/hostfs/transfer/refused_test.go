@@ -2,8 +2,10 @@ package transfer_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -62,5 +64,24 @@ func TestWriteThatTheDiskRefused(t *testing.T) {
 				t.Errorf("the disk has %d of %d bytes of the file", len(is)-bytes.Count(is, []byte{0}), len(content))
 			}
 		})
+	}
+}
+
+// A file that has as many names as ext4 allows does not move there, where the copy needs two more meanwhile: that is said, with one of its names.
+func TestFileWithTheMostNames(t *testing.T) {
+	root := testenv.LoopFS(t, "ext4", 64*mib)
+	src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+	must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755))
+	for _, in := range []string{src, dst} {
+		write(t, filepath.Join(in, "file"), "x")
+		must.Succeed(t, os.Link(filepath.Join(in, "file"), filepath.Join(in, "second")))
+	}
+	names := 2
+	for err := error(nil); err == nil; names++ {
+		err = os.Link(filepath.Join(dst, "file"), filepath.Join(dst, fmt.Sprint(names)))
+	}
+	_, err := connect(t, dst, transfer.Options{}).Pass(t.Context(), open(t, src), transfer.Pass{})
+	if err == nil || !strings.Contains(err.Error(), ": too many links: the filesystem here allows too few names of one file") {
+		t.Errorf("with %d names: %v", names-1, err)
 	}
 }

@@ -45,9 +45,12 @@ func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outc
 	if err != nil || source == nil {
 		return wait("Copying", "start the mover on node %s: %s", c.move.Status.SourceNode, ended), err
 	}
+	if err := c.movers.letFence(ctx, source); err != nil {
+		return outcome{}, err
+	}
 	report, err := c.read(ctx, source)
 	if err != nil {
-		return wait("Copying", "read what the mover on node %s reports: %v", c.move.Status.SourceNode, err), nil
+		return c.unheard(ctx, err)
 	}
 	report.show(&c.move.Status)
 	c.times.fenced(report)
@@ -86,9 +89,21 @@ func (c copying) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 	return parseReport(text), err
 }
 
+// unheard waits for a log. Other moves do meanwhile what they have to do.
+func (c copying) unheard(ctx context.Context, why error) (outcome, error) {
+	from, waits, err := c.move.Status.SourceNode, "", error(nil)
+	said := fmt.Sprintf("the log of the mover on node %s cannot be read: %v; ", from, why)
+	if c.move.Status.MayFenceTime == nil {
+		said += "pods go on meanwhile"
+	} else if waits, err = c.users.release(ctx); err == nil {
+		said += fmt.Sprintf("it may have fenced the volume, which can start on no node then until the log is read and node %s has given it up: %s", from, waits)
+	}
+	return outcome{"Unheard", said, idle}, err
+}
+
 // progress says how far the movers are, and stops pods.
 func (c copying) progress(ctx context.Context, source, target *corev1.Pod, report progress) (outcome, error) {
-	if report.fenced {
+	if report.copied || report.fenced {
 		c.move.Status.Phase = v1alpha1.Fenced
 	}
 	c.times.unused(report)
@@ -100,6 +115,8 @@ func (c copying) progress(ctx context.Context, source, target *corev1.Pod, repor
 	case report.fenced:
 		waits, err := c.users.release(ctx)
 		return wait("WaitingForPods", "the volume can start on no node until it is given up on node %s: %s", c.move.Status.SourceNode, waits), err
+	case c.move.Status.Phase == v1alpha1.Fenced:
+		return wait("Fencing", "have the mover on node %s fence the volume: pass %d, %s sent", c.move.Status.SourceNode, report.passes, quantity(c.move.Status.BytesSent)), nil
 	}
 	return wait("Copying", "copy the volume while pods go on: pass %d, %s sent", report.passes+1, quantity(c.move.Status.BytesSent)), nil
 }

@@ -80,6 +80,8 @@ type harness struct {
 	ahead    time.Duration // of the clock of pods that are made, and of the API server
 	clock    func() time.Time
 	hangs    string          // the node whose driver does not answer
+	silent   bool            // no log may be asked for
+	unheard  string          // why the logs of movers cannot be read; empty if they can
 	promised int64           // what the mover of the source reports that the volume is promised; 0 for one that reports nothing
 	late     int             // how many looks the controller of volumes may miss
 	wasGone  map[string]bool // nodes whose objects were deleted once
@@ -365,7 +367,15 @@ func (h *harness) reader() client.Reader {
 }
 
 // Lines are what the stand-in of a mover reported.
-func (h *harness) Lines(_ context.Context, _, pod string) (string, error) { return h.logs[pod], nil }
+func (h *harness) Lines(_ context.Context, _, pod string) (string, error) {
+	if h.silent {
+		h.Error("a log is asked for")
+	}
+	if h.unheard != "" {
+		return "", errors.New(h.unheard)
+	}
+	return h.logs[pod], nil
+}
 
 // run reconciles until a move has ended, or is gone.
 func (h *harness) run(name string, meanwhile ...func(look int)) {
@@ -639,8 +649,10 @@ func (h *harness) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1
 	case target == nil:
 		h.records[nodeB] = &record{move: flags["move"], role: "target"}
 		report(`{"event":"passing","bytes":3}`)
-	case own.role == "":
+	case own.role == "" && pod.Annotations[mayFenceAnnotation] != flags["move"]:
 		report(`{"event":"passed","pass":1,"bytes":1048576}`)
+		report(`{"event":"copied"}`)
+	case own.role == "":
 		h.fences++
 		*own = record{move: flags["move"], role: "source", undone: own.undone, moved: own.moved, fence: fmt.Sprint("fence-", h.fences)}
 		report(`{"event":"fenced"}`)

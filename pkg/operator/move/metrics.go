@@ -50,8 +50,8 @@ func measured(m *v1alpha1.VolumeMove, now time.Time) measure.Move {
 		Namespace: m.Namespace, Name: m.Name, Phase: string(cmp.Or(m.Status.Phase, v1alpha1.Pending)), Running: m.Underway(),
 		Source: m.Status.SourceNode, Target: m.Status.TargetNode, Remaining: m.Status.BytesToGo,
 	}
-	if fenced(m) {
-		found.Fenced = ptr.To(max(0, now.Sub(m.Status.FencedTime.Time)))
+	if since := fencedSince(m); since != nil {
+		found.Fenced = ptr.To(max(0, now.Sub(since.Time)))
 	}
 	if last := m.Status.LastProgressTime; last != nil {
 		found.Idle = ptr.To(max(0, now.Sub(last.Time)))

@@ -273,15 +273,16 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 	case !target.there:
 		m.move.Status.Phase = v1alpha1.Undoing
 		return next("Undoing", "%s", target.away(m.move.Status.TargetNode)), nil
-	case !source.there:
-		return wait("NodeGone", "%s, which has the volume: the move goes on if it comes back", source.away(m.move.Status.SourceNode)), nil
+	case !source.ready: // its mover could not be heard, and others would wait for that
+		return outcome{"NodeGone", source.away(m.move.Status.SourceNode) + ", which has the volume: the move goes on if it comes back", idle}, nil
 	}
 	before := m.move.Status.Phase
 	result, err := m.copying.run(ctx, volume)
 	if err != nil || result != (outcome{}) && m.move.Status.Phase == before {
 		return result, err
 	}
-	// From the fence on no pod can begin to use the volume by another PersistentVolume, and from the switch on none has it.
+	// A volume that cannot move is not fenced. From the fence on no pod can begin to use it by another PersistentVolume, and from the switch on
+	// none has it.
 	if why, err := m.volume.ledByTwo(ctx); err != nil {
 		return outcome{}, err
 	} else if why != "" {
@@ -289,6 +290,7 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 		return next("Undoing", "%s", why), nil
 	}
 	if result != (outcome{}) {
+		m.times.mayFence()
 		return result, nil
 	}
 	// The source has handed the volume over. Before that is acted on, what replaces its object is kept.
@@ -566,7 +568,7 @@ func (m reconciliation) undoStep(ctx context.Context, step role) (waits string, 
 		return fmt.Sprintf("%s on node %s: %s", step.words(), m.movers.nodeOf(step), said), err
 	}
 	if step.onSource() {
-		m.move.Status.FencedTime = nil
+		m.move.Status.MayFenceTime, m.move.Status.FencedTime = nil, nil
 	}
 	return "", nil
 }

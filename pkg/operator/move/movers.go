@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -41,6 +42,10 @@ const (
 	// stepDeadline is that of a mover that does one step.
 	stepDeadline = 15 * time.Minute
 	certificates = "/move"
+	// mayFenceAnnotation on the pod of the source has the uid of the move once it may fence the volume, and mayFenceFile shows it to the mover:
+	// kubelet looks at a pod as soon as its annotations change.
+	mayFenceAnnotation = "hostpathprovisioner.kubevirt.io/may-fence"
+	mayFenceFile       = "may-fence"
 )
 
 // Capabilities of pkg/hostfs/privilege.
@@ -114,7 +119,7 @@ func (m movers) args(r role, volume *corev1.PersistentVolume) []string {
 	args = append(args, "--volume="+m.move.Status.VolumeHandle, "--move="+string(m.move.UID), "--peer="+peer)
 	switch r {
 	case roleOut:
-		args = append(args, fmt.Sprintf("--bytes=%d", m.move.Status.PromisedBytes), "--verify="+strings.ToLower(string(m.move.Spec.Verify)))
+		args = append(args, "--may-fence="+certificates+"/"+mayFenceFile, fmt.Sprintf("--bytes=%d", m.move.Status.PromisedBytes), "--verify="+strings.ToLower(string(m.move.Spec.Verify)))
 		if m.move.Spec.Snapshots == v1alpha1.LeaveSnapshots {
 			args = append(args, "--leave-snapshots")
 		}
@@ -183,6 +188,25 @@ func (m movers) pod(ctx context.Context, r role, args []string) (pod *corev1.Pod
 		return nil, "one from before ends", m.api.delete(ctx, pod)
 	}
 	return pod, "", nil
+}
+
+// letFence gives the mover of the source leave to fence the volume, if that was written.
+func (m movers) letFence(ctx context.Context, pod *corev1.Pod) error {
+	before := pod.DeepCopy()
+	if !m.noteLeave(pod) {
+		return nil
+	}
+	return client.IgnoreNotFound(m.api.writer.Patch(ctx, pod, client.MergeFrom(before)))
+}
+
+// noteLeave notes on a pod that it may fence, and says whether that is new to it.
+func (m movers) noteLeave(pod *corev1.Pod) bool {
+	uid := string(m.move.UID)
+	if m.move.Status.MayFenceTime == nil || pod.Annotations[mayFenceAnnotation] == uid {
+		return false
+	}
+	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, mayFenceAnnotation, uid)
+	return true
 }
 
 // sameArgs says whether a mover was started with these arguments. It has what it got from the DaemonSet behind them.
@@ -282,6 +306,9 @@ func (m movers) newPod(ctx context.Context, r role, args []string) (*corev1.Pod,
 		return nil, err
 	}
 	pod.Labels[roleLabel] = string(r)
+	if r == roleOut {
+		m.noteLeave(pod)
+	}
 	if constraints := set.Spec.Template.Annotations["openshift.io/required-scc"]; constraints != "" {
 		pod.Annotations["openshift.io/required-scc"] = constraints
 	}
@@ -333,13 +360,22 @@ func addVolumes(pod *corev1.PodSpec, own *corev1.Container, from *corev1.PodSpec
 	}
 }
 
-// addCertificates adds those of one side.
+// addCertificates adds those of one side, and for the source what it has leave for. All are one volume of a kind that a driver's pod has, too:
+// the constraints of OpenShift allow no other.
 func (m movers) addCertificates(pod *corev1.PodSpec, own *corev1.Container, r role) {
 	side := r.side()
-	source := &corev1.SecretVolumeSource{SecretName: m.objects.meta("").Name, DefaultMode: ptr.To(int32(0o400))}
+	source := &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: m.objects.meta("").Name}}
 	for _, file := range []string{authorityFile, side + ".crt", side + ".key"} {
 		source.Items = append(source.Items, corev1.KeyToPath{Key: file, Path: file})
 	}
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "certificates", VolumeSource: corev1.VolumeSource{Secret: source}})
+	sources := []corev1.VolumeProjection{{Secret: source}}
+	if r == roleOut {
+		annotation := &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + mayFenceAnnotation + "']"}
+		sources = append(sources, corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{
+			Items: []corev1.DownwardAPIVolumeFile{{Path: mayFenceFile, FieldRef: annotation}},
+		}})
+	}
+	projected := &corev1.ProjectedVolumeSource{Sources: sources, DefaultMode: ptr.To(int32(0o400))}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "certificates", VolumeSource: corev1.VolumeSource{Projected: projected}})
 	own.VolumeMounts = append(own.VolumeMounts, corev1.VolumeMount{Name: "certificates", MountPath: certificates, ReadOnly: true})
 }

@@ -28,8 +28,8 @@ import (
 
 // What is said to movers, and by them, is what pkg/mover has.
 func TestWordsOfMovers(t *testing.T) {
-	want := []string{mover.Passing, mover.Passed, mover.Fenced, mover.Unused, mover.HandedOver, mover.SourceName, mover.TargetName}
-	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
+	want := []string{mover.Passing, mover.Passed, mover.Copied, mover.Fenced, mover.Unused, mover.HandedOver, mover.SourceName, mover.TargetName}
+	if diff := cmp.Diff(want, []string{eventPassing, eventPassed, eventCopied, eventFenced, eventUnused, eventHandedOver, sourceName, targetName}); diff != "" {
 		t.Error(diff)
 	}
 	for role, needs := range map[role][]privilege.Capability{
@@ -69,7 +69,7 @@ func TestMoverPod(t *testing.T) {
 		t.Errorf("the pod is %+v", pod.Spec)
 	}
 	want := []string{
-		"move-out", "--volume=pvc-1", "--move=move-m", "--peer=node-b", "--bytes=10737418240", "--verify=changed", "--leave-snapshots", "--bytes-per-second=1048576",
+		"move-out", "--volume=pvc-1", "--move=move-m", "--peer=node-b", "--may-fence=/move/may-fence", "--bytes=10737418240", "--verify=changed", "--leave-snapshots", "--bytes-per-second=1048576",
 		"--cert-file=/move/source.crt", "--key-file=/move/source.key", "--ca-file=/move/ca.crt", "--endpoint=unix:///csi/csi.sock", "--datadir=$(DATADIR)",
 	}
 	if diff := cmp.Diff(want, c.Args); diff != "" {
@@ -79,7 +79,7 @@ func TestMoverPod(t *testing.T) {
 	if owner := metav1.GetControllerOf(pod); owner == nil || owner.Kind != "Node" || owner.Name != nodeA || owner.UID != "uid of node-a" {
 		t.Errorf("the pod is of %+v", owner)
 	}
-	for _, item := range pod.Spec.Volumes[2].Secret.Items {
+	for _, item := range pod.Spec.Volumes[2].Projected.Sources[0].Secret.Items {
 		if strings.HasPrefix(item.Key, targetFile) {
 			t.Errorf("the source has %s", item.Key)
 		}
@@ -199,10 +199,37 @@ func TestKubeletThatDoesNotAnswer(t *testing.T) {
 			must.Succeed(t, err, ctx.Err())
 			h.live()
 		}
-		if said := h.says("m"); !strings.Contains(said, "mover on node node-a reports") {
+		if said := h.says("m"); !strings.Contains(said, "the mover on node node-a cannot be read") {
 			t.Errorf("it says %q", said)
 		}
 	})
+}
+
+// Of a node that is known not to answer no log is asked for, which takes its time: the move goes on when it does.
+func TestSourceThatIsDownIsNotAsked(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	down := 0
+	h.run("m", func(look int) {
+		if m := h.move("m"); m.Status.Phase != v1alpha1.Copying && m.Status.Phase != v1alpha1.Fenced || look < 4 || down == 2*long {
+			return
+		}
+		answers := corev1.ConditionUnknown
+		if down++; down%long == 0 {
+			answers = corev1.ConditionTrue
+		}
+		change(node(nodeA), func(n *corev1.Node) { n.Status.Conditions[0].Status = answers })(h)
+		if h.silent = answers != corev1.ConditionTrue; !h.silent {
+			return
+		}
+		r := &Reconciler{Client: h.Client, APIReader: h.api, Reports: h, DriverNamespace: storage}
+		result := must.Value(r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: space, Name: "m"}}))(t)
+		if says := h.says("m"); result.RequeueAfter < idle || !strings.Contains(says, "node node-a does not answer") {
+			t.Errorf("it looks again after %v, and says %q", result.RequeueAfter, says)
+		}
+	})
+	if h.wantOn(nodeB); down < 2*long {
+		t.Errorf("it was down for %d looks", down)
+	}
 }
 
 // What kubelet refuses a mover for is said, and it is asked again now and then.

@@ -34,6 +34,7 @@ func (l Logs) Lines(ctx context.Context, namespace, pod string) (string, error) 
 const (
 	eventPassing    = "passing"
 	eventPassed     = "passed"
+	eventCopied     = "copied"
 	eventFenced     = "fenced"
 	eventUnused     = "unused"
 	eventHandedOver = "handed-over"
@@ -56,6 +57,7 @@ type progress struct {
 	sent           int64
 	passing        *int64 // bytes of the pass that goes on
 	difference     *int64 // bytes of the last pass
+	copied         bool   // it waits for leave to fence
 	fenced, unused bool
 	fence          string // of a source that is handed over
 	promised       int64  // bytes, of the same; 0 for a mover of an earlier version
@@ -76,6 +78,8 @@ func parseReport(text string) (p progress) {
 		case eventPassed:
 			p.passes, p.difference, p.passing = max(p.passes, e.Pass), &e.Bytes, nil
 			p.sent += e.Bytes
+		case eventCopied:
+			p.copied = true
 		case eventFenced:
 			p.fenced = true
 		case eventUnused:

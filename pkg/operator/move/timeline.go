@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,9 +31,12 @@ func markOf(s *v1alpha1.VolumeMoveStatus) mark {
 	return mark{s.Phase, s.Passes, s.BytesSent, s.Standstill != nil}
 }
 
-// fenced says whether the source refuses the volume, and the copy is none yet, as far as the operator has seen.
-func fenced(m *v1alpha1.VolumeMove) bool {
-	return m.Underway() && m.Status.FencedTime != nil && m.Status.Phase != v1alpha1.Removing
+// fencedSince is since when the source refuses the volume, or may, and the copy is none yet; nil for a source that cannot.
+func fencedSince(m *v1alpha1.VolumeMove) *metav1.Time {
+	if !m.Underway() || m.Status.Phase == v1alpha1.Removing {
+		return nil
+	}
+	return cmp.Or(m.Status.MayFenceTime, m.Status.FencedTime)
 }
 
 // A timeline is the times in the status of a move.
@@ -56,6 +60,14 @@ func (t timeline) noteNow() {
 	if last := t.move.Status.LastProgressTime; last == nil || t.now().Sub(last.Time) >= noted || last.After(t.now()) {
 		now := metav1.NewTime(t.now())
 		t.move.Status.LastProgressTime = &now
+	}
+}
+
+// mayFence notes leave to fence, which the mover gets once that is written: it may hand the volume over while it is not heard.
+func (t timeline) mayFence() {
+	if t.move.Status.MayFenceTime == nil {
+		now := metav1.NewTime(t.now())
+		t.move.Status.MayFenceTime = &now
 	}
 }
 

@@ -105,10 +105,17 @@ func (u users) release(ctx context.Context) (string, error) {
 	return list(waits), nil
 }
 
+// fences is how long a mover may take for the fence when it has leave.
+const fences = time.Minute
+
 // cameToFence says that a pod was made when the source published the volume no more, so that it does not have it. One that is evicted would
 // be made again at once, and again.
 func (u users) cameToFence(pod *corev1.Pod) bool {
-	return u.move.Status.FencedTime != nil && pod.CreationTimestamp.After(u.move.Status.FencedTime.Time) && pod.Status.Phase == corev1.PodPending &&
+	fenced, may := u.move.Status.FencedTime, u.move.Status.MayFenceTime
+	if fenced == nil && may != nil { // the mover is not heard
+		fenced = ptr.To(metav1.NewTime(may.Add(fences)))
+	}
+	return fenced != nil && pod.CreationTimestamp.After(fenced.Time) && pod.Status.Phase == corev1.PodPending &&
 		!slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
 			return c.State.Waiting == nil || c.LastTerminationState.Terminated != nil
 		})

@@ -254,7 +254,7 @@ func (h *harness) moveGone(name string) {
 func (h *harness) moveAndGrow(name, claim, size string) {
 	h.Helper()
 	h.move(name, claim, "Unpublished")
-	h.untilStatus(h.moves(), name, "the fence", "phase:Fenced")
+	h.untilStatus(h.moves(), name, "the fence", "fencedTime:")
 	h.resize(claim, size)
 	h.wantEvent("PersistentVolumeClaim", claim, "FileSystemResizeRequired")
 	h.kubectl("patch", "volumemove", name, "-n", h.namespace, "--type=merge", `--patch={"spec":{"when":"Evict"}}`)

@@ -30,7 +30,7 @@ var (
 	remaining = prometheus.NewDesc("kubevirt_hpp_volume_move_remaining_bytes",
 		"About how much a pass of a running move still has to send. Absent in the first pass.", ofMove, nil)
 	fenced = prometheus.NewDesc("kubevirt_hpp_volume_move_fenced_seconds",
-		"For how long no pod could start with the volume of a running move. Absent while pods can.", ofMove, nil)
+		"For how long a running move may have kept its volume from pods. Absent before and after.", ofMove, nil)
 	idle = prometheus.NewDesc("kubevirt_hpp_volume_move_idle_seconds",
 		"Time since a running move last got further, to about a minute.", ofMove, nil)
 )

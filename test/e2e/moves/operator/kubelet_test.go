@@ -29,6 +29,7 @@ type mover struct {
 	command string
 	line    []string
 	env     []string
+	files   *files
 	cmd     *exec.Cmd
 	exited  chan struct{}
 	err     error
@@ -185,7 +186,7 @@ func (c *cluster) runMovers() {
 		}
 		before := pod.DeepCopy()
 		phase, status, err := m.state()
-		must.Succeed(c, err)
+		must.Succeed(c, err, m.files.shows(pod))
 		pod.Status.Phase, pod.Status.ContainerStatuses = phase, []corev1.ContainerStatus{status}
 		if pod.Status.PodIP == "" {
 			pod.Status.PodIP = "192.0.2." + map[string]string{nodeA: "1", nodeB: "2"}[pod.Spec.NodeName]
@@ -202,8 +203,7 @@ func (c *cluster) container(pod *corev1.Pod) *mover {
 	n := c.nodes[pod.Spec.NodeName]
 	spec := pod.Spec.Containers[0]
 	m := &mover{pod: pod.Name, command: spec.Args[0], line: []string{c.programs[spec.Args[0]]}, env: n.env}
-	certificates, ok := c.mounted(pod)
-	if !ok {
+	if m.files = c.mounted(pod); m.files == nil {
 		return nil
 	}
 	pools, err := json.Marshal([]drivertest.PoolConfig{n.pool.PoolConfig})
@@ -217,32 +217,62 @@ func (c *cluster) container(pod *corev1.Pod) *mover {
 			arg = name + "=" + string(pools)
 		case "--address":
 			arg = name + "=" + c.address
-		case "--cert-file", "--key-file", "--ca-file":
-			arg = name + "=" + filepath.Join(certificates, filepath.Base(value))
+		case "--cert-file", "--key-file", "--ca-file", "--may-fence":
+			arg = name + "=" + m.files.at(value)
 		}
 		m.line = append(m.line, arg)
 	}
 	return m
 }
 
-// mounted has the files of the pod's Secret, if that is there.
-func (c *cluster) mounted(pod *corev1.Pod) (directory string, ok bool) {
+// Files are those of the volume that a pod has of objects, in a directory.
+type files struct {
+	directory string
+	fields    []corev1.DownwardAPIVolumeFile
+}
+
+func (f *files) at(path string) string { return filepath.Join(f.directory, filepath.Base(path)) }
+
+// write makes a file, or replaces it, at once.
+func (f *files) write(path string, data []byte) error {
+	return errors.Join(os.WriteFile(f.at(path+".new"), data, 0o400), os.Rename(f.at(path+".new"), f.at(path)))
+}
+
+// shows has the files show what the pod is annotated with now.
+func (f *files) shows(pod *corev1.Pod) error {
+	var err error
+	for _, field := range f.fields {
+		key := strings.TrimSuffix(strings.TrimPrefix(field.FieldRef.FieldPath, "metadata.annotations['"), "']")
+		err = errors.Join(err, f.write(field.Path, []byte(pod.Annotations[key])))
+	}
+	return err
+}
+
+// mounted has the files of the pod's volume; nil if its Secret is not there.
+func (c *cluster) mounted(pod *corev1.Pod) *files {
 	c.Helper()
+	f := &files{directory: c.TempDir()}
 	for _, v := range pod.Spec.Volumes {
-		if v.Secret == nil {
+		if v.Projected == nil {
 			continue
 		}
-		secret := &corev1.Secret{}
-		secret.Namespace, secret.Name = pod.Namespace, v.Secret.SecretName
-		if !c.has(secret) {
-			return "", false
-		}
-		directory = c.TempDir()
-		for _, item := range v.Secret.Items {
-			must.Succeed(c, os.WriteFile(filepath.Join(directory, item.Path), secret.Data[item.Key], 0o400))
+		for _, source := range v.Projected.Sources {
+			if source.DownwardAPI != nil {
+				f.fields = append(f.fields, source.DownwardAPI.Items...)
+				continue
+			}
+			secret := &corev1.Secret{}
+			secret.Namespace, secret.Name = pod.Namespace, source.Secret.Name
+			if !c.has(secret) {
+				return nil
+			}
+			for _, item := range source.Secret.Items {
+				must.Succeed(c, f.write(item.Path, secret.Data[item.Key]))
+			}
 		}
 	}
-	return directory, true
+	must.Succeed(c, f.shows(pod))
+	return f
 }
 
 // Lines are those of a pod's log.
