@@ -296,7 +296,7 @@ func (r *reader) join() error {
 	if r.trees, err = r.Enforcer.Trees(r.Store.Root(), r.Ledger); err != nil {
 		return err
 	}
-	r.Ledger.SetInodes(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.InodeBytes())
+	r.Ledger.SetCosts(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.Costs())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
 		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
 	})

@@ -3,6 +3,7 @@ package pool_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -167,6 +168,16 @@ func (h *harness) create(name string, bytes int64) pool.Volume {
 	h.t.Helper()
 	v := must.Value(h.Create(h.t.Context(), pool.Request{ID: id(h.t, name), Range: volume.Range{Required: bytes}}))(h.t)
 	return v
+}
+
+// promiseRest promises to directory volumes what the pool has left, up to a MiB: more than is reported, which a block volume could have too.
+func (h *harness) promiseRest() {
+	h.t.Helper()
+	var err error
+	for n := 0; err == nil; n++ {
+		_, err = h.Create(h.t.Context(), pool.Request{ID: id(h.t, fmt.Sprintf("pvc-rest-%d", n)), Range: volume.Range{Required: mib}})
+	}
+	wantError(h.t, err, volume.ErrNoSpace)
 }
 
 func (h *harness) delete(name string) {

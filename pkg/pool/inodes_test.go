@@ -168,6 +168,7 @@ func TestWhatSharingAddsToLimitsIsOwed(t *testing.T) {
 
 		h.create("pvc-3", 64*mib)
 		h.create("pvc-rest", h.capacity()-mib)
+		h.promiseRest()
 		wantError(t, h.snapshot("s-2", "pvc-3"), volume.ErrPrecondition)
 		if got := h.limitOf("pvc-3"); got != 64*mib {
 			t.Errorf("the limit of a volume whose snapshot was refused is %d", got)

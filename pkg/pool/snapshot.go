@@ -182,7 +182,8 @@ func makeSnapshot(ctx context.Context, in *serve.Visit, r SnapshotRequest, src *
 	}
 	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
 	rec.Thin = src.entry.Record.Thin
-	err = makeReserved(in, rec, space, bytes, func() error {
+	owed := in.Pool.Ledger.Owed(reconcile.InfoOf(store.Entry{Record: rec}))
+	err = makeReserved(in, rec, space, owed, func() error {
 		if err := in.Store.Creating().MakeParent(r.ID); err != nil {
 			return err
 		}
@@ -243,7 +244,7 @@ func (s *source) mostHeld(space dir.Space) (int64, error) {
 	if outside > 0 { // what is in them does not count for the source
 		usage.Bytes = max(usage.Bytes, promised)
 	}
-	return inBlocks(copyOf(s.in.Enforcer, usage)+ledger.OfInodes(s.in.Enforcer.Kind(), usage.Inodes, s.in.Enforcer.Sizes.InodeBytes()), space.BlockBytes), nil
+	return inBlocks(copyOf(s.in.Enforcer, usage)+ledger.OfInodes(s.in.Enforcer.Kind(), usage.Inodes, s.in.Enforcer.Sizes.Costs().InodeBytes), space.BlockBytes), nil
 }
 
 // copyOf is what a copy of so much may hold, in bytes.
@@ -299,7 +300,7 @@ func heldBy(enforcer *limit.Enforcer, d *dir.Dir, rec *store.Record) (int64, err
 		return rec.Bytes, nil
 	}
 	usage, err := enforcer.Settled(d, c)
-	return usage.Bytes + ledger.OfInodes(enforcer.Kind(), usage.Inodes, enforcer.Sizes.InodeBytes()), err
+	return usage.Bytes + ledger.OfInodes(enforcer.Kind(), usage.Inodes, enforcer.Sizes.Costs().InodeBytes), err
 }
 
 // Delete removes a snapshot, or returns ErrNotFound. When it returns the snapshot is

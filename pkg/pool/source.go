@@ -68,12 +68,21 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {
-		return nil, fmt.Errorf("%w: %s is published, and copies share no blocks on this filesystem: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
+		return nil, src.published()
 	}
 	if err := unlimit(src); err != nil {
 		return nil, err
 	}
 	return src, nil
+}
+
+// published is the answer for a source that has to be read while no pod writes to it.
+func (s *source) published() error {
+	instead := "have its pods frozen (consistency: freeze)"
+	if s.entry.Block() {
+		instead = "on btrfs use a volume made while quotas are on (btrfs quota enable)"
+	}
+	return fmt.Errorf("%w: %s is published, and its copies share no blocks: unpublish it first, or %s", volume.ErrPrecondition, s.id.Named(), instead)
 }
 
 // unlimit takes off a limit that the kernel may keep of a source where quotas count as none: what shared blocks take would be charged to it.
@@ -84,10 +93,20 @@ func unlimit(s *source) error {
 	return quota.Free(s.in.Store.Root(), s.dir)
 }
 
-// keepsExtents reports whether a source is a block volume that shares its blocks on a btrfs which counts what its file keeps.
-func keepsExtents(s *source) bool {
+// mayShare reports whether copies of a source may share its blocks. Where a file keeps more extents than its size, that has to be counted, of a
+// block volume and of its copy: what they keep above their promises would be sold otherwise.
+func (s *source) mayShare() (bool, error) {
 	enforcer := s.in.Enforcer
-	return s.entry.Block() && !s.fixed && s.method != volume.ByCopy && enforcer.Kind() == quota.Btrfs && enforcer.Enforces(reconcile.InfoOf(s.entry))
+	if !s.entry.Block() || enforcer.Kind() == quota.Btrfs && enforcer.Unenforced() == nil && enforcer.Enforces(reconcile.InfoOf(s.entry)) {
+		return true, nil
+	}
+	fs, err := dir.FilesystemOf(s.dir)
+	return err == nil && !fs.KeepsExtents(), err
+}
+
+// keepsExtents reports whether a source is a block volume that shares its blocks on btrfs, which counts what its file keeps.
+func keepsExtents(s *source) bool {
+	return s.entry.Block() && !s.fixed && s.method != volume.ByCopy && s.in.Enforcer.Kind() == quota.Btrfs
 }
 
 // measure finds out what the file of a block volume keeps on a btrfs that counts it, and returns ErrPrecondition if it is so much
@@ -126,6 +145,9 @@ func (s *source) chooseMethod() (volume.CopyMethod, error) {
 		if err != nil && !errors.Is(err, clone.ErrNotSupported) {
 			return "", err
 		}
+	}
+	if may, err := s.mayShare(); err != nil || !may {
+		return volume.ByCopy, err
 	}
 	// In the pool's directory: the source may be at its limit.
 	can, err := s.in.Enforcer.Shares(func() (bool, error) { return clone.Supported(s.in.Store.Root()) })

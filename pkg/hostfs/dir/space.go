@@ -55,6 +55,10 @@ func (f Filesystem) NotesChanges() bool { return f.cached }
 // RENAME_EXCHANGE), which XFS does not note.
 func (f Filesystem) NotesMoves() bool { return f.subvolumes || f.ext4 }
 
+// KeepsExtents reports whether the filesystem keeps an extent until all of it is overwritten: a file that shares blocks can keep several
+// times its size.
+func (f Filesystem) KeepsExtents() bool { return f.subvolumes }
+
 // Cached reports that the filesystem serves cached data without asking a server or another
 // node.
 func (f Filesystem) Cached() bool { return f.cached }

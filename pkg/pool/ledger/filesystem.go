@@ -205,9 +205,8 @@ func (a *accounts) rounded(space dir.Space, l *Ledger) int64 {
 	}
 	left := a.available(space, l.policy)
 	for _, one := range a.of {
-		if per := one.sums.newInodes; one.ledger == l && per > 0 {
-			share := one.sums.inodeBytes + perInode
-			left = max(0, left-share) / (per + share) * per
+		if one.ledger == l {
+			left = one.sums.largest(left)
 		}
 	}
 	step := quantum(space.SizeBytes)

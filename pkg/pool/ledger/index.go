@@ -15,8 +15,9 @@ type index struct {
 	order []volume.ID
 	// promised is the sum of all promises, with what their volumes may take besides, and overhead that part of it.
 	promised, overhead int64
-	// option is the pool option bytesPerInode, and inodeBytes what an inode takes.
-	option, inodeBytes int64
+	// option is the pool option bytesPerInode.
+	option int64
+	costs  Costs
 	// snapshots are those among the volumes.
 	snapshots SnapshotSum
 }
@@ -82,7 +83,7 @@ func (x *index) put(id volume.ID, c Info) (promised int64) {
 
 // sum counts what a volume owes, or takes it out again.
 func (x *index) sum(c Info, sign int64) {
-	overhead := c.overhead(x.option, x.inodeBytes)
+	overhead := c.overhead(x.option, x.costs)
 	x.promised += sign * (c.Promised + overhead)
 	x.overhead += sign * overhead
 }

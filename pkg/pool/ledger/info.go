@@ -92,9 +92,31 @@ func (c Info) ofInodes(option, inodeBytes int64) int64 {
 	return OfInodes(quota.XFS, c.Inodes(option), inodeBytes)
 }
 
+// usual are those of a filesystem that is not known yet.
+var usual = Costs{InodeBytes: UsualInode}
+
+// Costs are what a filesystem takes for volumes besides what is in their promises.
+type Costs struct {
+	// InodeBytes is what an inode takes that no quota counts: quota.InodeBytes.
+	InodeBytes int64
+	// DataPerByte is for how many bytes of its data a file may take one more to find them: quota.DataPerByte; 0 if that is
+	// in the promises.
+	DataPerByte int64
+}
+
 // overhead is what the volume may take of the pool besides its promise, in bytes.
-func (c Info) overhead(option, inodeBytes int64) int64 {
-	return c.ofInodes(option, inodeBytes) + c.ToOverwrite()
+func (c Info) overhead(option int64, costs Costs) int64 {
+	return c.ofInodes(option, costs.InodeBytes) + c.ToOverwrite() + c.OfExtents(costs)
+}
+
+// OfExtents is what the file of a block volume may take besides its data, in bytes: the tree of its extents, each a block of its own if the
+// guest has written in random order, or every other block of what was allocated. The rest is for the blocks that a change of the tree sets aside.
+// A snapshot has a tree too.
+func (c Info) OfExtents(costs Costs) int64 {
+	if !c.Is(IsBlock) || costs.DataPerByte == 0 {
+		return 0
+	}
+	return 1<<20 + c.Promised/costs.DataPerByte
 }
 
 // ToOverwrite is what the limit of a directory on XFS is above its promise, in bytes, if it shares blocks. To overwrite

@@ -66,8 +66,8 @@ type ids map[volume.ID]struct{}
 
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy, on: &Filesystem{}, reap: make(chan struct{}, 1), index: index{option: policy.BytesPerInode, inodeBytes: UsualInode}}
-	l.sums.unread, l.sums.inodeBytes = true, UsualInode
+	l := &Ledger{policy: policy, on: &Filesystem{}, reap: make(chan struct{}, 1), index: index{option: policy.BytesPerInode, costs: usual}}
+	l.sums.unread, l.sums.costs = true, usual
 	l.on.enter(l, Origin{}, l.sums)
 	l.mu.Lock()
 	l.unlock()
@@ -79,7 +79,8 @@ type Summary struct {
 	Volumes   int
 	Promised  int64 // bytes, those of snapshots included, without Overhead
 	Snapshots SnapshotSum
-	// Overhead is what is set aside besides, in bytes: for inodes that quotas do not count, and for overwriting shared blocks.
+	// Overhead is what is set aside besides, in bytes: for inodes that quotas do not count, for overwriting shared blocks, and for the extents
+	// of block volumes.
 	Overhead int64
 	Trash    TrashSum
 	// Held is what trash may still occupy, also that of other nodes: the sum of the promises,
@@ -127,8 +128,7 @@ type sums struct {
 	promised int64
 	// newInodes is the size for which a new volume has one such inode, in bytes; 0 for none.
 	newInodes int64
-	// inodeBytes is what an inode takes that no quota counts.
-	inodeBytes int64
+	costs     Costs
 	// trashed is the sum of the promises of volumes that are being removed: what they
 	// still occupy is not sold again before it is free.
 	trashed int64
@@ -139,6 +139,19 @@ type sums struct {
 	others int64
 	// unread: the pool was not read yet, so that it may owe more.
 	unread bool
+}
+
+// largest is the size of the largest volume that can be made of so many bytes, a directory or a block volume.
+func (s *sums) largest(left int64) int64 {
+	directory, disk := left, left
+	if per := s.newInodes; per > 0 {
+		share := s.costs.InodeBytes + perInode
+		directory = max(0, left-share) / (per + share) * per
+	}
+	if per := s.costs.DataPerByte; per > 0 {
+		disk = max(0, left-1<<20) / (per + 1) * per
+	}
+	return min(directory, disk)
 }
 
 func (s *sums) add(other sums) {
@@ -195,32 +208,32 @@ func (l *Ledger) Available(space dir.Space) int64 {
 	return l.on.load().rounded(space, l)
 }
 
-// SetInodes notes for how many bytes of its size a new volume has an inode that no quota
-// counts, 0 for none, and what an inode takes, in bytes. That is for the volumes of the next load: it does not change while
+// SetCosts notes for how many bytes of its size a new volume has an inode that no quota
+// counts, 0 for none, and what the filesystem takes besides promises. That is for the volumes of the next load: it does not change while
 // a pool is on its filesystem.
-func (l *Ledger) SetInodes(bytesPerInode, inodeBytes int64) {
+func (l *Ledger) SetCosts(bytesPerInode int64, costs Costs) {
 	l.mu.Lock()
 	defer l.unlock()
-	l.sums.newInodes, l.sums.inodeBytes = bytesPerInode, inodeBytes
+	l.sums.newInodes, l.sums.costs = bytesPerInode, costs
 	if l.index.len() == 0 {
-		l.index.inodeBytes = l.sums.inodeBytes
+		l.index.costs = costs
 	}
 }
 
-// Owed is what a volume may take of the pool, in bytes: its promise, what its inodes take, and what overwriting shared blocks does.
+// Owed is what a volume may take of the pool, in bytes: its promise, and what its inodes, overwriting shared blocks and its extents take.
 func (l *Ledger) Owed(c Info) int64 {
-	return c.Promised + c.overhead(l.policy.BytesPerInode, l.inodeBytes())
+	return c.Promised + c.overhead(l.policy.BytesPerInode, l.costs())
 }
 
-func (l *Ledger) inodeBytes() int64 {
+func (l *Ledger) costs() Costs {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sums.inodeBytes
+	return l.sums.costs
 }
 
 // InodesHold is what so many inodes of a volume take of what is set aside for them, in bytes.
 func (l *Ledger) InodesHold(c Info, inodes int64) int64 {
-	inodeBytes := l.inodeBytes()
+	inodeBytes := l.costs().InodeBytes
 	return max(0, min(inodes*inodeBytes, c.ofInodes(l.policy.BytesPerInode, inodeBytes)))
 }
 

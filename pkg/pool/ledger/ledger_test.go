@@ -97,17 +97,51 @@ func TestInodes(t *testing.T) {
 }
 
 // What is reported can be asked for.
-func TestReportedCapacityHasRoomForInodes(t *testing.T) {
+func TestReportedCapacityHasRoomForOverhead(t *testing.T) {
 	for _, per := range []int64{0, 512, 16 << 10, 1 << 20} {
-		l := New(Policy{Overprovision: 1, BytesPerInode: volume.Unknown})
-		l.SetInodes(per, UsualInode)
-		bytes := l.Available(disk100(0))
-		c := NewInfo(bytes, "uid", 1, HasDirectory|HasRecord|ByXFS).WithInodes(per)
-		if _, err := l.Reserve(disk100(0), l.Owed(c)); err != nil {
-			t.Errorf("one inode for each %d bytes: %v", per, err)
+		for _, data := range []int64{0, 28, 113} {
+			l := New(Policy{Overprovision: 1, BytesPerInode: volume.Unknown})
+			l.SetCosts(per, Costs{InodeBytes: UsualInode, DataPerByte: data})
+			bytes := l.Available(disk100(0))
+			directory := NewInfo(bytes, "uid", 1, HasDirectory|HasRecord|ByXFS).WithInodes(per)
+			disk := NewInfo(bytes, "uid", 1, HasDirectory|HasRecord|IsBlock)
+			for _, c := range []Info{directory, disk} {
+				held, err := l.Reserve(disk100(0), l.Owed(c))
+				if err != nil {
+					t.Fatalf("one inode for each %d bytes, one byte for each %d of block volumes, %s: %v", per, data, c.Mode(), err)
+				}
+				held.Release()
+			}
+			if per == 16<<10 && data != 28 && bytes < 96*g {
+				t.Errorf("%d bytes are available of 100 GiB, want at least 96 GiB", bytes)
+			}
 		}
-		if per == 16<<10 && bytes < 96*g {
-			t.Errorf("%d bytes are available of 100 GiB, want at least 96 GiB", bytes)
-		}
+	}
+}
+
+// A block volume of any kind, and its snapshot, owe the tree of their extents where that is in no promise.
+func TestBlockVolumeOwesItsExtents(t *testing.T) {
+	l := New(Policy{})
+	l.SetCosts(0, Costs{InodeBytes: UsualInode, DataPerByte: 128})
+	for name, c := range map[string]struct {
+		flags Flags
+		want  int64
+	}{
+		"a disk":                       {IsBlock, g + g/128 + 1<<20},
+		"one with a limit that shares": {IsBlock | ByXFS | Shares, g + g/128 + 1<<20},
+		"a snapshot of one":            {IsBlock | IsSnapshot, g + g/128 + 1<<20},
+		"a directory":                  {0, g},
+		"a snapshot of a directory":    {IsSnapshot | ByXFS | Shares, g},
+	} {
+		t.Run(name, func(t *testing.T) {
+			info := NewInfo(g, "uid", 1, HasDirectory|HasRecord|c.flags)
+			if got := l.Owed(info); got != c.want {
+				t.Errorf("%d bytes are owed, want %d", got, c.want)
+			}
+			l.Note(idOf("pvc-1"), info)
+			if got := l.Summary(); got.Promised != g || got.Overhead != c.want-g {
+				t.Errorf("%d bytes are promised and %d set aside", got.Promised, got.Overhead)
+			}
+		})
 	}
 }

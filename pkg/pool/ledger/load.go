@@ -23,7 +23,7 @@ type Load struct {
 func (l *Ledger) BeginLoad() *Load {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	load := &Load{ledger: l, index: index{option: l.policy.BytesPerInode, inodeBytes: l.sums.inodeBytes}, others: l.sums.others, noted: maps.Clone(l.kept)}
+	load := &Load{ledger: l, index: index{option: l.policy.BytesPerInode, costs: l.sums.costs}, others: l.sums.others, noted: maps.Clone(l.kept)}
 	if load.noted == nil {
 		load.noted = make(ids)
 	}

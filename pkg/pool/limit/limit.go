@@ -58,6 +58,10 @@ func (o Options) Enforcer(root *dir.Dir, claims *Claims) (*Enforcer, error) {
 	if err != nil {
 		return nil, err
 	}
+	dataPerByte, err := quota.DataPerByte(root)
+	if err != nil {
+		return nil, err
+	}
 	e := &Enforcer{}
 	e.facility, err = o.Detect(root)
 	switch {
@@ -70,7 +74,7 @@ func (o Options) Enforcer(root *dir.Dir, claims *Claims) (*Enforcer, error) {
 	default:
 		return nil, err // which does not say that there is none: it is asked again
 	}
-	e.Sizes = Sizes{e.Kind(), e.unenforced == nil, o.BytesPerInode, inodeBytes}
+	e.Sizes = Sizes{e.Kind(), e.unenforced == nil, o.BytesPerInode, ledger.Costs{InodeBytes: cmp.Or(inodeBytes, ledger.UsualInode), DataPerByte: dataPerByte}}
 	e.IDs = IDs{e.facility, claims}
 	return e, nil
 }
@@ -439,7 +443,7 @@ type Sizes struct {
 	kind          quota.Kind // that enforces sizes; empty if nothing does
 	enforced      bool       // new volumes have limits
 	bytesPerInode int64
-	inodeBytes    int64 // quota.InodeBytes
+	costs         ledger.Costs
 }
 
 // NewInodes is for how many bytes of its size a new volume has an inode that its quota does not
@@ -449,13 +453,13 @@ func (s Sizes) NewInodes() int64 {
 	case !s.enforced || s.kind != quota.XFS:
 		return 0
 	case s.bytesPerInode == volume.Unknown:
-		return DefaultBytesPerInode * max(1, s.inodeBytes/ledger.UsualInode)
+		return DefaultBytesPerInode * max(1, s.costs.InodeBytes/ledger.UsualInode)
 	}
 	return s.bytesPerInode
 }
 
-// InodeBytes is what an inode of XFS takes that no quota counts, in bytes.
-func (s Sizes) InodeBytes() int64 { return cmp.Or(s.inodeBytes, ledger.UsualInode) }
+// Costs are what the filesystem takes for volumes besides what is in their promises.
+func (s Sizes) Costs() ledger.Costs { return s.costs }
 
 // RecordedInodes is what of that the record of a new volume has: the option, which others may
 // set later, is not in it.

@@ -117,7 +117,7 @@ func (u Usage) used(look func()) (volumes Held, inodes int64, trash Held, err er
 		u.steps.Add(1) // when the pool is opened this is part of the check
 		used, readErr := u.usedBy(id, c)
 		look()
-		most := c.Promised + c.ToOverwrite()
+		most := c.Promised + c.ToOverwrite() + c.OfExtents(u.enforcer.Sizes.Costs())
 		volumes.Alone += min(used.Alone(), most)
 		volumes.Shared += used.Shared
 		if !c.Is(ledger.Shares) {

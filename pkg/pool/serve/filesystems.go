@@ -86,7 +86,7 @@ func (in *Visit) join(f store.Format) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	p.Ledger.SetInodes(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.InodeBytes())
+	p.Ledger.SetCosts(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.Costs())
 	joined = p.Ledger.Join(p.Node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared, Size: space.SizeBytes})
 	if joined {
 		p.Ledger.SetTrees(trees)

@@ -27,7 +27,7 @@ func (c *checks) changeEnforcer(in *Visit) {
 	now := *in.Pool.identity.Load()
 	now.enforcer = in.Enforcer
 	in.Pool.identity.Store(&now)
-	in.Pool.Ledger.SetInodes(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.InodeBytes())
+	in.Pool.Ledger.SetCosts(in.Enforcer.Sizes.NewInodes(), in.Enforcer.Sizes.Costs())
 	if trees, err := in.trees(); err == nil { // or the next count does it
 		in.Pool.Ledger.SetTrees(trees)
 	}
