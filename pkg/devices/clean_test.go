@@ -788,16 +788,17 @@ func TestCleaningGoesOnAfterRestart(t *testing.T) {
 			h.Config.Wipe = devices.WipeZero
 			d := h.Disk("disk", 8*mib)
 			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
-			ended, end := make(chan struct{}), func() {}
+			passed, ended, end := make(chan struct{}), make(chan struct{}), func() {}
 			half := func() {
 				if c.used {
 					end = devicestest.With(t, `exec 3<>"$1"`, d.Node)
 				}
-				go func() { h.Agent.Close(); close(ended) }()
+				go func() { <-passed; h.Agent.Close(); close(ended) }()
 				<-h.Agent.Ending()
 			}
 			afterStep(h, 4, half)
 			h.Agent.Pass(h.Request())
+			close(passed)
 			<-ended
 			end()
 			if c.written {

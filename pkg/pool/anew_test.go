@@ -40,6 +40,7 @@ func onMountedAnew(t *testing.T, pools string, test func(t *testing.T, h *harnes
 		h.start(pools)
 		h.create("pvc-1", mib)
 		h.createBlock("pvc-disk", mib)
+		defer func() { _, _ = h.unpublish("pvc-1", "a"), h.unpublish("pvc-disk", "b") }() // also if the test has failed
 		must.Succeed(t, h.publish("pvc-1", "a"), h.publishBlock("pvc-disk", "b"))
 		defer func() {
 			must.Succeed(t, h.unpublish("pvc-1", "a"), h.unpublish("pvc-disk", "b"))

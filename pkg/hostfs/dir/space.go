@@ -3,6 +3,8 @@ package dir
 import (
 	"errors"
 	"io/fs"
+	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -82,6 +84,17 @@ func FilesystemOf(d *Dir) (Filesystem, error) {
 
 func answersFromMemory(kind int64) bool {
 	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
+}
+
+// MayBeMountedAnew reports whether files of a filesystem can be in use through an earlier mount of it, with another device number: those of
+// a server, and an overlay. It goes by what is named in statfs(2).
+func MayBeMountedAnew(fd int) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return false, os.NewSyscallError("statfs", err)
+	}
+	const zfs, bcachefs = 0x2fc12fc1, 0xca451a4e
+	return !slices.Contains([]int64{unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.BTRFS_SUPER_MAGIC, zfs, bcachefs}, int64(st.Type)), nil
 }
 
 // Has reports whether a directory lies on the filesystem. It compares the device number,

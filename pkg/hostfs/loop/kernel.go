@@ -123,11 +123,14 @@ func sameName(d Device, f *File) bool {
 	return d.HadPath(path.Base(in), name)
 }
 
-// formerly is sameName for a device that has answered, or may have ended since.
+// formerly reports whether a device may be that of a file through an earlier mount of its filesystem.
 func (k *Kernel) formerly(d Device, f *File) bool {
 	former, err := k.FilePath(d.Name)
-	d.FormerPath = former
-	return err == nil && sameName(d, f)
+	if d.FormerPath = former; err != nil || !sameName(d, f) { // it may have ended since
+		return false
+	}
+	anew, err := dir.MayBeMountedAnew(int(f.f.Fd()))
+	return anew || err != nil
 }
 
 func check(f *File, o Options) error {

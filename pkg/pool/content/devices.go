@@ -30,21 +30,28 @@ func (h Host) Attachments() (Attachments, error) {
 }
 
 // AttachmentsOf are those of the node, if each of them reports whether it is on the file of a volume. One that does not answer may be.
-// One that is, through an earlier mount of the pool, counts as on the file.
-func (h Host) AttachmentsOf(id volume.ID, file dir.ID) (Attachments, error) {
+// One that is, through an earlier mount of the pool, counts as on the file. The directory is the volume's.
+func (h Host) AttachmentsOf(id volume.ID, file dir.ID, d *dir.Dir) (Attachments, error) {
 	all, err := h.Attachments()
 	if err != nil {
 		return Attachments{}, err
 	}
-	for i, d := range all.Devices {
-		if d.Backing == file || !d.Backing.MayBe(file) {
+	for i, device := range all.Devices {
+		if device.Backing == file || !device.Backing.MayBe(file) {
 			continue
 		}
-		d.FormerPath, err = h.Devices.FilePath(d.Name)
+		device.FormerPath, err = h.Devices.FilePath(device.Name)
 		if err != nil && !errors.Is(err, loop.ErrNotAttached) {
 			return Attachments{}, err
 		}
-		if d.HadPath(id.String(), FileName) {
+		if !device.HadPath(id.String(), FileName) {
+			continue
+		}
+		anew, err := dir.MayBeMountedAnew(d.Fd())
+		if err != nil {
+			return Attachments{}, err
+		}
+		if anew {
 			all.Devices[i].Backing = file
 		}
 	}

@@ -287,7 +287,7 @@ func (c *Disk) flush(src *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	all, err := c.Host.AttachmentsOf(c.ID, file)
+	all, err := c.Host.AttachmentsOf(c.ID, file, src)
 	if err != nil {
 		return err
 	}

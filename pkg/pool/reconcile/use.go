@@ -38,7 +38,7 @@ func (u *VolumeUse) Published() ([]bind.Publication, error) {
 	if err != nil || !ok {
 		return all[u.ID.String()], err
 	}
-	attached, err := u.Host.AttachmentsOf(u.ID, file)
+	attached, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
 	return append(slices.Clone(all[u.ID.String()]), attached.Publications(file)...), err
 }
 
@@ -53,7 +53,7 @@ func (u *VolumeUse) Used() (bool, error) {
 		return false, err
 	}
 	// What is published of a device is attached: each device of the node is asked once.
-	attached, err := u.Host.AttachmentsOf(u.ID, file)
+	attached, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
 	return len(attached.Of(file)) > 0, err
 }
 
@@ -87,7 +87,7 @@ func (u *VolumeUse) Detach(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	all, err := u.Host.AttachmentsOf(u.ID, file)
+	all, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (u *VolumeUse) GrowDevices() error {
 	if err != nil {
 		return err
 	}
-	all, err := u.Host.AttachmentsOf(u.ID, file)
+	all, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
 	if err != nil {
 		return err
 	}
