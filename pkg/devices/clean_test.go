@@ -847,6 +847,92 @@ func TestCleaningBeginsAnewAfterUser(t *testing.T) {
 	d.WantZero(0, 8*mib)
 }
 
+// What ends cleaning for no reason of the device has it go on there: a disk that takes a day would never be clean.
+func TestCleaningGoesOnAfterFailure(t *testing.T) {
+	for name, fail := range map[string]func(h *devicestest.Harness){
+		"of the API": func(h *devicestest.Harness) {
+			h.Cleanup(devices.CheckEachStep())
+			asked := 0
+			h.API = func() ([]devices.Volume, error) {
+				if asked++; asked%12 == 0 {
+					return nil, errors.New("etcdserver: leader changed")
+				}
+				return h.PVs, nil
+			}
+		},
+		"of the configuration": func(h *devicestest.Harness) {
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			afterStep(h, 10, func() { close(begun); <-goOn })
+			h.Agent.Pass(h.Request())
+			<-begun
+			frozen := h.Request()
+			frozen.Frozen = true
+			h.Agent.Pass(frozen)
+			close(goOn)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := devicestest.New(t)
+			t.Cleanup(devices.UseSmallSteps())
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 16*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			fail(h)
+			tries := 0
+			for ; len(h.Pass().Cleaned) != 1; tries++ {
+				if tries == 20 {
+					t.Fatal("it is never clean")
+				}
+			}
+			d.WantZero(0, 16*mib)
+			if h.Wiped() != 16*mib {
+				t.Errorf("%d bytes were overwritten, in %d tries", h.Wiped(), tries)
+			}
+		})
+	}
+}
+
+// What is written to a clean device before its volume is deleted is not given to the next claim, also where it is at no place that is looked at.
+func TestDeviceThatWasWrittenToWhenCleanIsCleanedAnew(t *testing.T) {
+	const at = 16*mib + 80<<10 // between two samples
+	for name, write := range map[string]func(h *devicestest.Harness, d *devicestest.Disk){
+		"by a user that is seen at the end": func(h *devicestest.Harness, d *devicestest.Disk) {
+			end := func() {}
+			afterStep(h, 60, func() {
+				d.WriteAt(devicestest.Pattern()[:32<<10], at)
+				end = devicestest.With(h, `exec 3<>"$1"`, d.Node)
+			})
+			h.Refused(devices.InUse)
+			end()
+		},
+		"between two agents": func(h *devicestest.Harness, d *devicestest.Disk) {
+			if r := h.Pass(); len(r.Cleaned) != 1 {
+				h.Fatalf("found %+v, want it cleaned", r)
+			}
+			h.Agent.Close()
+			d.WriteAt(devicestest.Pattern()[:32<<10], at)
+			h.Start()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := devicestest.New(t)
+			t.Cleanup(devices.UseSmallSteps())
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 64*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			write(h, d)
+			if r := h.Pass(); len(r.Cleaned) != 1 {
+				t.Fatalf("found %+v, want it cleaned", r)
+			}
+			d.WantZero(at, at+32<<10)
+			wiped := h.Wiped()
+			if r := h.Pass(); len(r.Cleaned) != 1 || h.Wiped() != wiped {
+				t.Errorf("a clean device to which nothing was written: %+v, %d bytes more were overwritten", r, h.Wiped()-wiped)
+			}
+		})
+	}
+}
+
 // Cleaning stays with the device that is held, wherever its path leads meanwhile.
 func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
 	h := newIdentified(t)

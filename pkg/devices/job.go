@@ -196,7 +196,8 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	if err := errors.Join(a.knownElsewhere(j, held), j.isOfVolume(held.Facts, record)); err != nil {
 		return nil, err
 	}
-	if record.State == Clean && record.ClaimUID == j.volume.ClaimUID && record.Bytes == held.Facts.SizeBytes && record.Wipe.covers(j.wipe) {
+	if record.State == Clean && record.ClaimUID == j.volume.ClaimUID && record.Bytes == held.Facts.SizeBytes && record.Wipe.covers(j.wipe) &&
+		(record.Left == "" || record.Left == leftAs(held.Facts)) {
 		return nil, nil
 	}
 	before, err := record.of(held.Facts)
@@ -219,7 +220,7 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	var done int64
 	if before.State == Cleaning && before.ClaimUID == next.ClaimUID && before.Bytes == next.Bytes && before.Wipe != "" && before.Wipe.covers(j.wipe) {
 		next.Wipe = before.Wipe // as was promised
-		if before.Done > 0 && before.Left == leftAs(held.Facts) {
+		if before.Left != "" && before.Left == leftAs(held.Facts) {
 			done = before.Done
 		}
 	}
@@ -458,8 +459,8 @@ func leftAs(facts blockdev.Facts) string {
 	return instance + " " + written
 }
 
-// clean cleans a device: the record says so before anything is written, and in the end that the device is clean. It goes on only where an agent
-// has ended that was not killed, and nothing was written to the device since.
+// clean cleans a device: the record says so before anything is written, and in the end that the device is clean. It goes on only where it was
+// ended for no reason of the device, and nothing was written to that since.
 func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.Records.Put(held.record); err != nil {
 		return err
@@ -471,17 +472,17 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	c := cleaning{agent: a, job: j, held: held, record: held.record, log: log, noted: started, asked: started, checked: started, done: held.done}
 	w := wiper{device: held, wipe: wipe, turn: c.turn, stepped: c.noteProgress}
 	err := w.run(ctx, held.done)
-	if errors.Is(err, context.Canceled) && a.ctx.Err() != nil {
+	if reason := reasonOf(err); errors.Is(err, context.Canceled) || reason == NotConfirmed || reason == Attaching {
 		return errors.Join(err, c.leave())
 	}
 	if err == nil {
-		err = held.writer.Sync()
+		err = errors.Join(held.writer.Sync(), held.check()) // it took its time
 	}
 	if err != nil {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
-	c.record.State = Clean
+	c.record.State, c.record.Left = Clean, leftAs(held.Facts)
 	return a.Records.Put(c.record)
 }
 
@@ -497,7 +498,7 @@ type cleaning struct {
 	done                  int64 // how far it is, in bytes
 }
 
-// leave notes for the next agent how far it is, of a device that has no user, after what was written is on it.
+// leave notes for the next try how far it is, of a device that has no user, after what was written is on it.
 func (c *cleaning) leave() error {
 	if err := errors.Join(c.held.check(), c.held.writer.Sync()); err != nil {
 		return err

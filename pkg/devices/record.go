@@ -50,8 +50,8 @@ type Record struct {
 	VolumeUID string `json:"volumeUID,omitempty"`
 	ClaimUID  string `json:"claimUID,omitempty"`
 	Claim     string `json:"claim,omitempty"`
-	// Wipe is how it is or was cleaned, and empty if it never was. Done is how much of that an agent had done that was ended, in bytes, and Left
-	// what leftAs was of the device then.
+	// Wipe is how it is or was cleaned, and empty if it never was. Done is how much of that was done when it was ended, in bytes, and Left what
+	// leftAs was of the device then, or when it was clean; empty if that is not known.
 	Wipe Wipe   `json:"wipe,omitempty"`
 	Done int64  `json:"done,omitempty"`
 	Left string `json:"left,omitempty"`

@@ -284,7 +284,7 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 // What is in the directories of the layout and was not put there by the driver is
 // no driver's volume, and keeps no volume from being served.
 func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
-	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
+	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-6",
 		"snapshots/pvc-5", "snapshots/~s-5", "creating/node-1/~s-5", "trash/node-1/~s-5.0123456789abcdef",
 		"creating/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "creating/node-9", "trash/node-9", "more"} {
 		for name, with := range spoilt {
