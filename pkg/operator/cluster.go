@@ -400,7 +400,7 @@ func (c *cluster) mounts(pod *corev1.Pod) bool {
 // hasPathIn says whether a pod has a pool by its path, or a directory of it, as a hostPath or by a claim. The driver's own pods have all pools so, and
 // those that mount pools the path. A path above shows that it is used no more than on any pod that looks at the whole node.
 func (c *cluster) hasPathIn(pod *corev1.Pod, pool string, ofClaims byClaim) bool {
-	if pod.Namespace == c.namespace && ofDriver(pod) {
+	if pod.Namespace == c.namespace && ofDriver(pod) && pod.Labels[render.AppLabel] == render.App {
 		return false
 	}
 	data := render.DataDirectory(hppv1.StoragePool{Path: hppv1.HostDirectory(pool)})

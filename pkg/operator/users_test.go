@@ -66,37 +66,41 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 		pod.Spec.Containers[0].VolumeMounts[0].SubPathExpr = expr
 		return pod
 	}
+	another := podWith("agent", "here", onHost("/mnt/fast/csi"))
+	another.Namespace = "storage"
+	another.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "agent", UID: "9"}}
 	ofMounter := mounterPod(mounterOf("fast", "here"), "here", true)
 	ofMounter.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast")}}
 	for name, tt := range map[string]struct {
 		pod   *corev1.Pod
 		waits bool
 	}{
-		"the pool's path":                                  {podWith("user", "here", onHost("/mnt/fast/")), true},
-		"the pool's path, and mounts it":                   {ofMounter, false},
-		"a path above, and the pool's in it":               {above("fast"), true},
-		"a path above, and another in it":                  {above("slow"), false},
-		"a path above":                                     {above(""), false},
-		"a claim above, and a volume in it":                {through(claimed("above"), "fast/csi/pvc-1"), true},
-		"a claim above, and another in it":                 {through(claimed("above"), "slow"), false},
-		"a path above, and by variables what is below":     {varies("$(WHICH)"), true},
-		"a path above, and by variables a volume":          {varies("fast/csi/$(WHICH)"), true},
-		"a path above, and by variables what begins so":    {varies("f$(WHICH)"), true},
-		"a path above, and by variables one of another":    {varies("slow/$(WHICH)"), false},
-		"a path above, and another in it as it could vary": {varies("slow"), false},
-		"the pool's directory":                             {podWith("user", "here", onHost("/mnt/fast/csi/")), true},
-		"a volume by its directory":                        {podWith("user", "here", onHost("/mnt/fast/csi/pvc-1")), true},
-		"a directory beside it":                            {podWith("user", "here", onHost("/mnt/fast/csi-2")), false},
-		"all pools, because it is a driver":                {ofDriver, false},
-		"a claim":                                          {podWith("user", "here", claimed("on-claim")), true},
-		"an ephemeral claim":                               {podWith("claim-of-an", "here", ephemeral), true},
-		"an inline volume":                                 {podWith("user", "here", inline("fast")), true},
-		"an inline volume of the first pool":               {podWith("user", "here", inline("")), true},
-		"an inline volume of another pool":                 {podWith("user", "here", inline("local")), false},
-		"a volume of another driver there":                 {podWith("user", "here", claimed("by-path")), true},
-		"a volume of a pool without a claim":               {podWith("user", "here", claimed("plain")), false},
-		"a claim, and has ended":                           {ended, false},
-		"a claim, on a node that is down":                  {podWith("user", "down", claimed("on-claim")), true},
+		"the pool's path":                                   {podWith("user", "here", onHost("/mnt/fast/")), true},
+		"the pool's path, and mounts it":                    {ofMounter, false},
+		"a path above, and the pool's in it":                {above("fast"), true},
+		"a path above, and another in it":                   {above("slow"), false},
+		"a path above":                                      {above(""), false},
+		"a claim above, and a volume in it":                 {through(claimed("above"), "fast/csi/pvc-1"), true},
+		"a claim above, and another in it":                  {through(claimed("above"), "slow"), false},
+		"a path above, and by variables what is below":      {varies("$(WHICH)"), true},
+		"a path above, and by variables a volume":           {varies("fast/csi/$(WHICH)"), true},
+		"a path above, and by variables what begins so":     {varies("f$(WHICH)"), true},
+		"a path above, and by variables one of another":     {varies("slow/$(WHICH)"), false},
+		"a path above, and another in it as it could vary":  {varies("slow"), false},
+		"the pool's directory":                              {podWith("user", "here", onHost("/mnt/fast/csi/")), true},
+		"a volume by its directory":                         {podWith("user", "here", onHost("/mnt/fast/csi/pvc-1")), true},
+		"a directory beside it":                             {podWith("user", "here", onHost("/mnt/fast/csi-2")), false},
+		"all pools, because it is a driver":                 {ofDriver, false},
+		"the pool's directory, and is of another DaemonSet": {another, true},
+		"a claim":                            {podWith("user", "here", claimed("on-claim")), true},
+		"an ephemeral claim":                 {podWith("claim-of-an", "here", ephemeral), true},
+		"an inline volume":                   {podWith("user", "here", inline("fast")), true},
+		"an inline volume of the first pool": {podWith("user", "here", inline("")), true},
+		"an inline volume of another pool":   {podWith("user", "here", inline("local")), false},
+		"a volume of another driver there":   {podWith("user", "here", claimed("by-path")), true},
+		"a volume of a pool without a claim": {podWith("user", "here", claimed("plain")), false},
+		"a claim, and has ended":             {ended, false},
+		"a claim, on a node that is down":    {podWith("user", "down", claimed("on-claim")), true},
 	} {
 		t.Run("a pod has "+name, func(t *testing.T) {
 			object := stored("hpp", 1, true)
@@ -116,7 +120,7 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 			if !tt.waits {
 				return
 			}
-			if _, available := h.status(); !strings.Contains(available.Message, "pool fast on "+tt.pod.Spec.NodeName+": it is used by pod space/"+tt.pod.Name) {
+			if _, available := h.status(); !strings.Contains(available.Message, "pool fast on "+tt.pod.Spec.NodeName+": it is used by pod "+tt.pod.Namespace+"/"+tt.pod.Name) {
 				t.Errorf("the condition says %q", available.Message)
 			}
 			must.Succeed(t, h.Delete(t.Context(), tt.pod))
