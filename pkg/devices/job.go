@@ -472,7 +472,8 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	c := cleaning{agent: a, job: j, held: held, record: held.record, log: log, noted: started, asked: started, checked: started, done: held.done}
 	w := wiper{device: held, wipe: wipe, turn: c.turn, stepped: c.noteProgress}
 	err := w.run(ctx, held.done)
-	if reason := reasonOf(err); errors.Is(err, context.Canceled) || reason == NotConfirmed || reason == Attaching {
+	// A job that is cancelled alone may have no volume any more, and its path another.
+	if reason := reasonOf(err); errors.Is(err, context.Canceled) && a.ctx.Err() != nil || reason == NotConfirmed || reason == Attaching {
 		return errors.Join(err, c.leave())
 	}
 	if err == nil {
