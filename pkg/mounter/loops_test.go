@@ -63,47 +63,44 @@ func TestPoolUnderBlockVolumeStays(t *testing.T) {
 // The filesystem of a pool failed, or does not say what the file of a device is. The kernel's name of that, which needs no filesystem, is that of
 // one in the pool, or may be. What the error says to detach the device with helps.
 func TestPoolUnderSilentBlockVolumeStays(t *testing.T) {
-	for name, pool := range map[string]func(t *testing.T) (m *mounter.Mounter, heal func()){"failed": failedPool, "silent": silentPool} {
+	for name, pool := range map[string]func(t *testing.T) *mounter.Mounter{"failed": failedPool, "silent": silentPool} {
 		t.Run(name, func(t *testing.T) {
-			m, heal := pool(t)
+			m := pool(t)
 			t.Cleanup(func() { _ = unix.Unmount(m.Target, 0) })
 			look := *m
 			look.Claim = nil
-			err := look.Look(t.Context())
-			must.ErrorIs(t, err, mounter.ErrInUse)
-			if name == "failed" { // of the other one nothing can be known
-				must.ErrorIs(t, look.Unmount(t.Context()), mounter.ErrInUse)
-				must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrInUse)
+			command := ""
+			for _, err := range []error{look.Look(t.Context()), look.Unmount(t.Context()), m.Unmount(t.Context())} {
+				must.ErrorIs(t, err, mounter.ErrInUse)
+				command = regexp.MustCompile(`losetup --detach /dev/loop\d+$`).FindString(err.Error())
 			}
-			command := regexp.MustCompile(`losetup --detach /dev/loop\d+$`).FindString(err.Error())
 			if said, err := exec.CommandContext(t.Context(), "sh", "-c", command).CombinedOutput(); err != nil || command == "" {
 				t.Fatalf("%q: %v: %s", command, err, said)
 			}
-			heal()
 			m.Patience = time.Minute // for those that open each device for an instant
 			must.Succeed(t, m.Unmount(t.Context()))
 		})
 	}
 }
 
-func failedPool(t *testing.T) (m *mounter.Mounter, heal func()) {
+func failedPool(t *testing.T) *mounter.Mounter {
 	t.Helper()
 	m, volume := poolOn(t, "xfs")
 	attachInContainer(t, volume)
 	testenv.ShutDown(t, m.Target)
-	return m, func() {}
+	return m
 }
 
-func silentPool(t *testing.T) (m *mounter.Mounter, heal func()) {
+func silentPool(t *testing.T) *mounter.Mounter {
 	t.Helper()
-	m, _ = newMounter(t)
+	m, _ := newMounter(t)
 	claim := poolOfServer(t)
 	m.Claim = mounter.Volume{Path: filepath.Dir(claim.Path)}
 	must.Succeed(t, m.Mount(t.Context()))
 	attachThrough(t, m.Target, filepath.Base(claim.Path))
 	claim.FailWith(unix.EACCES, disk.Stat)
 	t.Cleanup(claim.Heal)
-	return m, claim.Heal
+	return m
 }
 
 // poolOfServer is a filesystem, with a file, that tells neither its id nor when its root was made, as one of the network.

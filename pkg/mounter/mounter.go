@@ -423,7 +423,7 @@ func (m *Mounter) lookForUsers() error {
 	if err != nil {
 		return err
 	}
-	known := before.identifies() || m.Claim != nil
+	known := before != nil || m.Claim != nil
 	switch {
 	case ours:
 		return checkUnpublished(top.mount)
@@ -587,16 +587,15 @@ func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	dead, known := top.state.Dead != nil, before.identifies()
-	if known && before.is(now, dead) {
+	dead := top.state.Dead != nil
+	if before != nil && before.is(now, dead) {
 		return true, nil
 	}
-	if m.Claim != nil && (!dead || !known) { // of a server the name is known, too
+	if m.Claim != nil && !dead {
 		if ours, err := m.Claim.Is(top.mount, top.state.ID); ours || err != nil {
 			return ours, err
 		}
-	}
-	if (m.Claim == nil || dead) && (!known || dead && before.Device == "") {
+	} else if before == nil || dead && before.Device == "" {
 		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.Type)
 	}
 	for _, below := range top.table.Stack(top.state.MountID)[1:] {

@@ -53,10 +53,6 @@ func bootID() (string, error) {
 
 func deviceOf(m *mountinfo.Mount) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
 
-// identifies says whether there is a record that tells one filesystem from another. FUSE, and NFS before Linux 6.16, give neither time nor id, and the
-// next of their mounts has the device number that has become free.
-func (r *record) identifies() bool { return r != nil && (r.Born != 0 || r.Filesystem != [2]int32{}) }
-
 // is reports whether what is mounted is what was recorded. Of a filesystem that failed no more than the device is known.
 func (r record) is(now record, dead bool) bool {
 	if dead {

@@ -258,31 +258,6 @@ func TestUnmountWithoutRecord(t *testing.T) {
 	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
 }
 
-// A network filesystem that tells neither its id nor its age is known by its claim only: an administrator may have mounted another one in its place.
-func TestMountThatNothingIdentifiesStays(t *testing.T) {
-	for name, failed := range map[string]bool{"alive": false, "failed": true} {
-		t.Run(name, func(t *testing.T) {
-			m, other := newMounter(t)
-			server := poolOfServer(t)
-			own := mounter.Volume{Path: filepath.Dir(server.Path)}
-			m.Claim = own
-			must.Succeed(t, m.Mount(t.Context()))
-			if m.Claim = nil; failed {
-				const statfs = 17 // FUSE_STATFS of linux/fuse.h
-				server.FailWith(unix.ENOTCONN, statfs)
-				again := *m
-				again.Claim = mounter.Volume{Path: other}
-				must.ErrorIs(t, again.Mount(t.Context()), mounter.ErrOccupied)
-			}
-			must.Succeed(t, m.Look(t.Context()))
-			must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
-			server.Heal()
-			m.Claim = own
-			must.Succeed(t, m.Check(), m.Unmount(t.Context()))
-		})
-	}
-}
-
 // A mounter takes over what it finds of its claim, and then what it recorded is enough.
 func TestUnmountOfMountThatWasTakenOver(t *testing.T) {
 	m, claim := newMounter(t)
