@@ -170,8 +170,9 @@ func (h *harness) goesOn(client dynamic.ResourceInterface, name, spec string) {
 // poolOnCordonedNode cordons the node of the writers. What runs there stays, and a pool on claims that is added is mounted there too.
 func poolOnCordonedNode(h *harness, client dynamic.ResourceInterface, name string) {
 	h.Helper()
-	pods := func() string {
-		return h.kubectl("get", "pods", "-n", cluster.Namespace, "-l", "app.kubernetes.io/name=hostpath-csi-driver", "-o", "jsonpath={.items[*].metadata.uid}")
+	pods := func() string { // but for those that end
+		return h.kubectl("get", "pods", "-n", cluster.Namespace, "-l", "app.kubernetes.io/name=hostpath-csi-driver", "-o",
+			"go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.uid}} {{end}}{{end}}")
 	}
 	const legacy, late = `{"name":"legacy","path":"/var/hpvolumes"}`,
 		`{"name":"late","path":"/var/late","pvcTemplate":{"storageClassName":"` + operatorLegacyClass + `","volumeMode":"Block","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"320Mi"}}}}`
