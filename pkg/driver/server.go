@@ -224,7 +224,7 @@ func Listen(ctx context.Context, socket string) (net.Listener, error) {
 		return nil, err
 	}
 	defer unlock()
-	if err := removeStale(socket); err != nil {
+	if err := removeStale(ctx, socket); err != nil {
 		return nil, err
 	}
 	listener, err := net.Listen("unix", socket)
@@ -266,17 +266,25 @@ func answers(connection net.Conn) (answered bool, err error) {
 	return answered, errors.Join(err, connection.Close())
 }
 
-// connect waits for a queue that is full (EAGAIN) to be taken from: clients that gave up fill that of a driver that was killed.
-func connect(socket string) (connection net.Conn, err error) {
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(100 * time.Millisecond) {
+// connect waits for a queue that is full (EAGAIN) to be taken from, which poll(2) does not tell: clients that gave up fill that of a
+// driver that was killed.
+func connect(ctx context.Context, socket string) (connection net.Conn, err error) {
+	again := time.NewTicker(patience / 100)
+	defer again.Stop()
+	for range 100 {
 		if connection, err = net.DialTimeout("unix", socket, time.Second); !errors.Is(err, syscall.EAGAIN) {
-			break
+			return connection, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-again.C:
 		}
 	}
-	return connection, err
+	return nil, err
 }
 
-func removeStale(socket string) error {
+func removeStale(ctx context.Context, socket string) error {
 	info, err := os.Lstat(socket)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -287,7 +295,7 @@ func removeStale(socket string) error {
 	if info.Mode()&os.ModeSocket == 0 {
 		return fmt.Errorf("listen on %s: it exists and is not a socket; move it away", socket)
 	}
-	connection, err := connect(socket)
+	connection, err := connect(ctx, socket)
 	switch {
 	case err == nil:
 		if answered, err := answers(connection); err != nil || answered {

@@ -68,7 +68,7 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {
-		return nil, src.published()
+		return nil, usedError(src)
 	}
 	if err := unlimit(src); err != nil {
 		return nil, err
@@ -76,8 +76,8 @@ func openSource(in *serve.Visit, id volume.ID, way CopyWay, unlock func()) (_ *s
 	return src, nil
 }
 
-// published is the answer for a source that has to be read while no pod writes to it.
-func (s *source) published() error {
+// usedError is the answer for a published source that has to be read while no pod writes to it.
+func usedError(s *source) error {
 	instead := "have its pods frozen (consistency: freeze)"
 	if s.entry.Block() {
 		instead = "on btrfs use a volume made while quotas are on (btrfs quota enable)"
@@ -95,7 +95,7 @@ func unlimit(s *source) error {
 
 // mayShare reports whether copies of a source may share its blocks. Where a file keeps more extents than its size, that has to be counted, of a
 // block volume and of its copy: what they keep above their promises would be sold otherwise.
-func (s *source) mayShare() (bool, error) {
+func mayShare(s *source) (bool, error) {
 	enforcer := s.in.Enforcer
 	if !s.entry.Block() || enforcer.Kind() == quota.Btrfs && enforcer.Unenforced() == nil && enforcer.Enforces(reconcile.InfoOf(s.entry)) {
 		return true, nil
@@ -146,7 +146,7 @@ func (s *source) chooseMethod() (volume.CopyMethod, error) {
 			return "", err
 		}
 	}
-	if may, err := s.mayShare(); err != nil || !may {
+	if may, err := mayShare(s); err != nil || !may {
 		return volume.ByCopy, err
 	}
 	// In the pool's directory: the source may be at its limit.

@@ -122,22 +122,26 @@ func (s spread) has(in sets.Set[string]) int {
 	return min(s.desired, s.nodes.Len()) - min(s.desired, s.nodes.Difference(in).Len())
 }
 
-// sortOut tells errors that waiting does not solve from those of requests that the API server takes when they are repeated, each on its own.
+// sortOut tells errors that waiting does not solve from those of requests that the API server takes when they are repeated.
 func sortOut(problems []error) (lasting, passing []error) {
 	for _, err := range problems {
-		var several interface{ Unwrap() []error }
-		switch {
-		case errors.As(err, &several):
-			more, less := sortOut(several.Unwrap())
-			lasting, passing = append(lasting, more...), append(passing, less...)
-		case apierrors.IsConflict(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsTooManyRequests(err),
-			apierrors.IsServiceUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+		if passes(err) {
 			passing = append(passing, err)
-		default:
+		} else {
 			lasting = append(lasting, err)
 		}
 	}
 	return lasting, passing
+}
+
+// passes reports whether all that an error is made of solves itself.
+func passes(err error) bool {
+	var several interface{ Unwrap() []error }
+	if errors.As(err, &several) {
+		return !slices.ContainsFunc(several.Unwrap(), func(err error) bool { return !passes(err) })
+	}
+	return apierrors.IsConflict(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) ||
+		apierrors.IsServiceUnavailable(err) || errors.Is(err, context.DeadlineExceeded)
 }
 
 func texts(problems []error) []string {
