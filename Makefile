@@ -140,12 +140,24 @@ unit: ## Run what needs neither root nor the network nor the race detector: seco
 	@env -u CI HOSTPATH_UNIT=1 GOGC=400 go test -ldflags='-s -w' -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/ -e /sanity$$)
 
 .PHONY: test
-test: test-race ## Run every test but those of a cluster, the product's with the race detector, and print the coverage
+test: ## Run every test but those of a cluster, the product's with the race detector, and print the coverage
+	@test/tools/install-deps test
+	@# What needs no race detector waits for disks most of the time: one package after another, beside all else.
+	@source test/tools/beside; trap stop_beside EXIT; \
+		beside rest 3 $(MAKE) test-rest; \
+		$(MAKE) test-race test-beside-kernel; \
+		ended rest
+
+.PHONY: test-beside-kernel
+test-beside-kernel:
 	@# The virtual machine computes, then the modules have their turn. ALSO names targets that mostly wait, and share their time.
 	@source test/tools/beside; trap stop_beside EXIT; \
 		beside kernel 2 $(MAKE) test-kernel test-modules KERNEL_TIMEOUT=45m KERNEL_TEST_TIMEOUT=40m; \
-		$(MAKE) test-rest $(ALSO); \
+		[[ -z '$(ALSO)' ]] || $(MAKE) $(ALSO); \
 		ended kernel
+
+# Wants to see all processes of the machine, which it does not beside others.
+SEES_PROCESSES := ./pkg/localpv
 
 .PHONY: test-race
 test-race:
@@ -155,11 +167,12 @@ test-race:
 	CGO_ENABLED=1 go build -race -o bin/race/ ./cmd/hostpath-csi-driver
 	HOSTPATH_CSI_DRIVER=$(CURDIR)/bin/race/hostpath-csi-driver $(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v -e /sanity $(WITHOUT_RACE:%=-e '%'))
 	@test/tools/coverage bin/cover.out
+	$(GO_TEST_WITHOUT_RACE) -short $(SEES_PROCESSES)
 
 .PHONY: test-rest
 test-rest:
 	CGO_ENABLED=0 go build -o bin/static/ ./cmd/hostpath-csi-driver
-	HOSTPATH_CSI_DRIVER=$(CURDIR)/bin/static/hostpath-csi-driver $(GO_TEST_WITHOUT_RACE) -short $$(go list ./... | grep $(WITHOUT_RACE:%=-e '%'))
+	HOSTPATH_CSI_DRIVER=$(CURDIR)/bin/static/hostpath-csi-driver $(GO_TEST_WITHOUT_RACE) -p 1 -short $$(go list ./... | grep $(WITHOUT_RACE:%=-e '%') | grep -v $(SEES_PROCESSES:./%=-e '/%$$'))
 
 .PHONY: test-modules
 test-modules: sanity
