@@ -3,6 +3,7 @@ package devices_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
@@ -72,6 +73,42 @@ func TestReservedDiskIsGivenUp(t *testing.T) {
 			a.Reserved.Delete(r.GivenUp[0])
 			a.Agent.Unreserved(r.GivenUp[0])
 			b.Offered()
+		})
+	}
+}
+
+// What a node has of a claim whose volume was deleted by hand is offered by no other node, whatever this one looks at.
+func TestDiskWithDataOfClaimStaysReserved(t *testing.T) {
+	for name, pass := range map[string]func(h *devicestest.Harness) devices.Report{
+		"it is new to the next agent": func(h *devicestest.Harness) devices.Report {
+			h.Settle = 5 * time.Minute
+			h.Restart()
+			return h.Pass()
+		},
+		"nothing is selected": func(h *devicestest.Harness) devices.Report {
+			q := h.Request()
+			q.Offer = nil
+			return h.Agent.Pass(q)
+		},
+		"another directory is selected": func(h *devicestest.Harness) devices.Report {
+			h.Config.DeviceDir = h.TempDir()
+			return h.Pass()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, d, _ := twoNodes(t)
+			a.Offered()
+			a.PVs[0] = devicestest.Bound(a.PVs[0])
+			a.Pass()
+			d.WriteAt(devicestest.Pattern(), mib)
+			a.PVs = nil
+			a.Refused(devices.WasBound)
+			for range 2 {
+				if r := pass(a); len(r.GivenUp) > 0 {
+					t.Errorf("found %+v, want the disk to stay reserved", r)
+				}
+			}
+			b.Refused(devices.Twice)
 		})
 	}
 }
