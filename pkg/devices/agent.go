@@ -341,7 +341,9 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		return
 	}
 	p.report.Available++
-	p.had(number)
+	if !v.Deleted { // its device may have been cleaned, and written to since
+		p.had(number)
+	}
 }
 
 // halfClean has a volume be deleted that is available, as when its claim was taken from it by hand, while its device was
@@ -582,13 +584,33 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	case j.err != nil:
 		p.fail(j.volume.Name, j.path, j.err)
 	case j.volume.Name != "":
-		p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
-		p.had(number)
+		p.cleaned(j)
 	case j.held != nil:
 		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] || j.names[name] })
 		p.names[name] = true
 		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.Identity, j.held.Facts.SizeBytes, number})
 	}
+}
+
+// cleaned reports a device that is clean, unless it was written to since: then it is cleaned anew.
+func (p *pass) cleaned(j *job) {
+	record, err := p.Records.Get(j.path)
+	if err != nil {
+		p.fail(j.volume.Name, j.path, err)
+		return
+	}
+	facts, err := inspect(j.number)
+	if err != nil {
+		p.fail(j.volume.Name, j.path, err)
+		return
+	}
+	if record.Left != "" && record.Left != leftAs(facts) {
+		p.drop(j.number)
+		p.Changed()
+		return
+	}
+	p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
+	p.had(j.number)
 }
 
 // underway reports a job that has not ended, as it was.

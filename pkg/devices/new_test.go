@@ -159,6 +159,34 @@ func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToIt(t *testing.T) {
 	h.Offered()
 }
 
+// A volume stays after its device is clean, for as long as the API server refuses the deletion, or a finalizer keeps it.
+func TestDiskOfAVolume_isNewAfterAnotherHasWrittenToItBeforeItsDeletion(t *testing.T) {
+	const at = 16*mib + 80<<10 // between two samples
+	for name, stays := range map[string]func(v *devices.Volume){
+		"the deletion is refused": func(*devices.Volume) {},
+		"a finalizer keeps it":    func(v *devices.Volume) { v.Released, v.Deleted, v.Used, v.Bound = false, true, true, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := settling(t)
+			t.Cleanup(devices.UseSmallSteps())
+			h.Config.Wipe = devices.WipeZero
+			d := h.Disk("disk", 64*mib)
+			h.PVs = []devices.Volume{h.Released(d.Volume("pv"))}
+			if r := h.Pass(); len(r.Cleaned) != 1 {
+				t.Fatalf("found %+v, want it cleaned", r)
+			}
+			stays(&h.PVs[0])
+			h.Pass()
+			d.WriteAt(devicestest.Pattern()[:32<<10], at)
+			h.Pass()
+			h.PVs = nil
+			if r := h.Pass(); len(r.Offers) > 0 {
+				d.WantZero(at, at+32<<10) // it was cleaned anew, or has to wait
+			}
+		})
+	}
+}
+
 // Where the kernel does not count what is written, nothing shows that nothing was.
 func TestDiskOfAVolume_isNewIfNothingIsCounted(t *testing.T) {
 	h := settling(t)
