@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -178,6 +179,74 @@ func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
 		two.later(time.Minute)
 		two.delete("pvc-1")
 	})
+}
+
+// Pods run on without the driver of their node.
+func TestDriverThatDoesNotSharePoolLeavesWhatIsPublishedElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newHarness(t, t.TempDir())
+		one.start(sharedPool)
+		one.create("pvc-1", mib)
+		one.create("pvc-2", mib)
+		one.createBlock("pvc-disk", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"), one.publish("pvc-2", "b"), one.publishBlock("pvc-disk", "disk"))
+		must.Succeed(t, one.Close(context.Background()))
+		two := &harness{t: t, Node: one.Beside()}
+		two.OwnDev("dev-node-2")
+		two.begin("node-2", local)
+		for range 5 {
+			two.later(time.Minute)
+			two.wantOutOf("node-1")
+			wantError(t, two.publish("pvc-1", "on-two"), volume.ErrUnavailable)
+			wantError(t, two.publishBlock("pvc-disk", "disk-on-two"), volume.ErrUnavailable)
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-2")), volume.ErrUnavailable)
+		}
+		if seen := two.inspectAs("node-2", local)[0]; seen.Reason != string(health.PoolNotServing) || !strings.Contains(seen.Condition, "published on node node-1") {
+			t.Errorf("inspect reports %+v, want that node-1 has volumes published", seen.Condition)
+		}
+		must.Succeed(t, os.RemoveAll(one.Own("published", "node-1"))) // it is off
+		two.later(time.Minute)
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
+		two.delete("pvc-2")
+	})
+}
+
+// Each node has a pod with a volume of its own.
+func TestSharedTakenFromPoolNodeByNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newHarness(t, t.TempDir())
+		one.start(sharedPool)
+		two := one.another("node-2")
+		one.create("pvc-1", mib)
+		one.create("pvc-2", mib)
+		must.Succeed(t, one.publish("pvc-1", "a"), two.publish("pvc-2", "b"))
+		must.Succeed(t, two.Close(context.Background()))
+		two.begin("node-2", local)
+		two.later(5 * time.Minute)
+		must.Succeed(t, one.Close(context.Background()))
+		one.begin("node-1", local)
+		one.later(5 * time.Minute)
+		one.wantOutOf("node-2")
+		two.wantOutOf("node-1")
+		must.Succeed(t, two.unpublish("pvc-2", "b"))
+
+		must.Succeed(t, os.RemoveAll(one.Own("published", "node-2")))
+		one.later(time.Minute)
+		must.Succeed(t, one.publish("pvc-2", "b"), one.unpublish("pvc-1", "a"), one.unpublish("pvc-2", "b"))
+		one.later(2 * time.Minute)
+		must.Succeed(t, one.Close(context.Background())) // without a mark that would keep the other out
+		two.later(time.Minute)
+		two.delete("pvc-1")
+	})
+}
+
+// wantOutOf expects the pool not to be served here, because of marks of a node, and the reason to say how to give that up.
+func (h *harness) wantOutOf(node string) {
+	h.t.Helper()
+	err := h.Status()[0].Err
+	if !errors.Is(err, store.ErrServed) || !strings.Contains(err.Error(), "published on node "+node) || !strings.Contains(err.Error(), "rm -r '"+h.Own("published", node)) {
+		h.t.Errorf("the pool does not serve because of %v, want what node %s has published", err, node)
+	}
 }
 
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.

@@ -219,6 +219,9 @@ func (v *found) reread() error {
 
 // unmarkPublished takes the mark back once the volume is published nowhere on this node.
 func (v *found) unmarkPublished(ctx context.Context) error {
+	if !v.visit.Pool.Config.Shared {
+		return nil // one from before is removed by the sweep
+	}
 	return v.visit.UnmarkPublished(ctx, v.use())
 }
 

@@ -147,8 +147,8 @@ func (g *Guard) CheckShared(s *store.Store) error {
 	return nil
 }
 
-// checkNotShared returns store.ErrServed as long as a driver of another node serves the pool as a shared one: it takes
-// no notice of this one's lock.
+// checkNotShared returns store.ErrServed as long as a driver of another node serves the pool as a shared one, which takes
+// no notice of this one's lock, or has left anything published: pods run on without it.
 func (g *Guard) checkNotShared(s *store.Store) error {
 	sharing := ""
 	err := s.Nodes().EachSharing(func(node, sign string) {
@@ -157,9 +157,12 @@ func (g *Guard) checkNotShared(s *store.Store) error {
 		}
 	})
 	if err == nil && sharing != "" {
-		err = fmt.Errorf("%w here: node %q serves it as a shared pool", store.ErrServed, sharing)
+		return fmt.Errorf("%w here: node %q serves it as a shared pool", store.ErrServed, sharing)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return s.Nodes().NothingElsewhere()
 }
 
 // write writes the next sign of life. Where none can be written, that of another does not change either, and says nothing.

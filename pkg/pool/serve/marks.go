@@ -46,9 +46,6 @@ func (in *Visit) MarkPublishing(ctx context.Context, id volume.ID, multiNode boo
 // node, and no call is about to. As long as a device that may be the volume's does not answer, that is unknown, and
 // the mark stays for the next check: it keeps other nodes from deleting, and blocks nothing else.
 func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) error {
-	if !in.Pool.Config.Shared {
-		return nil
-	}
 	done, err := in.Pool.Node.marking.Wait(ctx, of.ID)
 	if err != nil {
 		return err

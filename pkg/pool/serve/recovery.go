@@ -72,7 +72,7 @@ var recovery = []recoveryStep{
 	// Take over from nodes that are gone.
 	{at: eachMinute, writable: eachMinute, only: shared, do: quietly(func(in *Visit, _ context.Context) { in.Discard().TakeOver() })},
 	// Remove stale marks of this node.
-	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
+	{at: atOpen | eachMinute, writable: eachMinute, do: (*Visit).recoverMarks},
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
 	// Count what is left of the trash of other nodes: where the pool was read before it was served, its own was counted with it.

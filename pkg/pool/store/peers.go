@@ -211,18 +211,39 @@ func (n Nodes) UnpublishedElsewhere(id volume.ID) error {
 	return n.eachPeer(func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := marks.Exists(id.String())
 		if marked {
-			err = fmt.Errorf("%w, published on node %s; if that node does not come back, make sure that it is off, and then: rm -r '%s'",
-				volume.ErrInUse, node, marks)
+			err = fmt.Errorf("%w, %s", volume.ErrInUse, publishedOn(node, marks))
 		}
 		return err
 	})
 }
 
-// eachPeer goes over the marks of the other nodes of a shared pool.
-func (n Nodes) eachPeer(do func(node volume.NodeID, marks *dir.Dir) error) error {
-	if !n.store.at.Shared {
+// NothingElsewhere returns ErrServed where another node has published a volume of the pool: a driver to which that is not shared
+// would take no notice of what that node does next.
+func (n Nodes) NothingElsewhere() error {
+	return n.eachPeer(func(node volume.NodeID, marks *dir.Dir) error {
+		marked, err := Names(marks)
+		if err != nil {
+			return err
+		}
+		for _, id := range marked {
+			exists, err := n.store.root.Exists(id)
+			if err != nil {
+				return err
+			}
+			if exists {
+				return fmt.Errorf("%w here: volume %s is %s", ErrServed, id, publishedOn(node, marks))
+			}
+		}
 		return nil
-	}
+	})
+}
+
+func publishedOn(node volume.NodeID, marks *dir.Dir) string {
+	return fmt.Sprintf("published on node %s; if that node does not come back, make sure that it is off, and then: rm -r '%s'", node, marks)
+}
+
+// eachPeer goes over the marks of the other nodes, also where the pool is not shared, or is not any more.
+func (n Nodes) eachPeer(do func(node volume.NodeID, marks *dir.Dir) error) error {
 	return n.EachIn(publishedName, func(name string, marks *dir.Dir) error {
 		node, err := volume.ParseNodeID(name)
 		if err != nil || node == n.store.at.Node {
