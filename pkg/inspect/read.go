@@ -146,7 +146,7 @@ func (r *reader) report(ctx context.Context) Pool {
 	if err != nil {
 		return r.unreadable(err)
 	}
-	if slices.ContainsFunc(r.volumes, func(v seen) bool { return v.file != dir.ID{} }) {
+	if slices.ContainsFunc(r.volumes, func(v seen) bool { return v.file != nil }) {
 		if err := r.addDevices(ctx); err != nil {
 			p.DevicesError = err.Error()
 		}
@@ -380,12 +380,14 @@ func (r *reader) addDevices(ctx context.Context) error {
 	var problems error
 	for i := range r.volumes {
 		v := &r.volumes[i]
-		if (v.file == dir.ID{}) {
+		if v.file == nil {
 			continue
 		}
 		problems = errors.Join(problems, all.Silent(v.ID))
-		v.devices = all.Of(v.file)
-		at := all.Publications(v.file)
+		of, err := all.Of(*v.file)
+		problems = errors.Join(problems, err)
+		v.devices = of.Attached
+		at := of.Publications()
 		v.published = append(v.published, at...)
 		if len(at) > 0 && !slices.Contains(v.Nodes, r.Node) {
 			v.Nodes = r.Nodes(at, v.Nodes)

@@ -25,8 +25,8 @@ type seen struct {
 	// volume.Unknown if it does neither. Of a block volume they include what the filesystem
 	// needs to keep track of the file.
 	limitBytes, usedBytes int64
-	carried               quota.ID // what the directory is counted by; 0 for nothing
-	file                  dir.ID   // what its devices are attached to; zero for nothing
+	carried               quota.ID            // what the directory is counted by; 0 for nothing
+	file                  *content.VolumeFile // by which its devices are known; nil without one
 	// fileBytes and allocatedBytes are those of the file; volume.Unknown if there is none.
 	fileBytes, allocatedBytes int64
 	extents                   *int               // of the file
@@ -187,7 +187,10 @@ func (v *seen) readFile(d *dir.Dir) {
 		return
 	}
 	defer func() { _ = disk.Close() }() // opened for reading
-	v.file = disk.ID()
+	if file, err := content.FileOf(v.ID, d); err == nil {
+		file = file.Keep()
+		v.file = &file
+	}
 	if bytes, err := disk.Size(); err == nil {
 		v.fileBytes = bytes
 	}

@@ -12,10 +12,16 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
+
+// anewDisk is a volume with a name of its own: filesystems that are made the same have files of the same numbers, and loop devices are
+// those of the whole machine.
+var anewDisk = "pvc-" + store.RandomSuffix()
 
 // onMountedAnew has a node with a directory and a block volume published whose filesystem is then mounted anew. An overlay stands
 // for all that has another superblock, and device number, by that, such as NFS with other options.
@@ -39,14 +45,14 @@ func onMountedAnew(t *testing.T, pools string, test func(t *testing.T, h *harnes
 		h.table, h.devices = must.Value(bind.NewKernel())(t), loop.NewKernel(h.Dev)
 		h.start(pools)
 		h.create("pvc-1", mib)
-		h.createBlock("pvc-disk", mib)
-		defer func() { _, _ = h.unpublish("pvc-1", "a"), h.unpublish("pvc-disk", "b") }() // also if the test has failed
-		must.Succeed(t, h.publish("pvc-1", "a"), h.publishBlock("pvc-disk", "b"))
+		h.createBlock(anewDisk, mib)
+		defer func() { _, _ = h.unpublish("pvc-1", "a"), h.unpublish(anewDisk, "b") }() // also if the test has failed
+		must.Succeed(t, h.publish("pvc-1", "a"), h.publishBlock(anewDisk, "b"))
 		defer func() {
-			must.Succeed(t, h.unpublish("pvc-1", "a"), h.unpublish("pvc-disk", "b"))
-			must.Succeed(t, h.publishBlock("pvc-disk", "b"), h.unpublish("pvc-disk", "b"))
+			must.Succeed(t, h.unpublish("pvc-1", "a"), h.unpublish(anewDisk, "b"))
+			must.Succeed(t, h.publishBlock(anewDisk, "b"), h.unpublish(anewDisk, "b"))
 			h.delete("pvc-1")
-			h.delete("pvc-disk")
+			h.delete(anewDisk)
 		}()
 		must.Succeed(t, syscall.Unmount(at, syscall.MNT_DETACH))
 		mount()
@@ -62,8 +68,8 @@ func onMountedAnew(t *testing.T, pools string, test func(t *testing.T, h *harnes
 func TestPoolMountedAnewHasVolumesPublished(t *testing.T) {
 	onMountedAnew(t, local, func(t *testing.T, h *harness) {
 		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		wantError(t, h.Delete(t.Context(), id(t, "pvc-disk")), volume.ErrInUse)
-		wantError(t, h.publishBlock("pvc-disk", "c"), volume.ErrInUse) // by another device, with a cache of its own
+		wantError(t, h.Delete(t.Context(), id(t, anewDisk)), volume.ErrInUse)
+		wantError(t, h.publishBlock(anewDisk, "c"), volume.ErrInUse) // by another device, with a cache of its own
 	})
 }
 
@@ -71,7 +77,72 @@ func TestPoolMountedAnewKeepsMarks(t *testing.T) {
 	onMountedAnew(t, sharedPool, func(t *testing.T, h *harness) {
 		two := h.another("node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
+		wantRefusedFor(t, two.publishBlock(anewDisk, "on-two"), "node-1")
 		must.Succeed(t, two.Close(t.Context()))
+	})
+}
+
+// onDisks are the devices on files of block volumes.
+func (h *harness) onDisks() []loop.Device {
+	h.t.Helper()
+	return must.Value(h.devices.Attached(content.FileName))(h.t)
+}
+
+func TestPoolMountedAnewDetachesDeviceThatWasBusy(t *testing.T) {
+	onMountedAnew(t, sharedPool, func(t *testing.T, h *harness) {
+		held := must.Value(os.Open("/dev/" + h.onDisks()[0].Name))(t)
+		for range 2 {
+			wantError(t, h.unpublish(anewDisk, "b"), volume.ErrInUse)
+		}
+		must.Succeed(t, held.Close())
+		h.later(2 * time.Minute)
+		if left := h.onDisks(); len(left) > 0 {
+			t.Errorf("%v is attached after its user has closed it", left)
+		}
+	})
+}
+
+// The driver was killed between unmounting and detaching.
+func TestPoolMountedAnewDetachesWhatIsNotPublished(t *testing.T) {
+	onMountedAnew(t, local, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.table.Unpublish(h.Target("b"), nil))
+		h.restart(local)
+		if left := h.onDisks(); len(left) > 0 {
+			t.Errorf("%v is attached, and published nowhere", left)
+		}
+	})
+}
+
+func TestPoolMountedAnewRestoresMarks(t *testing.T) {
+	for title, c := range map[string]struct {
+		before string
+		change func(t *testing.T, h *harness)
+	}{
+		"removed":           {sharedPool, func(t *testing.T, h *harness) { must.Succeed(t, os.RemoveAll(h.Own("published", "node-1"))) }},
+		"not shared before": {local, func(_ *testing.T, h *harness) { h.restart(sharedPool) }},
+	} {
+		t.Run(title, func(t *testing.T) {
+			onMountedAnew(t, c.before, func(t *testing.T, h *harness) {
+				c.change(t, h)
+				h.later(2 * time.Minute)
+				two := h.another("node-2")
+				wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+				wantRefusedFor(t, two.publishBlock(anewDisk, "on-two"), "node-1")
+				must.Succeed(t, two.Close(t.Context()))
+			})
+		})
+	}
+}
+
+func TestPoolMountedAnewServesWhatIsPublished(t *testing.T) {
+	onMountedAnew(t, local, func(t *testing.T, h *harness) {
+		must.Succeed(t, h.publishBlock(anewDisk, "b")) // a repeated call
+		if got := must.Value(h.Publications().Stats(t.Context(), id(t, anewDisk), h.Target("b")))(t).Space.SizeBytes; got != mib {
+			t.Errorf("it has %d bytes, want %d", got, mib)
+		}
+		must.Value(h.Expand(t.Context(), id(t, anewDisk), h.Target("b"), volume.ModeBlock, volume.Range{Required: 2 * mib}))(t)
+		if got := h.onDisks()[0].SizeBytes; got != 2*mib {
+			t.Errorf("its device has %d bytes, want %d", got, 2*mib)
+		}
 	})
 }

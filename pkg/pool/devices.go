@@ -37,7 +37,11 @@ func (s Publications) isOf(ctx context.Context, id volume.ID, device *loop.Devic
 	}
 	defer v.close()
 	file, ok, err := reconcile.FileOf(v.id, v.entry, v.dir)
-	return err == nil && ok && file == device.Backing
+	if err != nil || !ok {
+		return false
+	}
+	is, err := v.visit.View().Host.IsOf(*device, file)
+	return err == nil && is
 }
 
 // isInPool reports whether the file of a device is where the volumes of a pool are. It may have been one, and been moved aside for one

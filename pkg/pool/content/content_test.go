@@ -70,11 +70,13 @@ func (n *node) disk(bytes int64) *content.Disk {
 // devices are those of the disk, and how often they are published.
 func (n *node) devices() (attached, published int) {
 	n.t.Helper()
-	all, err := n.host.Attachments()
-	must.Succeed(n.t, err)
-	file, err := content.FileID(n.id, n.dir)
-	must.Succeed(n.t, err)
-	return len(all.Of(file)), len(all.Publications(file))
+	of := must.Value(n.host.DevicesOf(n.file()))(n.t)
+	return len(of.Attached), len(of.Publications())
+}
+
+func (n *node) file() content.VolumeFile {
+	n.t.Helper()
+	return must.Value(content.FileOf(n.id, n.dir))(n.t)
 }
 
 func (n *node) wantDevices(attached, published int) {
@@ -111,12 +113,11 @@ func TestDiskIsPublishedAsOneDevice(t *testing.T) {
 	}
 	must.Succeed(t, c.Publish(t.Context(), n.dir, second))
 	n.wantDevices(1, 2)
-	file := must.Value(content.FileID(n.id, n.dir))(t)
 	must.Succeed(t, n.mounts.Unpublish(first.Path, nil))
-	must.Succeed(t, n.host.DetachUnpublished(t.Context(), file))
+	must.Succeed(t, n.host.DetachUnpublished(t.Context(), n.file()))
 	n.wantDevices(1, 1)
 	must.Succeed(t, n.mounts.Unpublish(second.Path, nil))
-	must.Succeed(t, n.host.DetachUnpublished(t.Context(), file))
+	must.Succeed(t, n.host.DetachUnpublished(t.Context(), n.file()))
 	n.wantDevices(0, 0)
 }
 
@@ -164,12 +165,8 @@ func TestDiskGrows(t *testing.T) {
 	if bytes, err := content.FileBytes(n.id, n.dir); err != nil || bytes != 2*mib {
 		t.Errorf("the file has %d bytes, %v", bytes, err)
 	}
-	all, err := n.host.Attachments()
-	must.Succeed(t, err)
-	must.Succeed(t, n.host.Grow(all.Devices, 2*mib))
-	all, err = n.host.Attachments()
-	must.Succeed(t, err)
-	if bytes := all.Devices[0].SizeBytes; bytes != 2*mib {
+	must.Succeed(t, must.Value(n.host.DevicesOf(n.file()))(t).Grow(2*mib))
+	if bytes := must.Value(n.host.DevicesOf(n.file()))(t).Attached[0].SizeBytes; bytes != 2*mib {
 		t.Errorf("its device has %d bytes", bytes)
 	}
 	c.Bytes = 2 * mib

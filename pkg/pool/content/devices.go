@@ -17,6 +17,7 @@ import (
 type Attachments struct {
 	Devices   []loop.Device
 	Published map[string][]bind.Publication
+	host      Host
 }
 
 // Attachments reads them.
@@ -26,36 +27,79 @@ func (h Host) Attachments() (Attachments, error) {
 		return Attachments{}, err
 	}
 	published, err := h.Mounts.Published(h.Dev)
-	return Attachments{Devices: devices, Published: published}, err
+	return Attachments{Devices: devices, Published: published, host: h}, err
 }
 
-// AttachmentsOf are those of the node, if each of them reports whether it is on the file of a volume. One that does not answer may be.
-// One that is, through an earlier mount of the pool, counts as on the file. The directory is the volume's.
-func (h Host) AttachmentsOf(id volume.ID, file dir.ID, d *dir.Dir) (Attachments, error) {
+// A VolumeFile is the file of a block volume, by which its devices are known.
+type VolumeFile struct {
+	volume volume.ID
+	id     dir.ID
+	// anew reports whether it can have devices through an earlier mount of its filesystem.
+	anew func() (bool, error)
+}
+
+// FileOf identifies the file of a block volume, in whose directory it is. That stays open as long as this is used, or until Keep. It
+// does not open the file: a pod can have one there that cannot be opened. Errors: volume.ErrLost.
+func FileOf(id volume.ID, d *dir.Dir) (VolumeFile, error) {
+	file, err := dir.FileID(d, FileName)
+	return fileIn(id, d, file), lostFile(id, err)
+}
+
+func fileIn(id volume.ID, d *dir.Dir, file dir.ID) VolumeFile {
+	return VolumeFile{volume: id, id: file, anew: func() (bool, error) { return dir.MayBeMountedAnew(d.Fd()) }}
+}
+
+// Keep is the same file for when its directory is closed.
+func (f VolumeFile) Keep() VolumeFile {
+	anew, err := f.anew()
+	f.anew = func() (bool, error) { return anew, err }
+	return f
+}
+
+// IsOf reports whether a device is on the file of a volume, also through an earlier mount of the pool: then the file has another device
+// number there, but its inode number, its name, and that of the volume's directory. All that is done with devices goes by this.
+// For detaching one it has to have the driver's mark too, and to be neither published nor open. All of that has besides only a device of
+// another driver of this kind, on a copy of the pool that was made below the filesystem, in the instant between attaching and mounting.
+func (h Host) IsOf(device loop.Device, f VolumeFile) (bool, error) {
+	if device.Backing == f.id || !device.Backing.MayBe(f.id) {
+		return device.Backing == f.id, nil
+	}
+	var err error
+	device.FormerPath, err = h.Devices.FilePath(device.Name)
+	if errors.Is(err, loop.ErrNotAttached) {
+		return false, nil
+	}
+	if err != nil || !device.HadPath(f.volume.String(), FileName) {
+		return false, err
+	}
+	return f.anew()
+}
+
+// Of are those of one volume, as far as they answer.
+func (a Attachments) Of(f VolumeFile) (VolumeDevices, error) {
+	of := VolumeDevices{node: a}
+	for _, device := range a.Devices {
+		is, err := a.host.IsOf(device, f)
+		if err != nil {
+			return VolumeDevices{}, err
+		}
+		if is {
+			of.Attached = append(of.Attached, device)
+		}
+	}
+	return of, nil
+}
+
+// DevicesOf are the devices of a volume. It returns volume.ErrUnavailable if one may be that does not answer.
+func (h Host) DevicesOf(f VolumeFile) (VolumeDevices, error) {
 	all, err := h.Attachments()
 	if err != nil {
-		return Attachments{}, err
+		return VolumeDevices{}, err
 	}
-	for i, device := range all.Devices {
-		if device.Backing == file || !device.Backing.MayBe(file) {
-			continue
-		}
-		device.FormerPath, err = h.Devices.FilePath(device.Name)
-		if err != nil && !errors.Is(err, loop.ErrNotAttached) {
-			return Attachments{}, err
-		}
-		if !device.HadPath(id.String(), FileName) {
-			continue
-		}
-		anew, err := dir.MayBeMountedAnew(d.Fd())
-		if err != nil {
-			return Attachments{}, err
-		}
-		if anew {
-			all.Devices[i].Backing = file
-		}
+	if err := all.Silent(f.volume); err != nil {
+		return VolumeDevices{}, err
 	}
-	return all, all.Silent(id)
+	return all.Of(f)
 }
 
 // mounted are the names of the devices that are published.
@@ -68,16 +112,6 @@ func (h Host) mounted() (map[string]bool, error) {
 	return names, err
 }
 
-// Of are the devices of one file.
-func (a Attachments) Of(file dir.ID) (devices []loop.Device) {
-	for _, d := range a.Devices {
-		if d.Backing == file {
-			devices = append(devices, d)
-		}
-	}
-	return devices
-}
-
 // Silent returns volume.ErrUnavailable for a volume that may have a device which does not
 // answer whose it is.
 func (a Attachments) Silent(id volume.ID) error {
@@ -87,14 +121,6 @@ func (a Attachments) Silent(id volume.ID) error {
 		}
 	}
 	return nil
-}
-
-// Publications are those of the devices of one file.
-func (a Attachments) Publications(file dir.ID) (all []bind.Publication) {
-	for _, d := range a.Of(file) {
-		all = append(all, a.Published[d.Name]...)
-	}
-	return all
 }
 
 // Unused reports whether a device is ours to detach.
@@ -114,27 +140,49 @@ func (h Host) Orphans(root *dir.Dir) ([]loop.Device, error) {
 	return slices.DeleteFunc(deleted, func(d loop.Device) bool { return !here.MayHold(d.Backing) }), nil
 }
 
-// DetachUnpublished detaches the devices of a file that are published nowhere. It
+// DetachUnpublished detaches the devices of a volume that are published nowhere. It
 // returns ErrInUse for one that a process has open.
-func (h Host) DetachUnpublished(ctx context.Context, file dir.ID) error {
+func (h Host) DetachUnpublished(ctx context.Context, f VolumeFile) error {
 	all, err := h.Attachments()
 	if err != nil {
 		return err
 	}
-	for _, device := range all.Of(file) {
-		if all.Unused(device) {
-			err = errors.Join(err, h.Devices.Detach(ctx, device))
+	of, err := all.Of(f)
+	if err != nil {
+		return err
+	}
+	return of.DetachUnpublished(ctx)
+}
+
+// VolumeDevices are the devices of one volume, and where they are published.
+type VolumeDevices struct {
+	Attached []loop.Device
+	node     Attachments
+}
+
+// Publications are those of the devices.
+func (v VolumeDevices) Publications() (all []bind.Publication) {
+	for _, d := range v.Attached {
+		all = append(all, v.node.Published[d.Name]...)
+	}
+	return all
+}
+
+// DetachUnpublished is that of Host, for devices as they were read.
+func (v VolumeDevices) DetachUnpublished(ctx context.Context) (err error) {
+	for _, device := range v.Attached {
+		if v.node.Unused(device) {
+			err = errors.Join(err, v.node.host.Devices.Detach(ctx, device))
 		}
 	}
 	return DeviceError(err)
 }
 
-// Grow makes the driver's devices as large as their files are, if they have fewer bytes than
-// that.
-func (h Host) Grow(devices []loop.Device, fewerThan int64) (err error) {
-	for _, device := range devices {
+// Grow makes the driver's devices as large as the file is, if they have fewer bytes than that.
+func (v VolumeDevices) Grow(fewerThan int64) (err error) {
+	for _, device := range v.Attached {
 		if device.Ours && device.SizeBytes < fewerThan {
-			_, growErr := h.Devices.Grow(device)
+			_, growErr := v.node.host.Devices.Grow(device)
 			err = errors.Join(err, growErr)
 		}
 	}
@@ -222,7 +270,7 @@ func (h Host) detachGone(ctx context.Context, id volume.ID, device loop.Device) 
 
 // CheckPublished returns volume.ErrNotFound unless the path carries a device of the volume.
 func (h Host) CheckPublished(id volume.ID, d *dir.Dir, at bind.Target) error {
-	file, err := FileID(id, d)
+	file, err := FileOf(id, d)
 	if err != nil {
 		return err
 	}
@@ -236,8 +284,12 @@ func (h Host) CheckPublished(id volume.ID, d *dir.Dir, at bind.Target) error {
 	if device != nil && device.Silent {
 		return fmt.Errorf("%w: the device at %s: %w", volume.ErrUnavailable, at, loop.ErrSilent)
 	}
-	if device == nil || device.Backing != file {
-		return fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
+	of := false
+	if device != nil {
+		of, err = h.IsOf(*device, file)
 	}
-	return nil
+	if err == nil && !of {
+		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
+	}
+	return err
 }

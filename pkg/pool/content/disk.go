@@ -117,8 +117,9 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 		return err
 	}
 	discards := c.Thin && !keeps
+	file := fileIn(c.ID, d, disk.ID())
 	step := trace.Begin(ctx, "attach loop device")
-	device, err := c.attach(disk, at, discards)
+	device, err := c.attach(disk, file, at, discards)
 	err = step.EndWith(err)
 	if errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w: %w", volume.ErrUnavailable, err)
@@ -133,23 +134,39 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 	if err := trace.Step(ctx, "mount", func() error {
 		return c.Host.Mounts.PublishDevice(c.Host.Dev, device.Name, at.Path)
 	}); err != nil {
-		return errors.Join(MountError(err), c.Host.DetachUnpublished(ctx, disk.ID()))
+		return errors.Join(MountError(err), c.Host.DetachUnpublished(ctx, file))
 	}
 	return nil
 }
 
-// attach returns the device for a target. One that only reads is for that target alone, and may be there already.
-func (c *Disk) attach(disk *loop.File, at Target, discards bool) (loop.Device, error) {
+// attach returns the device for a target. It may be there already: one that only reads is for that target alone, and another one
+// may be through an earlier mount of the pool.
+func (c *Disk) attach(disk *loop.File, file VolumeFile, at Target, discards bool) (loop.Device, error) {
 	if at.ReadOnly {
-		there, err := c.Host.DeviceAt(at.Path)
-		if err != nil {
-			return loop.Device{}, err
-		}
-		if there != nil && there.ReadOnly && there.Backing == disk.ID() {
-			return c.Host.Devices.Restore(*there)
+		if there, ok, err := c.there(file, at); ok || err != nil {
+			return there, err
 		}
 	}
-	return c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: discards, Mounted: c.Host.mounted})
+	device, err := c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: discards, Mounted: c.Host.mounted})
+	if errors.Is(err, loop.ErrBusy) {
+		if there, ok, thereErr := c.there(file, at); ok || thereErr != nil {
+			return there, thereErr
+		}
+	}
+	return device, err
+}
+
+// there is the device of the file that is published at a target, if there is one.
+func (c *Disk) there(file VolumeFile, at Target) (now loop.Device, ok bool, err error) {
+	device, err := c.Host.DeviceAt(at.Path)
+	if err != nil || device == nil || device.ReadOnly != at.ReadOnly {
+		return loop.Device{}, false, err
+	}
+	if ok, err = c.Host.IsOf(*device, file); err != nil || !ok {
+		return loop.Device{}, false, err
+	}
+	now, err = c.Host.Devices.Restore(*device)
+	return now, true, err
 }
 
 // Measure has the facts be those of the file, which keeps its size whether there is a limit or
@@ -183,13 +200,6 @@ func lostFile(id volume.ID, err error) error {
 		return fmt.Errorf("%w: block volume %s has no file %s: %w", volume.ErrLost, id, FileName, err)
 	}
 	return err
-}
-
-// FileID identifies the file of a block volume, to which its devices are attached. It does not open it: a pod can have a file
-// there that cannot be opened. Errors: volume.ErrLost.
-func FileID(id volume.ID, d *dir.Dir) (dir.ID, error) {
-	file, err := dir.FileID(d, FileName)
-	return file, lostFile(id, err)
 }
 
 // FileBytes is the size of the file of a block volume.
@@ -283,15 +293,15 @@ func makeFor(dst *dir.Dir, m volume.CopyMethod) (*os.File, error) {
 // flush writes what the devices of the file have in their page cache into the file: a copy of
 // the file alone would not have it.
 func (c *Disk) flush(src *dir.Dir) error {
-	file, err := FileID(c.ID, src)
+	file, err := FileOf(c.ID, src)
 	if err != nil {
 		return err
 	}
-	all, err := c.Host.AttachmentsOf(c.ID, file, src)
+	devices, err := c.Host.DevicesOf(file)
 	if err != nil {
 		return err
 	}
-	for _, d := range all.Of(file) {
+	for _, d := range devices.Attached {
 		node, err := c.Host.Dev.OpenNode(d.Name, os.O_RDONLY)
 		if err != nil {
 			return err

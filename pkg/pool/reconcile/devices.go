@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path"
+	"slices"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -24,23 +25,19 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 	if !ok {
 		return
 	}
-	unused := make(map[dir.ID]bool)
-	for _, device := range all.Devices {
-		if all.Unused(device) {
-			unused[device.Backing] = true
-		}
-	}
-	if len(unused) == 0 {
+	all.Devices = slices.DeleteFunc(all.Devices, func(d loop.Device) bool { return !all.Unused(d) })
+	if len(all.Devices) == 0 {
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, detachLimit)
 	defer stop()
 	p.eachWithDevices("failed to detach the device of a volume that is not published", func(id volume.ID) error {
-		file, ok, err := p.In.File(id)
-		if err != nil || !ok || !unused[file] {
-			return err
-		}
-		return p.In.Host.DetachUnpublished(ctx, file)
+		return p.In.WithFile(id, func(file content.VolumeFile) error {
+			if of, err := all.Of(file); err != nil || len(of.Attached) == 0 {
+				return err
+			}
+			return p.In.Host.DetachUnpublished(ctx, file) // it may have been published since
+		})
 	})
 }
 
@@ -130,11 +127,13 @@ func (p *Repairs) Devices() {
 		return
 	}
 	p.eachWithDevices("failed to grow the device of a volume", func(id volume.ID) error {
-		file, ok, err := p.In.File(id)
-		if err != nil || !ok {
-			return err
-		}
-		return p.In.Host.Grow(all.Of(file), p.In.Ledger.Known(id).Promised)
+		return p.In.WithFile(id, func(file content.VolumeFile) error {
+			of, err := all.Of(file)
+			if err != nil {
+				return err
+			}
+			return of.Grow(p.In.Ledger.Known(id).Promised)
+		})
 	})
 }
 

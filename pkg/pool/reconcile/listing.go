@@ -108,5 +108,6 @@ func (l *Listing) devices(id volume.ID, e store.Entry, d *dir.Dir) []bind.Public
 		attached, _ := l.In.Host.Attachments() // the sweep logs the error
 		l.attached = &attached
 	}
-	return l.attached.Publications(file)
+	of, _ := l.attached.Of(file)
+	return of.Publications()
 }

@@ -26,7 +26,9 @@ type VolumeUse struct {
 }
 
 // file identifies what devices of the volume are attached to: see FileOf.
-func (u *VolumeUse) file() (id dir.ID, ok bool, err error) { return FileOf(u.ID, u.Entry, u.Dir) }
+func (u *VolumeUse) file() (file content.VolumeFile, ok bool, err error) {
+	return FileOf(u.ID, u.Entry, u.Dir)
+}
 
 // Published are the mounts of the volume, of what is inside it, and of its devices.
 func (u *VolumeUse) Published() ([]bind.Publication, error) {
@@ -38,8 +40,8 @@ func (u *VolumeUse) Published() ([]bind.Publication, error) {
 	if err != nil || !ok {
 		return all[u.ID.String()], err
 	}
-	attached, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
-	return append(slices.Clone(all[u.ID.String()]), attached.Publications(file)...), err
+	devices, err := u.Host.DevicesOf(file)
+	return append(slices.Clone(all[u.ID.String()]), devices.Publications()...), err
 }
 
 // Used reports whether this node has the volume published, or its file attached.
@@ -53,8 +55,8 @@ func (u *VolumeUse) Used() (bool, error) {
 		return false, err
 	}
 	// What is published of a device is attached: each device of the node is asked once.
-	attached, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
-	return len(attached.Of(file)) > 0, err
+	devices, err := u.Host.DevicesOf(file)
+	return len(devices.Attached) > 0, err
 }
 
 // Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
@@ -87,11 +89,11 @@ func (u *VolumeUse) Detach(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	all, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
+	devices, err := u.Host.DevicesOf(file)
 	if err != nil {
 		return err
 	}
-	for _, device := range all.Of(file) {
+	for _, device := range devices.Attached {
 		return fmt.Errorf("it is %w: its file is attached as %s", volume.ErrInUse, device.Name)
 	}
 	return nil
@@ -102,15 +104,15 @@ func (u *VolumeUse) GrowDevices() error {
 	if !u.Entry.Block() {
 		return nil
 	}
-	file, err := content.FileID(u.ID, u.Dir)
+	file, err := content.FileOf(u.ID, u.Dir)
 	if err != nil {
 		return err
 	}
-	all, err := u.Host.AttachmentsOf(u.ID, file, u.Dir)
+	devices, err := u.Host.DevicesOf(file)
 	if err != nil {
 		return err
 	}
-	return content.DeviceError(u.Host.Grow(all.Of(file), math.MaxInt64))
+	return content.DeviceError(devices.Grow(math.MaxInt64))
 }
 
 // CheckPublished returns ErrNotFound unless the volume is published at the path.
@@ -164,9 +166,14 @@ func PublishedVolumes(p *View) (map[volume.ID]bool, error) {
 		return nil, err
 	}
 	for id := range p.Ledger.Each(ledger.Info.MayHaveDevices) {
-		if file, ok, err := p.File(id); err == nil && ok && len(attached.Publications(file)) > 0 {
-			published[id] = true
-		}
+		// One that cannot be read now is looked at again.
+		_ = p.WithFile(id, func(file content.VolumeFile) error {
+			of, err := attached.Of(file)
+			if len(of.Publications()) > 0 {
+				published[id] = true
+			}
+			return err
+		})
 	}
 	return published, nil
 }
@@ -178,7 +185,12 @@ func HoldsFile(p *View, d *loop.Device) bool {
 		if d.ReadOnly && !c.Is(ledger.HasRecord|ledger.HasDamage) {
 			continue
 		}
-		if found, ok, err := p.File(id); err == nil && ok && found == d.Backing {
+		held := false
+		err := p.WithFile(id, func(file content.VolumeFile) (err error) {
+			held, err = p.Host.IsOf(*d, file)
+			return err
+		})
+		if err == nil && held {
 			return true
 		}
 	}

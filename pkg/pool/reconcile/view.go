@@ -139,25 +139,29 @@ func (p *View) Disk(id volume.ID, rec *store.Record) *content.Disk {
 // FileOf identifies what devices of a volume are attached to. It returns false where there is
 // nothing that could be: the volume is no block volume, or its file is lost. Without a readable
 // record, the directory shows what a volume is.
-func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file dir.ID, ok bool, err error) {
+func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file content.VolumeFile, ok bool, err error) {
 	if d == nil || !InfoOf(e).MayBeBlock() {
-		return dir.ID{}, false, nil
+		return content.VolumeFile{}, false, nil
 	}
-	file, err = content.FileID(id, d)
+	file, err = content.FileOf(id, d)
 	if errors.Is(err, volume.ErrLost) {
-		return dir.ID{}, false, nil
+		return content.VolumeFile{}, false, nil
 	}
 	return file, err == nil, err
 }
 
-// File is FileOf for a volume whatever its record says.
-func (p *View) File(id volume.ID) (file dir.ID, ok bool, err error) {
+// WithFile does something with the file of FileOf, if there is one, whatever the record of the volume says.
+func (p *View) WithFile(id volume.ID, do func(file content.VolumeFile) error) error {
 	d, err := p.Store.Root().Open(id.String())
 	if err != nil {
-		return dir.ID{}, false, err
+		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	return FileOf(id, store.Entry{}, d)
+	file, ok, err := FileOf(id, store.Entry{}, d)
+	if err != nil || !ok {
+		return err
+	}
+	return do(file)
 }
 
 // enforces reports whether the kernel enforces the size of a volume; not before the pool is
