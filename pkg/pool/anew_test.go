@@ -146,3 +146,39 @@ func TestPoolMountedAnewServesWhatIsPublished(t *testing.T) {
 		}
 	})
 }
+
+// Before, a server exported the directory above the pool, and now the pool.
+func TestPoolMountedAnewFromBelowHasVolumesPublished(t *testing.T) {
+	testenv.NeedRoot(t)
+	files, root := testenv.LoopFS(t, "ext4", 64<<20), testenv.Tmpfs(t, 16<<20)
+	at, export := filepath.Join(root, "pool"), filepath.Join(root, "export")
+	must.Succeed(t, os.Mkdir(at, 0o755), os.Mkdir(export, 0o755))
+	for _, layer := range []string{"lower/pool", "upper/pool", "work", "work2"} {
+		must.Succeed(t, os.MkdirAll(filepath.Join(files, layer), 0o755))
+	}
+	mount := func(at, below, work string) {
+		layers := fmt.Sprintf("lowerdir=%s/lower%s,upperdir=%s/upper%s,workdir=%s/%s", files, below, files, below, files, work)
+		must.Succeed(t, syscall.Mount("overlay", at, "overlay", 0, layers))
+	}
+	mount(export, "", "work")
+	must.Succeed(t, syscall.Mount(filepath.Join(export, "pool"), at, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(at, syscall.MNT_DETACH)) }()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, root)
+		h.Dev = must.Value(dir.Open("/dev"))(t)
+		h.table, h.devices = must.Value(bind.NewKernel())(t), loop.NewKernel(h.Dev)
+		h.start(sharedPool)
+		h.create("pvc-1", mib)
+		must.Succeed(t, h.publish("pvc-1", "a"))
+		defer func() { must.Succeed(t, h.unpublish("pvc-1", "a")) }()
+		must.Succeed(t, syscall.Unmount(at, syscall.MNT_DETACH), syscall.Unmount(export, syscall.MNT_DETACH))
+		mount(at, "/pool", "work2")
+		h.restart(sharedPool)
+		h.later(3 * time.Minute)
+		must.Succeed(t, h.Status()[0].Err)
+		two := h.another("node-2")
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		must.Succeed(t, two.Close(t.Context()))
+		wantError(t, h.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path"
 	"slices"
@@ -129,16 +130,32 @@ func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 		if m.Cut && strings.HasPrefix(home.prefix, withSlash(m.Root)) {
 			return nil, fmt.Errorf("find what is published of %s: it is deeper in its filesystem than a path can be", parent)
 		}
-		below, ok := strings.CutPrefix(m.Root, home.prefix)
-		if !ok || below == "" {
-			continue
+		for name, inside := range home.shown(m) {
+			published[name] = append(published[name], Publication{
+				Path: m.Mountpoint, Inside: inside, ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
+			})
 		}
-		name, inside, _ := strings.Cut(below, "/")
-		published[name] = append(published[name], Publication{
-			Path: m.Mountpoint, Inside: inside, ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
-		})
 	}
 	return published, nil
+}
+
+// shown are the entries of the directory that a mount may show, or something inside them, with the path to that. Of a filesystem that
+// was mounted anew it is unknown how deep the directory was in the mount before: a server may have exported what is above it.
+func (p place) shown(m *mountinfo.Mount) iter.Seq2[string, string] {
+	return func(yield func(name, inside string) bool) {
+		anew := m.Major != p.Major || m.Minor != p.Minor
+		below, ok := strings.CutPrefix(m.Root, p.prefix)
+		if anew {
+			below, ok = strings.TrimPrefix(m.Root, "/"), true
+		}
+		for ok && below != "" {
+			name, inside, _ := strings.Cut(below, "/")
+			if !yield(name, inside) {
+				return
+			}
+			below, ok = inside, anew
+		}
+	}
 }
 
 // SameFilesystem reports whether two directories are on the same filesystem, even if
