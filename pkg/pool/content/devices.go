@@ -60,17 +60,25 @@ func (f VolumeFile) Keep() VolumeFile {
 // number there, but its inode number, its name, and that of the volume's directory. All that is done with devices goes by this.
 // For detaching one it has to have the driver's mark too, and to be neither published nor open. All of that has besides only a device of
 // another driver of this kind, on a copy of the pool that was made below the filesystem, in the instant between attaching and mounting.
-func (h Host) IsOf(device loop.Device, f VolumeFile) (bool, error) {
+func (h Host) IsOf(device loop.Device, f VolumeFile) (bool, error) { return h.isOf(&device, f) }
+
+// isOf is IsOf. Volumes of btrfs all have files of one number: the path is read once for each device, and not for each pair.
+func (h Host) isOf(device *loop.Device, f VolumeFile) (bool, error) {
 	if device.Backing == f.id || !device.Backing.MayBe(f.id) {
 		return device.Backing == f.id, nil
 	}
-	var err error
-	device.FormerPath, err = h.Devices.FilePath(device.Name)
-	if errors.Is(err, loop.ErrNotAttached) {
-		return false, nil
+	if device.FormerPath == "" {
+		var err error
+		device.FormerPath, err = h.Devices.FilePath(device.Name)
+		if errors.Is(err, loop.ErrNotAttached) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
 	}
-	if err != nil || !device.HadPath(f.volume.String(), FileName) {
-		return false, err
+	if !device.HadPath(f.volume.String(), FileName) {
+		return false, nil
 	}
 	return f.anew()
 }
@@ -78,13 +86,13 @@ func (h Host) IsOf(device loop.Device, f VolumeFile) (bool, error) {
 // Of are those of one volume, as far as they answer.
 func (a Attachments) Of(f VolumeFile) (VolumeDevices, error) {
 	of := VolumeDevices{node: a}
-	for _, device := range a.Devices {
-		is, err := a.host.IsOf(device, f)
+	for i := range a.Devices {
+		is, err := a.host.isOf(&a.Devices[i], f)
 		if err != nil {
 			return VolumeDevices{}, err
 		}
 		if is {
-			of.Attached = append(of.Attached, device)
+			of.Attached = append(of.Attached, a.Devices[i])
 		}
 	}
 	return of, nil
