@@ -37,12 +37,13 @@ type Moved struct {
 	BytesSent int64  `json:"bytesSent"`
 	BytesToGo *int64 `json:"bytesToGo"`
 
-	uid   types.UID
-	group int // of the plan
-	ended bool
-	// waits says that the operator has begun nothing, and will not for now.
-	waits bool
-	// refused is how often the VolumeMove could not be made.
+	uid     types.UID
+	version string // of the VolumeMove when it was read
+	group   int    // of the plan
+	ended   bool
+	// pending is in how many looks, one after the other, the operator had begun nothing.
+	pending int
+	// refused is how often the VolumeMove could not be made, or deleted.
 	refused int
 }
 
@@ -73,6 +74,10 @@ const (
 	mostRefusals = 3
 	// within is how long the API server may take, if nothing else is said.
 	within = 30 * time.Second
+	// fewLooks are those after which a move that is Pending lets others go first, and manyLooks those after which it is given up if no other goes on.
+	// In these five minutes the operator may count what an earlier move has brought to a node twice, for three.
+	fewLooks  = 5
+	manyLooks = 150
 )
 
 // Moves has the operator move the volumes of claims, so many at once. It goes on with VolumeMoves that are there: after an
@@ -90,7 +95,7 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 		err := k.look(ctx, moves)
 		if err == nil {
 			failures, most = 0, mostFailures
-			err = k.begin(ctx, moves, atOnce, o)
+			err = errors.Join(k.giveUp(ctx, moves), k.begin(ctx, moves, atOnce, o))
 		} else if failures++; failures > most && ctx.Err() == nil {
 			return moves, err
 		}
@@ -159,16 +164,64 @@ func (m *Moved) takesUp(of *v1alpha1.VolumeMove) bool {
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {
-	m.uid, m.Move, m.ended = of.UID, of.Name, of.Ended()
+	m.uid, m.version, m.Move, m.ended = of.UID, of.ResourceVersion, of.Name, of.Ended()
 	m.From, m.To = cmp.Or(of.Status.SourceNode, m.From), cmp.Or(of.Status.TargetNode, of.Spec.TargetNode)
 	m.Phase, m.BytesSent, m.BytesToGo = cmp.Or(of.Status.Phase, v1alpha1.Pending), of.Status.BytesSent, of.Status.BytesToGo
 	if of.Status.Standstill != nil {
 		m.StandstillSeconds = of.Status.Standstill.Seconds
 	}
-	m.Message, m.waits = "the operator has not seen it yet", false
+	m.Message = "the operator has not seen it yet"
 	if c := meta.FindStatusCondition(of.Status.Conditions, v1alpha1.ConditionComplete); c != nil {
-		m.Message, m.waits = c.Message, m.Phase == v1alpha1.Pending
+		m.Message = c.Message
 	}
+	if m.pending++; m.Phase != v1alpha1.Pending {
+		m.pending = 0
+	}
+}
+
+// goesOn says that its VolumeMove is made, and has not ended.
+func (m Moved) goesOn() bool { return m.uid != "" && !m.ended }
+
+// giveUp deletes VolumeMoves when all that are made have been Pending for long: others may go, and there is an end. One that begins in that instant
+// stays.
+func (k Kubectl) giveUp(ctx context.Context, moves []Moved) error {
+	if slices.ContainsFunc(moves, func(m Moved) bool { return m.goesOn() && m.pending < manyLooks }) {
+		return nil
+	}
+	var problems []error
+	for i := range moves {
+		m := &moves[i]
+		if !m.goesOn() {
+			continue
+		}
+		if m.refused < mostRefusals {
+			if err := k.withdraw(ctx, m); err != nil {
+				m.refused++
+				problems = append(problems, fmt.Errorf("delete the VolumeMove %s/%s: %w", m.Namespace, m.Move, err))
+				continue
+			}
+			m.Message = "given up, as it does not begin: " + m.Message
+		} else {
+			m.Message = fmt.Sprintf("the VolumeMove %s does not begin, and could not be deleted: %s", m.Move, m.Message)
+		}
+		m.ended = true
+	}
+	return errors.Join(problems...)
+}
+
+// withdraw deletes a VolumeMove that is as it was read.
+func (k Kubectl) withdraw(ctx context.Context, m *Moved) error {
+	text, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+		Preconditions: &metav1.Preconditions{UID: &m.uid, ResourceVersion: &m.version},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := k.inTime(ctx)
+	defer cancel()
+	_, err = k.feed(ctx, bytes.NewReader(text), "delete", fmt.Sprintf("--raw=/apis/%s/namespaces/%s/volumemoves/%s", v1alpha1.GroupVersion, m.Namespace, m.Move), "--filename=-")
+	return err
 }
 
 // begin makes VolumeMoves for the next claims. One that is refused again and again holds up no other.
@@ -186,26 +239,24 @@ func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOpt
 }
 
 // next is the next move to make, if it is time for one. One that waits lets others go first, but all that wait may begin together: no more than
-// twice as many as at once are made. Those of a group wait for each other, and are made one after the other.
+// twice as many as at once are made. Those of a group wait for each other, and are made together.
 func next(moves []Moved, atOnce int) *Moved {
 	running, made, begun := 0, 0, map[int]bool{}
 	for _, m := range moves {
-		if m.uid == "" || m.ended {
+		if !m.goesOn() {
 			continue
 		}
-		if made++; !m.waits {
+		if made++; m.pending <= fewLooks {
 			running++
 		}
 		begun[m.group] = m.group > 0
 	}
-	unmade := func(of func(Moved) bool) int {
-		return slices.IndexFunc(moves, func(m Moved) bool { return m.uid == "" && !m.ended && of(m) })
+	unmade := func(m Moved) bool { return m.uid == "" && !m.ended }
+	i := slices.IndexFunc(moves, func(m Moved) bool { return unmade(m) && begun[m.group] })
+	if i < 0 && running < atOnce && made < 2*atOnce {
+		i = slices.IndexFunc(moves, unmade)
 	}
-	i := unmade(func(m Moved) bool { return begun[m.group] })
-	if i < 0 && made < 2*atOnce {
-		i = unmade(func(Moved) bool { return true })
-	}
-	if i < 0 || running >= atOnce {
+	if i < 0 {
 		return nil
 	}
 	return &moves[i]

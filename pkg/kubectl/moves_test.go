@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -363,7 +365,8 @@ func TestPlanOfStatefulSetWithoutPods(t *testing.T) {
 
 func aMove(name, claim string, status map[string]any) any {
 	return map[string]any{
-		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name}, "spec": map[string]any{"claimName": claim}, "status": status,
+		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name, "resourceVersion": "version-" + name},
+		"spec":     map[string]any{"claimName": claim, "snapshots": "Refuse", "when": "Unpublished", "verify": "All"}, "status": status,
 	}
 }
 
@@ -510,14 +513,14 @@ func TestMovesThatWaitAreFew(t *testing.T) {
 		}
 		var made []string
 		for m := next(moves, tt.atOnce); m != nil; m = next(moves, tt.atOnce) {
-			m.uid, m.waits = "made", true
+			m.uid, m.pending = "made", fewLooks+1
 			made = append(made, m.Claim)
 		}
 		if got := strings.Join(made, " "); got != tt.made || len(made) > tt.most {
 			t.Errorf("%s: %q are made, want %q", name, got, tt.made)
 		}
 		for i := range moves { // what they waited for is there
-			moves[i].waits = false
+			moves[i].pending = 0
 		}
 		if m := next(moves, tt.atOnce); m != nil {
 			t.Errorf("%s: one more is made when all go on", name)
@@ -528,6 +531,48 @@ func TestMovesThatWaitAreFew(t *testing.T) {
 		if next(moves, tt.atOnce) == nil {
 			t.Errorf("%s: none is made when those have ended", name)
 		}
+	}
+}
+
+// Moves that the operator never begins are given up when no other goes on: all others are made, and it ends. One that begins in that instant stays.
+func TestMovesThatNeverBeginAreGivenUp(t *testing.T) {
+	never := says("Pending", "node node-b does not reach the volume local-pv")
+	list := []any{}
+	for _, claim := range []string{"a", "b", "c", "d"} { // an earlier call has made them
+		list = append(list, aMove(claim+"-1", claim, never))
+	}
+	begun := append(slices.Clone(list[:3]), aMove("d-1", "d", says("Copying", "copies")))
+	ended := append(slices.Clone(list[:3]), aMove("d-1", "d", says("Succeeded", "was moved")), aMove("e-1", "e", says("Succeeded", "was moved")))
+	a := answers{
+		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(list...),
+		"deleted.a-1": "", "deleted.b-1": "", "deleted.d-1.listed": listOf(begun...),
+		"made.0": aMove("e-1", "e", nil), "listed.0": listOf(ended...),
+	}
+	k := a.kubectl(t)
+	var plan []Planned
+	for _, claim := range []string{"a", "b", "c", "d", "e"} {
+		plan = append(plan, Planned{Namespace: "apps", Claim: claim, From: "node-a"})
+	}
+	moves, err := Moves(t.Context(), k, plan, 2, time.Millisecond, MoveOptions{}, func(Progress) {})
+	must.Succeed(t, err)
+	got := map[string]string{}
+	for _, m := range moves {
+		got[m.Claim] = string(m.Phase) + ": " + m.Message
+	}
+	const why = "node node-b does not reach the volume local-pv"
+	want := map[string]string{
+		"a": "Pending: given up, as it does not begin: " + why, "b": "Pending: given up, as it does not begin: " + why,
+		"c": "Pending: the VolumeMove c-1 does not begin, and could not be deleted: " + why, "d": "Succeeded: was moved", "e": "Succeeded: was moved",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	text, err := os.ReadFile(filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "deleted.a-1.with"))
+	must.Succeed(t, err)
+	var with metav1.DeleteOptions
+	must.Succeed(t, json.Unmarshal(text, &with))
+	if p := with.Preconditions; p == nil || p.UID == nil || *p.UID != "uid-a-1" || p.ResourceVersion == nil || *p.ResourceVersion != "version-a-1" {
+		t.Errorf("it is deleted with %s", text)
 	}
 }
 
