@@ -92,7 +92,7 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 	defer ticker.Stop()
 	most := 0 // before the first look has succeeded
 	for failures := 0; ; {
-		err := k.look(ctx, moves)
+		err := k.look(ctx, moves, o)
 		if err == nil {
 			failures, most = 0, mostFailures
 			err = errors.Join(k.giveUp(ctx, moves), k.begin(ctx, moves, atOnce, o))
@@ -116,7 +116,7 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 }
 
 // look reads how far the moves are.
-func (k Kubectl) look(ctx context.Context, moves []Moved) error {
+func (k Kubectl) look(ctx context.Context, moves []Moved, o MoveOptions) error {
 	ctx, cancel := k.inTime(ctx)
 	defer cancel()
 	all, err := volumeMoves(ctx, k)
@@ -124,24 +124,34 @@ func (k Kubectl) look(ctx context.Context, moves []Moved) error {
 		return err
 	}
 	for i := range moves {
-		m := &moves[i]
-		if m.ended {
-			continue
-		}
-		found := false
-		for j := range all {
-			of := &all[j]
-			if of.Namespace == m.Namespace && of.Spec.ClaimName == m.Claim && (m.uid == of.UID || m.uid == "" && m.takesUp(of)) {
-				m.note(of)
-				found = true
-				break
-			}
-		}
-		if m.uid != "" && !found {
-			m.ended, m.Message = true, "the VolumeMove "+m.Move+" was deleted"
+		if m := &moves[i]; !m.ended {
+			m.find(all, o)
 		}
 	}
 	return nil
+}
+
+// find notes how far the VolumeMove is, or one that goes on for the claim. What asks for something else before it has begun keeps it from being made:
+// the operator would begin that first.
+func (m *Moved) find(all []v1alpha1.VolumeMove, o MoveOptions) {
+	other := ""
+	for i := range all {
+		of := &all[i]
+		switch {
+		case of.Namespace != m.Namespace || of.Spec.ClaimName != m.Claim:
+		case m.uid == of.UID, m.uid == "" && m.takesUp(of) && (of.Underway() || of.Spec == m.spec(o)):
+			m.note(of)
+			return
+		case m.takesUp(of):
+			other = of.Name
+		}
+	}
+	switch {
+	case m.uid != "":
+		m.ended, m.Message = true, "the VolumeMove "+m.Move+" was deleted"
+	case other != "":
+		m.ended, m.Message = true, fmt.Sprintf("the VolumeMove %s of the claim has not begun, and asks for something else: delete it, and try again", other)
+	}
 }
 
 // volumeMoves are those of all namespaces.
@@ -160,7 +170,7 @@ func (k Kubectl) inTime(ctx context.Context) (context.Context, context.CancelFun
 
 // takesUp says that a VolumeMove goes on which takes the volume away: one that has brought it to where it is may have the old copy to remove still.
 func (m *Moved) takesUp(of *v1alpha1.VolumeMove) bool {
-	return !of.Ended() && (m.From == "" || of.Status.TargetNode != m.From)
+	return (of.Underway() || !of.Ended() && of.DeletionTimestamp == nil) && (m.From == "" || of.Status.TargetNode != m.From)
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {
@@ -262,20 +272,26 @@ func next(moves []Moved, atOnce int) *Moved {
 	return &moves[i]
 }
 
+// spec is what is asked for.
+func (m *Moved) spec(o MoveOptions) v1alpha1.VolumeMoveSpec {
+	spec := v1alpha1.VolumeMoveSpec{
+		ClaimName: m.Claim, TargetNode: o.Target, Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenUnpublished, Verify: v1alpha1.VerifyAll,
+		Force: o.Force, BytesPerSecond: o.BytesPerSecond,
+	}
+	if o.LeaveSnapshots {
+		spec.Snapshots = v1alpha1.LeaveSnapshots
+	}
+	if o.Evict {
+		spec.When = v1alpha1.WhenEvict
+	}
+	return spec
+}
+
 func (k Kubectl) create(ctx context.Context, m *Moved, o MoveOptions) error {
 	object := v1alpha1.VolumeMove{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
 		ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, GenerateName: m.Claim + "-"},
-		Spec: v1alpha1.VolumeMoveSpec{
-			ClaimName: m.Claim, TargetNode: o.Target, Snapshots: v1alpha1.RefuseSnapshots, When: v1alpha1.WhenUnpublished, Verify: v1alpha1.VerifyAll,
-			Force: o.Force, BytesPerSecond: o.BytesPerSecond,
-		},
-	}
-	if o.LeaveSnapshots {
-		object.Spec.Snapshots = v1alpha1.LeaveSnapshots
-	}
-	if o.Evict {
-		object.Spec.When = v1alpha1.WhenEvict
+		Spec:       m.spec(o),
 	}
 	text, err := json.Marshal(object)
 	if err != nil {

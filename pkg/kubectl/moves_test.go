@@ -462,6 +462,42 @@ func TestMovesTakeUpNoneThatBroughtTheVolume(t *testing.T) {
 	}
 }
 
+// What an earlier command asks for is not what this one does: a VolumeMove that has not begun is taken up only if it asks for the same.
+func TestMovesTakeUpWhatAsksForTheSame(t *testing.T) {
+	waits := says("Pending", "the volume has snapshots: delete them, or move with snapshots: LeaveBehind")
+	delete(waits, "targetNode")
+	asks := func(key, value string) any {
+		return with(aMove("data-1", "data", waits).(map[string]any), "spec", key, value)
+	}
+	const other = "the VolumeMove data-1 of the claim has not begun, and asks for something else: delete it, and try again"
+	for name, tt := range map[string]struct {
+		there any
+		o     MoveOptions
+		want  string
+	}{
+		"the same":            {asks("when", "Evict"), MoveOptions{Evict: true}, "data-1 was moved"},
+		"to another node":     {asks("targetNode", "node-c"), MoveOptions{Target: "node-b"}, " " + other},
+		"with snapshots":      {asks("when", "Unpublished"), MoveOptions{LeaveSnapshots: true}, " " + other},
+		"without evictions":   {asks("when", "Evict"), MoveOptions{}, " " + other},
+		"it is being deleted": {with(asks("when", "Evict").(map[string]any), "metadata", "deletionTimestamp", "2026-01-01T00:00:00Z"), MoveOptions{}, "data-2 was moved"},
+		"it has begun":        {aMove("data-1", "data", says("Copying", "copies")), MoveOptions{Evict: true}, "data-1 was moved"},
+	} {
+		const asked = "get volumemoves.hostpathprovisioner.kubevirt.io"
+		a := answers{
+			asked: listOf(tt.there), "made.0": aMove("data-2", "data", nil), "listed.0": listOf(aMove("data-2", "data", says("Succeeded", "was moved"))),
+			"later": listOf(aMove("data-1", "data", says("Succeeded", "was moved"))),
+		}
+		moves, err := Moves(t.Context(), a.kubectl(t), []Planned{{Namespace: "apps", Claim: "data", From: "node-a"}}, 1, time.Millisecond, tt.o, func(p Progress) {
+			if at := os.Getenv("KUBECTL_ANSWERS"); len(p.Each) > 0 && p.Each[0].Move == "data-1" {
+				must.Succeed(t, os.WriteFile(filepath.Join(at, asked), must.Value(os.ReadFile(filepath.Join(at, "later")))(t), 0o600))
+			}
+		})
+		if got := moves[0].Move + " " + moves[0].Message; err != nil || got != tt.want {
+			t.Errorf("%s: it becomes %q, %v, want %q", name, got, err, tt.want)
+		}
+	}
+}
+
 // A move that had begun when it was planned may end before it is looked at: none is made in its place, which would move the volume once more.
 func TestMovesFollowOneThatHasEnded(t *testing.T) {
 	a := answers{"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(aMove("first-1", "first", says("Succeeded", "was moved")))}
