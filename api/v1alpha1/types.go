@@ -198,6 +198,9 @@ type VolumeMoveStatus struct {
 	// Standstill is the time in which no pod could use the volume.
 	// +optional
 	Standstill *Standstill `json:"standstill,omitempty"`
+	// BegunTime is when the move began: soon after it the target promises the volume its room.
+	// +optional
+	BegunTime *metav1.Time `json:"begunTime,omitempty"`
 	// MayFenceTime is when the source was given leave to fence the volume: from then on it may be fenced.
 	// +optional
 	MayFenceTime *metav1.Time `json:"mayFenceTime,omitempty"`

@@ -122,6 +122,10 @@ func (in *VolumeMoveStatus) DeepCopyInto(out *VolumeMoveStatus) {
 		*out = new(Standstill)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.BegunTime != nil {
+		in, out := &in.BegunTime, &out.BegunTime
+		*out = (*in).DeepCopy()
+	}
 	if in.MayFenceTime != nil {
 		in, out := &in.MayFenceTime, &out.MayFenceTime
 		*out = (*in).DeepCopy()

@@ -1,8 +1,10 @@
 package move
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -207,28 +209,52 @@ func TestVolumesOfOnePodMeet(t *testing.T) {
 	}
 }
 
-// What goes to a node is promised there before the node says that it has less room: of two volumes that move at once the second goes where there
-// is room for it, too. It would wait on a node without, and never go to another.
+// What goes to a node is promised there before the node says that it has less room: of two volumes that move one after the other the second goes where
+// there is room for it, too, however far the first is by then. It would wait on a node without, and never go to another.
 func TestMovesThatBeginTogether(t *testing.T) {
-	for name, tt := range map[string]struct {
-		looks int // at the first
-		want  string
-	}{
-		"the first has just begun":       {1, nodeC},
-		"the first has begun long since": {2, nodeB}, // its mover was made at the time zero
-	} {
-		t.Run(name, func(t *testing.T) {
-			other := more("logs-0")
-			h := newHarness(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
-			change(volumeOf("pv"), sized("60Gi"))(h)
-			for range tt.looks {
-				h.reconcile("m")
-			}
-			h.reconcile("logs")
-			one, two := moveOf("m"), moveOf("logs")
-			if h.has(one); !h.has(two) || one.Status.TargetNode != nodeB || two.Status.TargetNode != tt.want {
-				t.Errorf("the first goes to %q, the second to %q, want %s: %s", one.Status.TargetNode, two.Status.TargetNode, tt.want, h.says("logs"))
-			}
-		})
+	for _, phase := range []v1alpha1.Phase{v1alpha1.Copying, v1alpha1.Fenced, v1alpha1.Switching, v1alpha1.Removing, v1alpha1.Succeeded} {
+		for after, want := range map[time.Duration]string{0: nodeC, counted + time.Minute: nodeB} {
+			t.Run(fmt.Sprintf("%s, after %v", phase, after), func(t *testing.T) {
+				other := more("logs-0")
+				other.Status.Phase = corev1.PodPending // for the stand-in of a mover any pod that runs uses the volume
+				h := newHarness(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
+				change(volumeOf("pv"), sized("60Gi"))(h)
+				now := time.Now()
+				h.clock = func() time.Time { return now }
+				for looks := 0; h.move("m").Status.Phase != phase; looks++ {
+					if looks == 100 {
+						t.Fatalf("the first is %s", h.move("m").Status.Phase)
+					}
+					h.reconcile("m")
+					if h.move("m").Status.Phase != phase {
+						h.live()
+					}
+				}
+				if phase == v1alpha1.Copying { // its mover is made
+					h.reconcile("m")
+				}
+				now = now.Add(after)
+				h.reconcile("logs")
+				one, two := moveOf("m"), moveOf("logs")
+				if h.has(one); !h.has(two) || one.Status.TargetNode != nodeB || two.Status.TargetNode != want {
+					t.Errorf("the first goes to %q, the second to %q, want %s: %s", one.Status.TargetNode, two.Status.TargetNode, want, h.says("logs"))
+				}
+			})
+		}
+	}
+}
+
+// A mover that starts late has the room promised late.
+func TestRoomOfMoverThatStartsLate(t *testing.T) {
+	other := more("logs-0")
+	h := newHarness(t, append(withLogs(nodeA, sized("45Gi")), appPod("data-0", false), using(other, "logs"), moveOf("m"), ofLogs())...)
+	change(volumeOf("pv"), sized("60Gi"))(h)
+	now := time.Now()
+	h.clock = func() time.Time { return now }
+	h.reconcile("m")
+	now = now.Add(2 * counted)
+	h.reconcile("logs")
+	if two := moveOf("logs"); !h.has(two) || two.Status.TargetNode != nodeC {
+		t.Errorf("the second goes to %q: %s", two.Status.TargetNode, h.says("logs"))
 	}
 }

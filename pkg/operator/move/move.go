@@ -253,6 +253,7 @@ func (m reconciliation) begin(ctx context.Context) (outcome, error) {
 	m.move.Status.VolumeHandle = p.volume.Spec.CSI.VolumeHandle
 	size := v1alpha1.Size(p.claim, p.volume)
 	m.move.Status.PromisedBytes = size.Value()
+	m.times.begun()
 	return next("Copying", "copy the volume from node %s to node %s", p.source, p.target), nil
 }
 

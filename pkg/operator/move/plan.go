@@ -272,8 +272,8 @@ func (pl planner) candidates(ctx context.Context, p plan, with *colocation) (*ca
 	return c, err
 }
 
-// coming are how many bytes moves bring to nodes that have begun, but for those of the volumes together with this one, which were counted when the
-// first of them began. A move that has begun goes to no other node, and what a node says of its room may not have it yet.
+// coming are how many bytes moves bring to nodes that have begun, or have brought there by now, but for those of the volumes together with this one,
+// which were counted when the first of them began. A move that has begun goes to no other node, and what a node says of its room may not have it yet.
 func (pl planner) coming(ctx context.Context, with *colocation) (map[string]map[share]int64, error) {
 	all := &v1alpha1.VolumeMoveList{}
 	if err := pl.api.reader.List(ctx, all); err != nil {
@@ -282,7 +282,8 @@ func (pl planner) coming(ctx context.Context, with *colocation) (map[string]map[
 	found := map[string]map[share]int64{}
 	for i := range all.Items {
 		m := &all.Items[i]
-		if m.Status.Phase != v1alpha1.Copying || m.Namespace == pl.move.Namespace && slices.Contains(with.claims, m.Spec.ClaimName) {
+		brings := m.Underway() || m.Status.Phase == v1alpha1.Succeeded
+		if !brings || m.Namespace == pl.move.Namespace && slices.Contains(with.claims, m.Spec.ClaimName) {
 			continue
 		}
 		v, err := pl.uncounted(ctx, m)
@@ -300,17 +301,24 @@ func (pl planner) coming(ctx context.Context, with *colocation) (map[string]map[
 	return found, nil
 }
 
-// counted is after how long what a node says of its room has what a mover has had promised there: csi-provisioner asks each minute.
+// counted is after how long what a node says of its room has what a move has had promised there: csi-provisioner asks each minute.
 const counted = 3 * time.Minute
 
 // uncounted is the PersistentVolume of a move, or nil if its target has counted it in what it says of its room.
 func (pl planner) uncounted(ctx context.Context, m *v1alpha1.VolumeMove) (*corev1.PersistentVolume, error) {
-	mover, v := &corev1.Pod{ObjectMeta: objects{move: m, namespace: pl.driver.namespace}.meta("-" + string(roleIn))}, &corev1.PersistentVolume{}
-	there, err := pl.api.find(ctx, client.ObjectKeyFromObject(mover), mover)
-	if err != nil || there && pl.now().Sub(mover.CreationTimestamp.Time) > counted {
-		return nil, err
+	if since := m.Status.BegunTime; since == nil || pl.now().Sub(since.Time).Abs() > counted {
+		if m.Status.Phase != v1alpha1.Copying {
+			return nil, nil
+		}
+		// Its mover may have started late, or does still.
+		mover := &corev1.Pod{ObjectMeta: objects{move: m, namespace: pl.driver.namespace}.meta("-" + string(roleIn))}
+		there, err := pl.api.find(ctx, client.ObjectKeyFromObject(mover), mover)
+		if err != nil || there && pl.now().Sub(mover.CreationTimestamp.Time) > counted {
+			return nil, err
+		}
 	}
-	if there, err = pl.api.find(ctx, client.ObjectKey{Name: m.Status.Volume}, v); err != nil || !there || !place.OfDriver(v) {
+	v := &corev1.PersistentVolume{}
+	if there, err := pl.api.find(ctx, client.ObjectKey{Name: m.Status.Volume}, v); err != nil || !there || !place.OfDriver(v) {
 		return nil, err
 	}
 	return v, nil

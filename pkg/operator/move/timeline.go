@@ -63,6 +63,12 @@ func (t timeline) noteNow() {
 	}
 }
 
+// begun notes when the move began.
+func (t timeline) begun() {
+	now := metav1.NewTime(t.now())
+	t.move.Status.BegunTime = &now
+}
+
 // mayFence notes leave to fence, which the mover gets once that is written: it may hand the volume over while it is not heard.
 func (t timeline) mayFence() {
 	if t.move.Status.MayFenceTime == nil {
