@@ -91,14 +91,18 @@ func (c copying) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 
 // unheard waits for a log. Other moves do meanwhile what they have to do.
 func (c copying) unheard(ctx context.Context, why error) (outcome, error) {
-	from, waits, err := c.move.Status.SourceNode, "", error(nil)
+	from := c.move.Status.SourceNode
 	said := fmt.Sprintf("the log of the mover on node %s cannot be read: %v; ", from, why)
-	if c.move.Status.MayFenceTime == nil {
-		said += "pods go on meanwhile"
-	} else if waits, err = c.users.release(ctx); err == nil {
-		said += fmt.Sprintf("it may have fenced the volume, which can start on no node then until the log is read and node %s has given it up: %s", from, waits)
+	since := fencedSince(c.move)
+	if since == nil {
+		return outcome{"Unheard", said + "pods go on meanwhile", idle}, nil
 	}
-	return outcome{"Unheard", said, idle}, err
+	said += fmt.Sprintf("it may have fenced the volume, which can start on no node then until the log is read and node %s has given it up", from)
+	if c.move.Status.FencedTime == nil && c.times.now().Sub(since.Time) < fences { // what is made in the place of a pod may get the volume still
+		return outcome{"Unheard", said, idle}, nil
+	}
+	waits, err := c.users.release(ctx)
+	return outcome{"Unheard", said + ": " + waits, idle}, err
 }
 
 // progress says how far the movers are, and stops pods.

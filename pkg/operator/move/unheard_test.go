@@ -80,3 +80,46 @@ func TestFencedUnheard(t *testing.T) {
 	h.run("m")
 	h.wantOn(nodeB)
 }
+
+// A mover that has leave may not get to its fence for long: one that was made anew copies all first, and the driver may refuse it. Pods that run then
+// are evicted once, in case it has: those that are made after that and run show that it has not.
+func TestNotFencedUnheard(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	now := time.Now()
+	h.clock = func() time.Time { return now }
+	for h.move("m").Status.MayFenceTime == nil {
+		h.reconcile("m")
+		h.live()
+	}
+	h.unheard, h.hangs = unreachable, nodeA
+	for range 60 {
+		h.ahead = time.Until(now) + time.Second
+		h.reconcile("m")
+		h.live()
+		now = now.Add(idle)
+	}
+	pod := appPod("data-0", false)
+	if !h.has(pod) || pod.Status.Phase != corev1.PodRunning || h.fences != 0 || h.evicted != 1 {
+		t.Errorf("the pod is %+v, there were %d fences and %d evictions", pod.Status, h.fences, h.evicted)
+	}
+	h.unheard, h.hangs, h.ahead = "", "", 0
+	h.run("m")
+	h.wantOn(nodeB)
+}
+
+// An operator from before leave has seen the fence.
+func TestFencedByEarlierOperatorUnheard(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	for h.move("m").Status.FencedTime == nil {
+		h.reconcile("m")
+		h.live()
+	}
+	m := h.move("m")
+	m.Status.MayFenceTime = nil
+	must.Succeed(t, h.api.Status().Update(t.Context(), m))
+	h.unheard = unreachable
+	h.reconcile("m")
+	if says := h.says("m"); strings.Contains(says, "pods go on") || h.evicted == 0 {
+		t.Errorf("%d pods are evicted, and it says %q", h.evicted, says)
+	}
+}

@@ -109,11 +109,11 @@ func (u users) release(ctx context.Context) (string, error) {
 const fences = time.Minute
 
 // cameToFence says that a pod was made when the source published the volume no more, so that it does not have it. One that is evicted would
-// be made again at once, and again.
+// be made again at once, and again. While the mover is not heard, one that has it shows that there is no fence.
 func (u users) cameToFence(pod *corev1.Pod) bool {
 	fenced, may := u.move.Status.FencedTime, u.move.Status.MayFenceTime
-	if fenced == nil && may != nil { // the mover is not heard
-		fenced = ptr.To(metav1.NewTime(may.Add(fences)))
+	if fenced == nil && may != nil {
+		return pod.CreationTimestamp.After(may.Add(fences))
 	}
 	return fenced != nil && pod.CreationTimestamp.After(fenced.Time) && pod.Status.Phase == corev1.PodPending &&
 		!slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
