@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 )
@@ -49,16 +50,17 @@ func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outc
 		return outcome{}, err
 	}
 	report, err := c.read(ctx, source)
+	done := source.Status.Phase == corev1.PodSucceeded
+	if done && (hasNone(err) || err == nil && report.fence == "") { // the log is lost: it hands the volume over again
+		return wait("Copying", "ask the mover on node %s again", c.move.Status.SourceNode), c.api.delete(ctx, source)
+	}
 	if err != nil {
 		return c.unheard(ctx, err)
 	}
 	report.show(&c.move.Status)
 	c.times.fenced(report)
 	c.times.heard(report, source, target)
-	if source.Status.Phase == corev1.PodSucceeded {
-		if report.fence == "" { // the log is lost: it hands the volume over again
-			return wait("Copying", "ask the mover on node %s again", c.move.Status.SourceNode), c.api.delete(ctx, source)
-		}
+	if done {
 		c.move.Status.Fence = report.fence
 		c.times.unused(report)
 		return outcome{}, nil
@@ -88,6 +90,9 @@ func (c copying) read(ctx context.Context, pod *corev1.Pod) (progress, error) {
 	text, err := c.reports.Lines(ctx, pod.Namespace, pod.Name)
 	return parseReport(text), err
 }
+
+// hasNone says that kubelet has answered, and has no log: where its disk is full it removes the containers of pods that have ended.
+func hasNone(err error) bool { return apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) }
 
 // unheard waits for a log. Other moves do meanwhile what they have to do.
 func (c copying) unheard(ctx context.Context, why error) (outcome, error) {

@@ -82,6 +82,7 @@ type harness struct {
 	hangs    string          // the node whose driver does not answer
 	silent   bool            // no log may be asked for
 	unheard  string          // why the logs of movers cannot be read; empty if they can
+	lost     string          // what kubelet answers that has no log of a mover
 	promised int64           // what the mover of the source reports that the volume is promised; 0 for one that reports nothing
 	late     int             // how many looks the controller of volumes may miss
 	wasGone  map[string]bool // nodes whose objects were deleted once
@@ -373,6 +374,9 @@ func (h *harness) Lines(_ context.Context, _, pod string) (string, error) {
 	}
 	if h.unheard != "" {
 		return "", errors.New(h.unheard)
+	}
+	if h.lost != "" {
+		return "", apierrors.NewBadRequest(h.lost)
 	}
 	return h.logs[pod], nil
 }

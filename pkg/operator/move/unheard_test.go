@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
@@ -122,4 +123,40 @@ func TestFencedByEarlierOperatorUnheard(t *testing.T) {
 	if says := h.says("m"); strings.Contains(says, "pods go on") || h.evicted == 0 {
 		t.Errorf("%d pods are evicted, and it says %q", h.evicted, says)
 	}
+}
+
+// Kubelet removes the containers of movers that have ended where its disk is full, and their logs with them: the next mover says the fence again.
+func TestLogOfMoverThatHasEndedIsGone(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	ended := types.UID("")
+	h.run("m", func(int) {
+		switch out := h.moverOf(roleOut); {
+		case out == nil, ended != "" && out.UID != ended:
+			h.lost = ""
+		case out.Status.Phase == corev1.PodSucceeded:
+			ended, h.lost = out.UID, "unable to retrieve container logs for containerd://1234"
+		}
+	})
+	if ended == "" {
+		t.Error("nothing was tested")
+	}
+	h.wantOn(nodeB)
+}
+
+// While no log can be read at all, what was handed over stays so.
+func TestHandedOverUnheard(t *testing.T) {
+	h := newHarness(t, moveOf("m"), appPod("data-0", false))
+	for range 100 {
+		h.reconcile("m")
+		h.live()
+		if h.records[nodeA].handedOver {
+			h.unheard = unreachable
+		}
+	}
+	if m := h.move("m"); m.Status.Phase != v1alpha1.Fenced || !strings.Contains(h.says("m"), unreachable) {
+		t.Errorf("the move is %s, and says %q", m.Status.Phase, h.says("m"))
+	}
+	h.unheard = ""
+	h.run("m")
+	h.wantOn(nodeB)
 }
