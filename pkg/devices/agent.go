@@ -132,7 +132,7 @@ type Agent struct {
 // NewAgent makes an agent. Close ends what it does.
 func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	reserved, err := o.Records.disks()
+	reserved, err := o.Records.disks(func(Record) bool { return true })
 	if err != nil { // what is reserved needlessly stays so until the next start
 		o.Log.Error(err, "Failed to read which disks may be reserved for this node")
 	}

@@ -210,7 +210,7 @@ func (r *Records) BoundElsewhere(path, alike string) (found []Record, err error)
 	return found, err
 }
 
-// each reads all records. What is no record of this version is reported for its path.
+// each reads all records. What is no record has no version, and is reported for its path.
 func (r *Records) each(do func(Record)) error {
 	for entry, err := range r.dir.Entries() {
 		if err != nil {
@@ -224,23 +224,30 @@ func (r *Records) each(do func(Record)) error {
 			return fmt.Errorf("record %s: %w", entry.Name, err)
 		}
 		var record Record
-		if json.Unmarshal(content, &record) == nil {
-			record.name = entry.Name
-			do(record)
+		if json.Unmarshal(content, &record) != nil {
+			if _, half := dir.Temporary(entry.Name); half || entry.Name == lockFile {
+				continue
+			}
+			record = Record{}
 		}
+		record.name = entry.Name
+		do(record)
 	}
 	return nil
 }
 
-// disks are those that other nodes may see.
-func (r *Records) disks() (map[string]bool, error) {
-	found := make(map[string]bool)
-	err := r.each(func(record Record) {
-		if disk := reservable(record.alike()); disk != "" {
+// disks are those of such records that other nodes may see. They are not all if there is an error: a record that is not understood may be of any.
+func (r *Records) disks(are func(Record) bool) (found map[string]bool, err error) {
+	found = make(map[string]bool)
+	var unknown []error
+	err = r.each(func(record Record) {
+		if record.Version != recordVersion {
+			unknown = append(unknown, fmt.Errorf("record %s is damaged, or of another version", record.name))
+		} else if disk := reservable(record.alike()); disk != "" && are(record) {
 			found[disk] = true
 		}
 	})
-	return found, err
+	return found, errors.Join(append(unknown, err)...)
 }
 
 // Put writes a record: after a crash the old or the new one is there, whole. What its path had of a claim's data on another disk stays, aside.

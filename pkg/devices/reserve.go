@@ -52,19 +52,24 @@ func (a *Agent) disown(j *job, record Record) error {
 	return a.Records.Put(record)
 }
 
-// givenUp are the disks that may be reserved and that no volume of the node has, nor a device that it may offer, nor a record with data of
-// a claim. One that another node has a volume of is left to that.
-func (p *pass) givenUp() (disks []string) {
-	used := make(map[string]bool)
-	err := p.Records.each(func(record Record) {
-		if record.hasData() {
-			used[reservable(record.alike())] = true
-		}
-	})
+// givenUp are the disks that may be reserved and that the node does not use, but for those with data of a claim, whatever is seen of them.
+func (p *pass) givenUp() []string {
+	disks := p.unused()
+	if len(disks) == 0 {
+		return nil
+	}
+	withData, err := p.Records.disks(Record.hasData)
 	if err != nil {
 		p.Log.Error(err, "Failed to read which disks have data of claims: none is given up")
 		return nil
 	}
+	return slices.DeleteFunc(disks, func(disk string) bool { return withData[disk] })
+}
+
+// unused are the disks that may be reserved and that no volume of the node has, nor a device that it may offer. One that another node
+// has a volume of is left to that.
+func (p *pass) unused() (disks []string) {
+	used := make(map[string]bool)
 	for _, v := range p.Volumes {
 		used[reservable(v.Identity)] = true
 		if record, err := p.Records.Get(v.Path); err != nil || record.State != "" {

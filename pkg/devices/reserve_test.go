@@ -1,6 +1,9 @@
 package devices_test
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,6 +112,43 @@ func TestDiskWithDataOfClaimStaysReserved(t *testing.T) {
 				}
 			}
 			b.Refused(devices.Twice)
+		})
+	}
+}
+
+// A record that cannot be read may be of any disk. The reservation goes with the record.
+func TestDiskStaysReservedWhileARecordCannotBeRead(t *testing.T) {
+	for name, content := range map[string]string{
+		"it is damaged":         "{",
+		"it is empty":           "",
+		"it is of a later form": `{"version": 2, "disk": "naa.600a"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, _, _, _ := twoNodes(t)
+			dir := t.TempDir()
+			a.Agent.Close()
+			a.Open(dir)
+			a.Start()
+			a.Offered()
+			a.PVs[0] = devicestest.Bound(a.PVs[0])
+			a.Pass()
+			a.PVs = nil
+			records, err := filepath.Glob(filepath.Join(dir, "*.json"))
+			if err != nil || len(records) != 1 {
+				t.Fatalf("found the records %q, %v; want one", records, err)
+			}
+			must.Succeed(t, os.WriteFile(records[0], []byte(content), 0o600))
+			q := a.Request()
+			q.Offer = nil
+			for range 2 {
+				if r := a.Agent.Pass(q); len(r.GivenUp) > 0 {
+					t.Errorf("found %+v, want the disk to stay reserved", r)
+				}
+			}
+			must.Succeed(t, os.Remove(records[0]))
+			if r := a.Agent.Pass(q); !slices.Equal(r.GivenUp, []string{reservation}) {
+				t.Errorf("without a record it gave up %q, want the disk", r.GivenUp)
+			}
 		})
 	}
 }
