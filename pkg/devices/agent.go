@@ -610,7 +610,7 @@ func (p *pass) cleaned(j *job) {
 		return
 	}
 	p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
-	p.had(j.number)
+	p.sightings[j.number] = sighting{as: appearance(facts), written: j.clean, had: true}
 }
 
 // underway reports a job that has not ended, as it was.

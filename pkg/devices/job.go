@@ -56,7 +56,7 @@ type job struct {
 type result struct {
 	err   error
 	held  *Held           // of a device that can be offered
-	clean string          // what had been written to that when it was found to be clean
+	clean string          // what had been written to the device when it was found to be clean; empty if it may be more than at the end of its cleaning
 	names map[string]bool // that volumes of all nodes have
 }
 
@@ -196,8 +196,12 @@ func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (
 	if err := errors.Join(a.knownElsewhere(j, held), j.isOfVolume(held.Facts, record)); err != nil {
 		return nil, err
 	}
+	written := held.Facts.Written()
 	if record.State == Clean && record.ClaimUID == j.volume.ClaimUID && record.Bytes == held.Facts.SizeBytes && record.Wipe.covers(j.wipe) &&
 		(record.Left == "" || record.Left == leftAs(held.Facts)) {
+		if record.Left != "" {
+			j.clean = written
+		}
 		return nil, nil
 	}
 	before, err := record.of(held.Facts)
@@ -483,6 +487,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 		return err
 	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
+	j.clean = held.Facts.Written()
 	c.record.State, c.record.Left = Clean, leftAs(held.Facts)
 	return a.Records.Put(c.record)
 }
