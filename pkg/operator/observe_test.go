@@ -372,6 +372,36 @@ func TestRefusedObjectIsAvailableWhileItsPoolsAre(t *testing.T) {
 	}
 }
 
+// A pool in a directory is judged by what the driver publishes, which knows none that was added since, and serves all others.
+func TestRefusedObjectIsAvailableWhileThePoolsOfItsDriverAreServed(t *testing.T) {
+	object := stored("hpp", 1, false)
+	local, added := classOf("local"), classOf("added")
+	localHere, addedHere := published("here", "10Gi", "10Gi"), published("here", "0", "8Ei")
+	added.Name, addedHere.Name, addedHere.StorageClassName = "added", "added-here", "added"
+	h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), local, localHere)
+	h.reconcile("hpp")
+	h.scheduled(1, 0)
+	h.reconcile("hpp")
+	h.has(object)
+	object.Spec.StoragePools = append(object.Spec.StoragePools, hppv1.StoragePool{Name: "added", Path: "/srv/added"})
+	must.Succeed(t, h.Update(t.Context(), object), h.Create(t.Context(), added), h.Create(t.Context(), addedHere))
+	object.Status.ObservedVersion, object.Status.ObservedGeneration = "v99.0.0", 1
+	must.Succeed(t, h.Status().Update(t.Context(), object))
+	h.reconciler.Config.Version = "v1.0.0"
+	for _, serves := range []bool{true, false} {
+		h.has(localHere)
+		if !serves {
+			localHere.Capacity, localHere.MaximumVolumeSize = addedHere.Capacity, addedHere.MaximumVolumeSize
+		}
+		must.Succeed(t, h.Update(t.Context(), localHere))
+		h.reconcile("hpp")
+		_, got := h.status()
+		if got.Reason != status.ReasonDowngrade || (got.Status == metav1.ConditionTrue) != serves || (readyMetric(t) == 1) != serves || strings.Contains(got.Message, "added") {
+			t.Errorf("served, but for the pool that was added: %v; %+v, the metric is %v", serves, got, readyMetric(t))
+		}
+	}
+}
+
 // A pool is lacking on all nodes of a cluster in which the driver runs on one that is not to have it any more. Each event of a pod has the object reconciled, and not
 // each node read again.
 func TestNodesAreNotReadWithEachEvent(t *testing.T) {

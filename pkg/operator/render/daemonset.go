@@ -100,7 +100,7 @@ func (r *Renderer) configure(driver *corev1.Container) error {
 	if err != nil {
 		return err
 	}
-	setVariable(driver, "DATADIR", data)
+	setVariable(driver, dataDirVariable, data)
 	setVariable(driver, "SERVICE_NAME", MetricsService)
 	r.metricsTLS(driver)
 	return nil

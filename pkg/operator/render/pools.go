@@ -6,7 +6,9 @@ import (
 	"path"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -39,6 +41,9 @@ type driverPool struct {
 	AllowMany        bool        `json:"allowReadWriteMany,omitempty"`
 }
 
+// dataDirVariable is what the container of the driver has the pools in.
+const dataDirVariable = "DATADIR"
+
 func dataDir(from []hppv1.StoragePool) (string, error) {
 	if len(from) == 0 {
 		// The driver unpublishes what is left in pools that it does not have any more, but does not start without one.
@@ -67,6 +72,27 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 	}
 	text, err := json.Marshal(to)
 	return string(text), err
+}
+
+// DeployedPools are those of the pools that the driver of a DaemonSet of this operator has, by name.
+func DeployedPools(set *appsv1.DaemonSet, pools []hppv1.StoragePool) sets.Set[string] {
+	has := sets.New[string]()
+	if set == nil {
+		return has
+	}
+	var found []driverPool
+	for _, container := range set.Spec.Template.Spec.Containers {
+		i := slices.IndexFunc(container.Env, func(e corev1.EnvVar) bool { return e.Name == dataDirVariable })
+		if container.Name == driverContainer && i >= 0 && json.Unmarshal([]byte(container.Env[i].Value), &found) != nil {
+			return has
+		}
+	}
+	for _, p := range pools {
+		if slices.ContainsFunc(found, func(f driverPool) bool { return f.Name == p.Name && f.Path == DataDirectory(p) }) {
+			has.Insert(p.Name)
+		}
+	}
+	return has
 }
 
 // Notices are what a user should know of what the object asks for.

@@ -344,22 +344,11 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	return status
 }
 
-// lackingNow is what keeps an object from being available while nothing is rolled out: of pools that were, and not of one that was added since.
+// lackingNow is what keeps an object from being available while nothing is rolled out: of pools that the driver has, and not of one that was added since.
 func lackingNow(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) []string {
 	now := begin(object, operatorVersion)
-	added := sets.New[string]()
-	for _, pool := range render.Pools(object) {
-		if pool.PVCTemplate != nil {
-			added.Insert(pool.Name)
-		}
-	}
-	for i := range seen.Mounters {
-		added.Delete(render.PoolOf(seen.Mounters[i].Labels))
-	}
-	for _, at := range object.Status.MountedPools {
-		added.Delete(at.Name)
-	}
-	pools := slices.DeleteFunc(poolStates(object, seen), func(p poolState) bool { return added.Has(p.Name) })
+	deployed := render.DeployedPools(seen.DaemonSets[render.DriverDaemonSet], render.Pools(object))
+	pools := slices.DeleteFunc(poolStates(object, seen), func(p poolState) bool { return !deployed.Has(p.Name) })
 	r := newRollout(&now, operatorVersion, seen, pools)
 	if r.noNodes {
 		return []string{noNodes}
