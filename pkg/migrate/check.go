@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -122,10 +123,26 @@ func (s *saved) checkObjects() (problems []error) {
 	refuse(pv.DeletionTimestamp != nil || claim.DeletionTimestamp != nil, "it is being deleted")
 	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume, which cannot be migrated: copy its content")
 	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which have no effect on a hostPath volume and would have one on a CSI volume", pv.Spec.MountOptions)
+	refuse(len(pv.Spec.AccessModes) > 0 && pv.Spec.AccessModes[0] == corev1.ReadOnlyMany,
+		"its first access mode is ReadOnlyMany, which has no effect on a hostPath volume, and with which pods could not write to a CSI volume: put another one first, by kubectl patch pv %s -p '%s'",
+		pv.Name, modesPatch(pv.Spec.AccessModes))
 	for _, finalizer := range slices.Concat(pv.Finalizers, claim.Finalizers) {
 		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner has to remove it first", finalizer)
 	}
 	return problems
+}
+
+// modesPatch has a PersistentVolume have the same access modes, and first one by which pods can write: kubelet mounts a CSI volume by the first.
+func modesPatch(modes []corev1.PersistentVolumeAccessMode) string {
+	first := slices.DeleteFunc(slices.Clone(modes), func(mode corev1.PersistentVolumeAccessMode) bool { return mode == corev1.ReadOnlyMany })
+	if len(first) == 0 {
+		first = append(first, corev1.ReadWriteOnce)
+	}
+	var quoted []string
+	for _, mode := range append(first, corev1.ReadOnlyMany) {
+		quoted = append(quoted, strconv.Quote(string(mode)))
+	}
+	return fmt.Sprintf(`{"spec":{"accessModes":[%s]}}`, strings.Join(quoted, ","))
 }
 
 // checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on any node: each would

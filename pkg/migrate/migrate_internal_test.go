@@ -380,6 +380,14 @@ func TestRefusedByItsObjects(t *testing.T) {
 		"mount options": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			pv.Spec.MountOptions = []string{"noatime"}
 		}, nil, "mountOptions"},
+		// Kubelet gives a CSI driver the first access mode, and asks for none of a hostPath volume.
+		"read-only first": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce}
+		}, nil, `{"spec":{"accessModes":["ReadWriteMany","ReadWriteOnce","ReadOnlyMany"]}}`},
+		"read-only alone": {func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+			claim.Spec.AccessModes = pv.Spec.AccessModes
+		}, nil, `{"spec":{"accessModes":["ReadWriteOnce","ReadOnlyMany"]}}`},
 	})
 }
 
