@@ -12,26 +12,30 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// XFS takes 128 KiB for each shared block that is written, and keeps them for half an hour and longer. What a block volume has above its promise
-// when its snapshot is deleted would be sold twice.
-func TestWritesToSharedBlockVolumeTakeSingleBlocks(t *testing.T) {
+// XFS takes 128 KiB for each shared block that is written, and keeps them for half an hour and longer. What a volume has above its promise when its
+// snapshot is deleted would be sold twice.
+func TestWritesToSharedDiskTakeSingleBlocks(t *testing.T) {
 	testenv.NeedRoot(t)
 	const size, every = 64 * mib, 128 << 10
-	root := testenv.MountMade(t, "xfs", 512*mib, nil)
+	root := testenv.MountMade(t, "xfs", 1024*mib, nil)
 	withQuotas(t, root, local, func(t *testing.T, h *harness) {
 		h.createBlock("pvc-source", size)
+		h.create("pvc-directory", 2*size)
 		disk := func(name string) *os.File {
 			t.Helper()
-			return must.Value(os.OpenFile(h.Path("pool", name, "disk.img"), os.O_WRONLY, 0))(t)
+			return must.Value(os.OpenFile(h.Path("pool", name, "disk.img"), os.O_WRONLY|os.O_CREATE, 0o600))(t)
 		}
-		f := disk("pvc-source")
-		must.Value(f.WriteAt(make([]byte, size), 0))(t)
-		must.Succeed(t, f.Sync(), f.Close())
-		must.Succeed(t, h.snapshot("s-1", "pvc-source"))
+		for name, snapshot := range map[string]string{"pvc-source": "s-1", "pvc-directory": "s-2"} {
+			f := disk(name)
+			must.Value(f.WriteAt(make([]byte, size), 0))(t)
+			must.Succeed(t, f.Sync(), f.Close())
+			awaitTick(t, root)
+			must.Succeed(t, h.snapshot(snapshot, name))
+		}
 		must.Value(h.Create(t.Context(), pool.Request{
 			ID: id(t, "pvc-restored"), Pool: poolName(t, "local"), Mode: volume.ModeBlock, Range: volume.Range{Required: size}, Source: &pool.Source{ID: snapshotID(t, "s-1")},
 		}))(t)
-		for _, name := range []string{"pvc-source", "pvc-restored"} {
+		for _, name := range []string{"pvc-source", "pvc-restored", "pvc-directory"} {
 			f := disk(name)
 			for at := int64(0); at < size; at += every {
 				must.Value(f.WriteAt([]byte("changed"), at))(t)
