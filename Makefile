@@ -193,8 +193,9 @@ test-hard: FUZZTIME = 5m
 test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege check-site ## Attack the driver in full, which takes hours: what make test does in a short form
 	$(GO_TEST) $$(go list ./... | grep $(API_CLIENTS:%=-e '%') $(ONE_AFTER_ANOTHER:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
+	@$(MAKE) test-kernel KERNEL_TESTS=./test/e2e/moves KERNEL_FLAGS='-test.run TestMove|TestGrowth'
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
-	@$(MAKE) test-cluster CASES='HundredVolumes|DrainOfTwentyPods|VolumeMoves|BackToUpstream' CASES_FLAGS=
+	@$(MAKE) test-cluster CASES='HundredVolumes|DrainOfTwentyPods|Move|BackToUpstream' CASES_FLAGS=
 	@$(MAKE) test-cluster CASES=OperatorWithPoolOnClaims QUIET=1h CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES=ProvisionerOnSingleNode NODES=node-a
 	@$(MAKE) test-cluster-oldest

@@ -151,6 +151,41 @@ func TestVolumeMoves(t *testing.T) {
 	h.kubectl("delete", "pvc", "-n", h.namespace, claim)
 }
 
+// The operator moves volumes of a driver that it has not deployed, without a HostPathProvisioner, and leaves that driver alone, also when the
+// operator is removed.
+func TestMoveWithoutHostPathProvisioner(t *testing.T) {
+	needTime(t)
+	h := begin(t)
+	h.importAll("hostpath-provisioner-operator")
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "delete", "-k", operatorOverlay, "--timeout=2m")
+		must.Succeed(t, err)
+	})
+	h.kubectl("apply", "-k", operatorOverlay)
+	must.Succeed(t, c.Established(t.Context(), "crd", "volumemoves.hostpathprovisioner.kubevirt.io"))
+
+	h.claim("data", "64Mi")
+	h.pod("writer", with("data", "/data"), on(nodeA))
+	h.ready("writer")
+	h.mustRun("writer", "echo before >/data/file")
+	before := h.volume("data")
+	directory := h.disk(before)
+	h.move("there", "data", "Unpublished")
+	h.untilStatus(h.moves(), "there", "the fence", "fencedTime:")
+	h.remove("writer")
+	h.moved("there")
+
+	h.pod("reader", with("data", "/data"))
+	if at := h.ready("reader").Spec.NodeName; at != nodeB {
+		t.Errorf("the pod is on %s", at)
+	}
+	if got := h.mustRun("reader", "cat /data/file"); got != "before\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+	h.wantGone(directory)
+	must.Succeed(t, c.DriverReady(t.Context()))
+}
+
 // keepingPolicy keeps the operator from the first step of replacing a PersistentVolume.
 const keepingPolicy = `
 apiVersion: admissionregistration.k8s.io/v1

@@ -59,11 +59,7 @@ func (h *harness) withoutDriver() {
 			h.Error(err)
 		}
 	})
-	for _, n := range c.Nodes {
-		for _, program := range []string{"hostpath-provisioner-operator", "pool-mounter"} {
-			must.Succeed(h, n.Import(h.Context(), filepath.Join(c.Programs, program+".tar")))
-		}
-	}
+	h.importAll("hostpath-provisioner-operator", "pool-mounter")
 	_, err := c.Client.StorageV1().StorageClasses().Create(h.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: operatorClass},
 		Provisioner:       cluster.DriverName,
@@ -81,6 +77,16 @@ func (h *harness) withoutDriver() {
 			h.Error(err)
 		}
 	})
+}
+
+// importAll has the nodes know the images of programs.
+func (h *harness) importAll(programs ...string) {
+	h.Helper()
+	for _, n := range c.Nodes {
+		for _, program := range programs {
+			must.Succeed(h, n.Import(h.Context(), filepath.Join(c.Programs, program+".tar")))
+		}
+	}
 }
 
 // condition waits until a condition of an object has a value.
