@@ -46,7 +46,6 @@ type harness struct {
 	*drivertest.Driver
 	program, pool string
 	pools         []drivertest.PoolConfig
-	upTwoHours    bool // for inspect, the node was booted that long ago
 }
 
 func newHarness(t *testing.T, program string, more ...drivertest.PoolConfig) *harness {
@@ -74,9 +73,6 @@ func (h *harness) run(args ...string) (output string, status int) {
 	launcher, err := os.Executable()
 	h.Must(err)
 	cmd := exec.CommandContext(ctx, launcher, append([]string{"inspect"}, args...)...)
-	if h.upTwoHours {
-		cmd = upTwoHours(ctx, launcher, cmd.Args[1:])
-	}
 	cmd.Env = append(h.environment(), programVariable+"="+h.program)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,8 +22,8 @@ import (
 // inspect names, and can remove no other by it.
 func TestRemoveInline(t *testing.T) {
 	testenv.NeedPrograms(t, "unshare")
-	program := drivertest.Built(t)
-	h := &harness{program: program, upTwoHours: true, pool: filepath.Join(t.TempDir(), "pool")}
+	program := upTwoHours(t, drivertest.Built(t))
+	h := &harness{program: program, pool: filepath.Join(t.TempDir(), "pool")}
 	h.pools = []drivertest.PoolConfig{{Name: "local", Path: h.pool}}
 	h.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: h.pools})
 	inline := func(id string) drivertest.Volume {
@@ -148,15 +147,16 @@ func (h *harness) remove(command, id string, more ...string) (output string, err
 	h.Helper()
 	args := append([]string{command, "--endpoint=" + h.Process.Endpoint(), "--volume=" + id}, more...)
 	cmd := exec.CommandContext(h.Context(), h.program, args...)
-	if h.upTwoHours {
-		cmd = upTwoHours(h.Context(), h.program, args)
-	}
 	cmd.Env = h.environment()
 	all, err := cmd.CombinedOutput()
 	return string(all), err
 }
 
-// upTwoHours runs a program that finds the node up for two hours more than it is.
-func upTwoHours(ctx context.Context, program string, args []string) *exec.Cmd {
-	return exec.CommandContext(ctx, "unshare", append([]string{"--time", "--boottime=7200", program}, args...)...)
+// upTwoHours makes a program that runs another, which finds the node up for two hours more than it is.
+func upTwoHours(t *testing.T, program string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "up-two-hours")
+	script := fmt.Sprintf("#!/bin/sh\nexec unshare --time --boottime=7200 '%s' \"$@\"\n", program)
+	must.Succeed(t, os.WriteFile(path, []byte(script), 0o700))
+	return path
 }
