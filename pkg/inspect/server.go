@@ -7,13 +7,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// servedBy is the driver that serves the pool, nil for none, as this node sees it, and why that, or what another node has
-// published, keeps another driver of the node from serving it.
+// servedBy is the driver that serves the pool, nil for none, as this node sees it, and why that, or the pool's format, keeps another
+// driver of the node from serving it.
 func (r *reader) servedBy() (*store.Server, error) {
-	if !r.Config.Shared && r.Node != (volume.NodeID{}) {
-		if err := r.Store.Nodes().NothingElsewhere(); err != nil {
-			return nil, err
-		}
+	if err := r.format.Agrees(r.Config.Shared); err != nil {
+		return nil, err
 	}
 	dev, at := r.options.Dev, store.ServerByte(r.format.UUID)
 	by, _, err := r.Store.Nodes().Server()

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -113,25 +114,40 @@ func TestPoolMountedAnewDetachesWhatIsNotPublished(t *testing.T) {
 	})
 }
 
-func TestPoolMountedAnewRestoresMarks(t *testing.T) {
-	for title, c := range map[string]struct {
-		before string
-		change func(t *testing.T, h *harness)
-	}{
-		"removed":           {sharedPool, func(t *testing.T, h *harness) { must.Succeed(t, os.RemoveAll(h.Own("published", "node-1"))) }},
-		"not shared before": {local, func(_ *testing.T, h *harness) { h.restart(sharedPool) }},
-	} {
-		t.Run(title, func(t *testing.T) {
-			onMountedAnew(t, c.before, func(t *testing.T, h *harness) {
-				c.change(t, h)
-				h.later(2 * time.Minute)
-				two := h.another("node-2")
-				wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-				wantRefusedFor(t, two.publishBlock(anewDisk, "on-two"), "node-1")
-				must.Succeed(t, two.Close(t.Context()))
-			})
-		})
+// Of an earlier mount only names are known, and a pod may have chosen them: no volume is its node's for that.
+func TestNamesInOtherFilesystemsTakeNoVolume(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 16<<20)
+	overlay := func(name string) string {
+		at, files := filepath.Join(root, name), filepath.Join(root, "files-"+name)
+		for _, layer := range []string{"lower", "upper", "work"} {
+			must.Succeed(t, os.MkdirAll(filepath.Join(files, layer), 0o755))
+		}
+		must.Succeed(t, os.Mkdir(at, 0o755))
+		layers := fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", files, files, files)
+		must.Succeed(t, syscall.Mount("overlay", at, "overlay", 0, layers))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(at, syscall.MNT_DETACH)) })
+		return at
 	}
+	overlay("pool")
+	other := overlay("other")
+	bound := filepath.Join(root, "subpath")
+	must.Succeed(t, os.MkdirAll(filepath.Join(other, "pvc-1", "pvc-2"), 0o755), os.Mkdir(bound, 0o755))
+	must.Succeed(t, syscall.Mount(filepath.Join(other, "pvc-1", "pvc-2"), bound, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(bound, syscall.MNT_DETACH)) }()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, root)
+		h.table = must.Value(bind.NewKernel())(t)
+		h.start(sharedPool)
+		two := h.another("node-2")
+		h.create("pvc-1", mib)
+		h.create("pvc-2", mib)
+		h.later(2 * time.Minute)
+		must.Succeed(t, two.publish("pvc-1", "on-two"), two.unpublish("pvc-1", "on-two"))
+		h.delete("pvc-1")
+		must.Succeed(t, h.Publications().Publish(t.Context(), pool.Publication{ID: id(t, "pvc-2"), Target: h.Target("a"), SingleTarget: true}))
+		must.Succeed(t, h.unpublish("pvc-2", "a"))
+	})
 }
 
 func TestPoolMountedAnewServesWhatIsPublished(t *testing.T) {

@@ -3,6 +3,7 @@ package pool_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -15,7 +16,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -120,132 +120,73 @@ func TestPoolIsNotHandedOverDuringCall(t *testing.T) {
 	})
 }
 
-// While the configuration of a pool is changed, node by node.
-func TestSharedPoolWaitsForDriverThatDoesNotShareIt(t *testing.T) {
+// Nodes that share a pool leave marks and locks for each other, which others would neither leave nor see.
+func TestPoolStaysSharedOrNot(t *testing.T) {
+	for before, after := range map[string]string{local: sharedPool, sharedPool: local} {
+		onPools(t, before, func(t *testing.T, one *harness) {
+			one.create("pvc-1", mib)
+			must.Succeed(t, one.publish("pvc-1", "a"))
+			two := one.second("node-2", after)
+			for range 3 {
+				two.wantReshared()
+				wantError(t, two.publish("pvc-1", "on-two"), volume.ErrUnavailable)
+				wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+				two.later(time.Minute)
+				must.Succeed(t, one.Status()[0].Err)
+			}
+			if seen := two.inspectAs("node-2", after)[0]; seen.Reason != string(health.PoolNotServing) || !strings.Contains(seen.Condition, "shared") {
+				t.Errorf("inspect reports %+v", seen.Condition)
+			}
+			must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
+			two.later(time.Minute)
+			two.wantReshared()
+
+			two.reshare(after == sharedPool)
+			two.later(time.Minute)
+			must.Succeed(t, two.publish("pvc-1", "on-two"), two.unpublish("pvc-1", "on-two"))
+			one.start(before)
+			one.wantReshared()
+			two.delete("pvc-1")
+		})
+	}
+}
+
+// What an earlier driver made says nothing of it, until it can be written.
+func TestPoolOfEarlierDriverBecomesSharedOrNot(t *testing.T) {
 	inBubble(t, func(t *testing.T, one *harness) {
 		one.create("pvc-1", mib)
-		must.Succeed(t, one.publish("pvc-1", "a"))
-		two := &harness{t: t, Node: one.Beside()}
-		two.startNode("node-2", sharedPool)
-		for range 10 {
-			two.wantServedBy("node-1")
-			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
-			two.later(10 * time.Second)
-		}
-		sign := must.Value(os.ReadFile(one.Own("lock")))(t)
-		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
-		two.later(2 * time.Second)
-		two.delete("pvc-1")
-		must.Succeed(t, two.Close(t.Context()))
-
-		must.Succeed(t, os.WriteFile(one.Own("lock"), sign, 0o600)) // it was killed
-		two.start(sharedPool)
-		two.wantServedBy("node-1")
-		two.later(time.Minute)
-		two.create("pvc-2", mib)
-		two.restart(sharedPool)
-		two.wantVolumes("pvc-2")
-	})
-}
-
-// Nothing shows that the pool is shared before a volume of it is published.
-func TestSharedPoolIsLeftToDriverThatDoesNotShareIt(t *testing.T) {
-	onPools(t, sharedPool, func(t *testing.T, one *harness) {
-		one.create("pvc-1", mib)
-		two := &harness{t: t, Node: one.Beside()}
-		two.startNode("node-2", local)
-		must.Succeed(t, two.publish("pvc-1", "a"))
-		one.later(20 * time.Second)
-		one.wantServedBy("node-2")
-		wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
-	})
-}
-
-func TestDriverThatDoesNotSharePoolWaitsForThoseThatDo(t *testing.T) {
-	onPools(t, sharedPool, func(t *testing.T, one *harness) {
-		one.create("pvc-1", mib)
-		must.Succeed(t, one.publish("pvc-1", "a"))
-		two := &harness{t: t, Node: one.Beside()}
-		two.startNode("node-2", local)
-		for range 10 {
-			if err := two.Status()[0].Err; err == nil || !strings.Contains(err.Error(), "node-1") {
-				t.Errorf("the pool does not serve because of %v, want the node node-1", err)
-			}
-			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
-			two.later(10 * time.Second)
-			must.Succeed(t, one.Status()[0].Err)
-		}
-		must.Succeed(t, one.unpublish("pvc-1", "a"), one.Close(t.Context()))
-		two.later(time.Minute)
-		two.delete("pvc-1")
-	})
-}
-
-// Pods run on without the driver of their node.
-func TestDriverThatDoesNotSharePoolLeavesWhatIsPublishedElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		one := newHarness(t, t.TempDir())
+		must.Succeed(t, one.Close(t.Context()))
+		format := must.Value(os.ReadFile(one.Own("format")))(t)
+		earlier := strings.Replace(string(format), `,"shared":false`, "", 1)
+		must.Succeed(t, os.WriteFile(one.Own("format"), []byte(earlier), 0o600))
 		one.start(sharedPool)
-		one.create("pvc-1", mib)
-		one.create("pvc-2", mib)
-		one.createBlock("pvc-disk", mib)
-		must.Succeed(t, one.publish("pvc-1", "a"), one.publish("pvc-2", "b"), one.publishBlock("pvc-disk", "disk"))
-		must.Succeed(t, one.Close(context.Background()))
-		two := &harness{t: t, Node: one.Beside()}
-		two.OwnDev("dev-node-2")
-		two.begin("node-2", local)
-		for range 5 {
-			two.later(time.Minute)
-			two.wantOutOf("node-1")
-			wantError(t, two.publish("pvc-1", "on-two"), volume.ErrUnavailable)
-			wantError(t, two.publishBlock("pvc-disk", "disk-on-two"), volume.ErrUnavailable)
-			wantError(t, two.Delete(t.Context(), id(t, "pvc-2")), volume.ErrUnavailable)
+		must.Succeed(t, one.Status()[0].Err)
+		if got, want := string(must.Value(os.ReadFile(one.Own("format")))(t)), strings.Replace(string(format), "false", "true", 1); got != want {
+			t.Errorf("the format is %s, want %s", got, want)
 		}
-		if seen := two.inspectAs("node-2", local)[0]; seen.Reason != string(health.PoolNotServing) || !strings.Contains(seen.Condition, "published on node node-1") {
-			t.Errorf("inspect reports %+v, want that node-1 has volumes published", seen.Condition)
-		}
-		must.Succeed(t, os.RemoveAll(one.Own("published", "node-1"))) // it is off
-		two.later(time.Minute)
-		must.Succeed(t, two.publish("pvc-1", "on-two"))
-		two.delete("pvc-2")
-	})
-}
+		two := one.second("node-2", local)
+		two.wantReshared()
 
-// Each node has a pod with a volume of its own.
-func TestSharedTakenFromPoolNodeByNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		one := newHarness(t, t.TempDir())
-		one.start(sharedPool)
-		two := one.another("node-2")
-		one.create("pvc-1", mib)
-		one.create("pvc-2", mib)
-		must.Succeed(t, one.publish("pvc-1", "a"), two.publish("pvc-2", "b"))
-		must.Succeed(t, two.Close(context.Background()))
-		two.begin("node-2", local)
-		two.later(5 * time.Minute)
-		must.Succeed(t, one.Close(context.Background()))
-		one.begin("node-1", local)
-		one.later(5 * time.Minute)
-		one.wantOutOf("node-2")
-		two.wantOutOf("node-1")
-		must.Succeed(t, two.unpublish("pvc-2", "b"))
-
-		must.Succeed(t, os.RemoveAll(one.Own("published", "node-2")))
+		// Both found nothing in one moment, and wrote.
+		must.Succeed(t, os.WriteFile(one.Own("format"), format, 0o600))
 		one.later(time.Minute)
-		must.Succeed(t, one.publish("pvc-2", "b"), one.unpublish("pvc-1", "a"), one.unpublish("pvc-2", "b"))
-		one.later(2 * time.Minute)
-		must.Succeed(t, one.Close(context.Background())) // without a mark that would keep the other out
-		two.later(time.Minute)
-		two.delete("pvc-1")
+		one.wantReshared()
 	})
 }
 
-// wantOutOf expects the pool not to be served here, because of marks of a node, and the reason to say how to give that up.
-func (h *harness) wantOutOf(node string) {
+// reshare is what an administrator does to have a pool shared, or not any more.
+func (h *harness) reshare(shared bool) {
 	h.t.Helper()
-	err := h.Status()[0].Err
-	if !errors.Is(err, store.ErrServed) || !strings.Contains(err.Error(), "published on node "+node) || !strings.Contains(err.Error(), "rm -r '"+h.Own("published", node)) {
-		h.t.Errorf("the pool does not serve because of %v, want what node %s has published", err, node)
+	format := string(must.Value(os.ReadFile(h.Own("format")))(h.t))
+	format = strings.Replace(format, fmt.Sprintf(`"shared":%t`, !shared), fmt.Sprintf(`"shared":%t`, shared), 1)
+	must.Succeed(h.t, os.WriteFile(h.Own("format"), []byte(format), 0o600))
+}
+
+// wantReshared expects the pool not to be served because its configuration says otherwise than its format whether it is shared.
+func (h *harness) wantReshared() {
+	h.t.Helper()
+	if err := h.Status()[0].Err; err == nil || !strings.Contains(err.Error(), "correct the configuration") {
+		h.t.Errorf("the pool does not serve because of %v", err)
 	}
 }
 

@@ -141,16 +141,17 @@ func TestVolumesStayPublishedWithoutDriver(t *testing.T) {
 	})
 }
 
-// A pool that becomes shared has volumes that are published without marks.
+// The upstream driver leaves none.
 func TestMarksAreRestoredFromMounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := newHarness(t, t.TempDir())
-		one.start(local)
+		one.start(sharedPool)
 		one.create("pvc-1", mib)
 		one.createBlock("pvc-disk", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
-		must.Succeed(t, one.publishBlock("pvc-disk", "b"))
-		one.restart(sharedPool)
+		must.Succeed(t, one.publishBlock("pvc-disk", "b"), one.Close(t.Context()))
+		must.Succeed(t, os.RemoveAll(one.Own("published")))
+		one.start(sharedPool)
 		two := one.another("node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")

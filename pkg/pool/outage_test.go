@@ -30,20 +30,20 @@ func (m stalled) Locate(d *dir.Dir) (bind.Place, error) {
 	return m.Mounts.Locate(d)
 }
 
-// withOutage runs a test on two nodes that have one pool from a server, each configured in its own way. After an outage the second
-// reaches the server a second before the first does.
-func withOutage(t *testing.T, forOne, forTwo string, test func(t *testing.T, one, two *harness, outage func(time.Duration))) {
+// withOutage runs a test on two nodes that have one pool from a server. After an outage the second reaches the server a second before the
+// first does.
+func withOutage(t *testing.T, test func(t *testing.T, one, two *harness, outage func(time.Duration))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var down, downForTwo atomic.Bool
 		one := newHarness(t, t.TempDir())
 		one.table = stalled{one.Mounts, &down}
-		one.start(forOne)
+		one.start(local)
 		one.later(5 * time.Second)
 		two := &harness{t: t, Node: one.Beside()}
 		two.table = stalled{two.Mounts, &downForTwo}
 		two.OwnDev("dev-node-2")
-		two.startNode("node-2", forTwo)
+		two.startNode("node-2", local)
 		test(t, one, two, func(d time.Duration) {
 			one.later(time.Second) // since node-2 has looked
 			down.Store(true)
@@ -56,24 +56,19 @@ func withOutage(t *testing.T, forOne, forTwo string, test func(t *testing.T, one
 	})
 }
 
-// A pool that is not shared, and one that is being changed to be, node by node.
 func TestOutageDoesNotTakePoolFromItsDriver(t *testing.T) {
-	for name, forTwo := range map[string]string{"not shared": local, "shared on the node that waits": sharedPool} {
-		t.Run(name, func(t *testing.T) {
-			withOutage(t, local, forTwo, func(t *testing.T, one, two *harness, outage func(time.Duration)) {
-				one.create("pvc-1", mib)
-				must.Succeed(t, one.publish("pvc-1", "on-one"))
-				for range 5 {
-					two.later(10 * time.Second)
-					outage(40 * time.Second)
-					two.later(10 * time.Second)
-					two.wantServedBy("node-1")
-					wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
-				}
-				must.Succeed(t, one.Status()[0].Err)
-			})
-		})
-	}
+	withOutage(t, func(t *testing.T, one, two *harness, outage func(time.Duration)) {
+		one.create("pvc-1", mib)
+		must.Succeed(t, one.publish("pvc-1", "on-one"))
+		for range 5 {
+			two.later(10 * time.Second)
+			outage(40 * time.Second)
+			two.later(10 * time.Second)
+			two.wantServedBy("node-1")
+			wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+		}
+		must.Succeed(t, one.Status()[0].Err)
+	})
 }
 
 // onReadOnly runs a test on two nodes of a shared pool, whose filesystem can be made read-only.

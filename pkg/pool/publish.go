@@ -208,7 +208,6 @@ func (r Publication) isAt(p bind.Publication) bool { return p.Inside == "" && r.
 // already stays: Publish returns.
 func (v *found) admit(r Publication) error {
 	var elsewhere error
-	// A pool that is not shared is not served while another node has a mark.
 	if !r.MultiNode && v.visit.Pool.Config.Shared {
 		elsewhere = v.visit.Store.Nodes().UnpublishedElsewhere(v.id)
 	}

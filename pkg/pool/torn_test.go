@@ -293,8 +293,11 @@ func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 					path := h.Own(place)
 					must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
 					must.Succeed(t, with(path))
-					for _, datadir := range []string{aPoolAndAnother, strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)} {
-						h.restart(datadir)
+					shared := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)
+					for _, datadir := range []string{aPoolAndAnother, shared} {
+						must.Succeed(t, h.Close(t.Context()))
+						h.reshare(datadir == shared)
+						h.start(datadir)
 						if err := h.Status()[0].Err; err != nil {
 							t.Fatal(err)
 						}
@@ -447,8 +450,9 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 			t.Run(place+sharing, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, h *harness, _ *diary) {
 					datadir := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool"`+sharing, 1)
-					must.Succeed(t, h.snapshot("s-1", "pvc-1"))
-					h.restart(datadir)
+					must.Succeed(t, h.snapshot("s-1", "pvc-1"), h.Close(t.Context()))
+					h.reshare(sharing != "")
+					h.start(datadir)
 					must.Succeed(t, h.publish("pvc-1", "a"))
 					outside := h.Path("outside")
 					for _, d := range []string{"pvc-1", "~s-1", "~s-1/~s-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {

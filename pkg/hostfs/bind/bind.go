@@ -131,6 +131,9 @@ type Publication struct {
 	Inside string
 	// ReadOnly: nothing can be written through the mount.
 	ReadOnly bool
+	// ByName: only a name in its path says that the mount may be of the entry, through an earlier mount of the filesystem. It may as
+	// well be of something else that is called so.
+	ByName bool
 }
 
 // Kernel publishes in the mount namespace of this process.

@@ -132,7 +132,7 @@ func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 		}
 		for name, inside := range home.shown(m) {
 			published[name] = append(published[name], Publication{
-				Path: m.Mountpoint, Inside: inside, ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
+				Path: m.Mountpoint, Inside: inside, ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"), ByName: home.anew(m),
 			})
 		}
 	}
@@ -143,7 +143,7 @@ func (*Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 // was mounted anew it is unknown how deep the directory was in the mount before: a server may have exported what is above it.
 func (p place) shown(m *mountinfo.Mount) iter.Seq2[string, string] {
 	return func(yield func(name, inside string) bool) {
-		anew := m.Major != p.Major || m.Minor != p.Minor
+		anew := p.anew(m)
 		below, ok := strings.CutPrefix(m.Root, p.prefix)
 		if anew {
 			below, ok = strings.TrimPrefix(m.Root, "/"), true
@@ -227,10 +227,13 @@ type place struct {
 // ofOneMount are the filesystems without a device number of a disk whose files no second superblock shows.
 var ofOneMount = []string{"bcachefs", "btrfs", "devtmpfs", "ramfs", "tmpfs", "zfs"}
 
+// anew reports whether the filesystem has been mounted anew since a mount, if that was of the same.
+func (p place) anew(m *mountinfo.Mount) bool { return m.Major != p.Major || m.Minor != p.Minor }
+
 // mayBeOn reports whether a mount may be of the same filesystem. One that is mounted anew has another device number than the mount that
 // pods have, if it is that of a server, or an overlay.
 func (p place) mayBeOn(m *mountinfo.Mount) bool {
-	if m.Major == p.Major && m.Minor == p.Minor {
+	if !p.anew(m) {
 		return true
 	}
 	same := m.Type == p.fsType || mountinfo.IsNFS(m.Type) && mountinfo.IsNFS(p.fsType)

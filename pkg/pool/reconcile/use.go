@@ -23,6 +23,8 @@ type VolumeUse struct {
 	ID    volume.ID
 	Entry store.Entry
 	Dir   *dir.Dir // nil if the directory is lost
+	// Marked reports whether the node has noted that it publishes the volume, or notes that of none.
+	Marked func() (bool, error)
 }
 
 // file identifies what devices of the volume are attached to: see FileOf.
@@ -32,22 +34,41 @@ func (u *VolumeUse) file() (file content.VolumeFile, ok bool, err error) {
 
 // Published are the mounts of the volume, of what is inside it, and of its devices.
 func (u *VolumeUse) Published() ([]bind.Publication, error) {
-	all, err := u.Host.Mounts.Published(u.Root)
+	mounts, err := u.mounts()
 	if err != nil {
 		return nil, err
 	}
 	file, ok, err := u.file()
 	if err != nil || !ok {
-		return all[u.ID.String()], err
+		return mounts, err
 	}
 	devices, err := u.Host.DevicesOf(file)
-	return append(slices.Clone(all[u.ID.String()]), devices.Publications()...), err
+	return append(mounts, devices.Publications()...), err
+}
+
+// mounts are those of the volume, and of what is inside it. Those that are known by a name alone, which a pod may have chosen, count as
+// long as the node has it noted that it publishes the volume.
+func (u *VolumeUse) mounts() ([]bind.Publication, error) {
+	all, err := u.Host.Mounts.Published(u.Root)
+	if err != nil {
+		return nil, err
+	}
+	mounts := slices.Clone(all[u.ID.String()])
+	byName := func(p bind.Publication) bool { return p.ByName }
+	if !slices.ContainsFunc(mounts, byName) {
+		return mounts, nil
+	}
+	marked, err := u.Marked()
+	if err == nil && !marked {
+		mounts = slices.DeleteFunc(mounts, byName)
+	}
+	return mounts, err
 }
 
 // Used reports whether this node has the volume published, or its file attached.
 func (u *VolumeUse) Used() (bool, error) {
-	all, err := u.Host.Mounts.Published(u.Root)
-	if err != nil || len(all[u.ID.String()]) > 0 {
+	mounts, err := u.mounts()
+	if err != nil || len(mounts) > 0 {
 		return true, err
 	}
 	file, ok, err := u.file()

@@ -18,7 +18,7 @@ func TestUseOfBlockVolume(t *testing.T) {
 	p := newPool(t, nil)
 	id, e, d := makeBlock(t, p, "pvc-1", mib)
 	must.Succeed(t, p.Index().Load())
-	v := &reconcile.VolumeUse{Host: p.Host, Root: p.Store.Root(), ID: id, Entry: e, Dir: d}
+	v := &reconcile.VolumeUse{Host: p.Host, Root: p.Store.Root(), ID: id, Entry: e, Dir: d, Marked: func() (bool, error) { return true, nil }}
 	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
 	must.Succeed(t, err)
 	want := func(when string, published int, used bool, at error) {

@@ -48,19 +48,14 @@ type Guard struct {
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
 // called with each check. It returns store.ErrServed if another one does.
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
-	g.look(s)
+	// The signs of others count where one of this driver could be written.
+	g.signs.Look(s.Nodes().ProbeServer() == nil)
 	alone, err := g.lockNode(s, uuid)
-	if err == nil {
-		err = g.checkNotShared(s)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = g.claim(s, alone)
-	}
-	return err
+	return g.claim(s, alone)
 }
-
-// look begins a look at the signs of others, which count where one of this driver could be written.
-func (g *Guard) look(s *store.Store) { g.signs.Look(s.Nodes().ProbeServer() == nil) }
 
 // lockNode keeps other drivers of this node from serving the pool until Release. It is not certain to be alone where
 // drivers do not see each other's locks, or where any process may have taken one.
@@ -124,45 +119,6 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	}
 	g.signed = true
 	return nil
-}
-
-// CheckShared returns store.ErrServed for a pool that is shared as long as a driver to which it is not gives a sign of life in it. A
-// sign that one left which was killed is removed.
-func (g *Guard) CheckShared(s *store.Store) error {
-	_, sign, err := s.Nodes().Server()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if sign == "" {
-		return nil
-	}
-	g.look(s)
-	if g.signs.Unchanged("server", sign) < aliveFor {
-		return servedBy(s)
-	}
-	if err := s.Nodes().WriteServer(nil); err != nil {
-		g.Log.V(4).Info("Failed to remove what a driver left that served the pool alone", "err", err.Error())
-		return servedBy(s)
-	}
-	return nil
-}
-
-// checkNotShared returns store.ErrServed as long as a driver of another node serves the pool as a shared one, which takes
-// no notice of this one's lock, or has left anything published: pods run on without it.
-func (g *Guard) checkNotShared(s *store.Store) error {
-	sharing := ""
-	err := s.Nodes().EachSharing(func(node, sign string) {
-		if g.signs.Unchanged("node "+node, sign) < aliveFor {
-			sharing = node
-		}
-	})
-	if err == nil && sharing != "" {
-		return fmt.Errorf("%w here: node %q serves it as a shared pool", store.ErrServed, sharing)
-	}
-	if err != nil {
-		return err
-	}
-	return s.Nodes().NothingElsewhere()
 }
 
 // write writes the next sign of life. Where none can be written, that of another does not change either, and says nothing.

@@ -8,8 +8,8 @@ import (
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
 
-// guardPool makes sure that no other driver serves the pool, or, if it is shared, none to which it is not: that one takes no locks
-// of volumes, and leaves no marks of what it has published. A check that takes long does it again between its steps.
+// guardPool makes sure that no other driver serves the pool, unless it is shared. A check that takes long does it again between its
+// steps.
 func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 	defer func() { c.guarded.Store(err == nil) }()
 	c.guardedAt = time.Now()
@@ -19,9 +19,6 @@ func (c *checks) guardPool(in *Visit, uuid string) (err error) {
 		}
 	}
 	if in.Pool.Config.Shared {
-		if err := c.guard.CheckShared(in.Store); err != nil {
-			return err
-		}
 		in.meetNodes()
 		return nil
 	}

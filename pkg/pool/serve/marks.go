@@ -69,8 +69,7 @@ func (in *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) e
 	return in.Store.Nodes().Unmark(of.ID)
 }
 
-// restoreMarks marks what this node has published without a mark: the pool was not shared before,
-// or an administrator took this node to be off.
+// restoreMarks marks what this node has published without a mark: by the upstream driver, or an administrator took this node to be off.
 func (in *Visit) restoreMarks(context.Context) error {
 	marked, err := in.Store.Nodes().Marked()
 	if err != nil {

@@ -208,7 +208,11 @@ func (in *Visit) Repair() *reconcile.Repairs {
 
 // Use is how this node uses a volume.
 func (in *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
-	return &reconcile.VolumeUse{Host: in.View().Host, Root: in.Store.Root(), ID: id, Entry: e, Dir: d}
+	marked := func() (bool, error) { return true, nil }
+	if in.Pool.Config.Shared {
+		marked = func() (bool, error) { return in.Store.Nodes().IsMarked(id) }
+	}
+	return &reconcile.VolumeUse{Host: in.View().Host, Root: in.Store.Root(), ID: id, Entry: e, Dir: d, Marked: marked}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -42,6 +43,18 @@ type Format struct {
 	// Foreign is what others had taken when the pool was made, in bytes.
 	Foreign int64     `json:"foreignBytes"`
 	Created time.Time `json:"created"`
+	// Shared is what the configuration said of the pool when it was made: whether its nodes leave marks and locks for each other.
+	// It stays so: a node to which it is otherwise would see neither. Nil if an earlier driver made it.
+	Shared *bool `json:"shared,omitempty"`
+}
+
+// Agrees refuses a configuration that says otherwise than the format whether the pool is shared.
+func (f *Format) Agrees(shared bool) error {
+	if f.Shared == nil || *f.Shared == shared {
+		return nil
+	}
+	return fmt.Errorf("its %s/%s says that shared is %t, and its configuration that it is %t: correct the configuration; "+
+		"to change the pool, first end all pods with volumes of it, and its drivers on all nodes", OwnName, formatName, *f.Shared, shared)
 }
 
 // readFormat returns nil where there is none. It refuses a layout that this
@@ -96,11 +109,21 @@ func versionOf(data []byte) (int, error) {
 	return doc.Version, err
 }
 
-func ensureFormat(ctx context.Context, root, own *dir.Dir) (*Format, error) {
+func ensureFormat(ctx context.Context, root, own *dir.Dir, shared bool) (*Format, error) {
 	f, err := readFormat(own)
-	if err != nil || f != nil {
-		return f, err
+	if err == nil && f == nil {
+		f, err = makeFormat(ctx, root, own, shared)
 	}
+	if err == nil && f.Shared == nil {
+		f, err = f.complete(own, shared)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, f.Agrees(shared)
+}
+
+func makeFormat(ctx context.Context, root, own *dir.Dir, shared bool) (*Format, error) {
 	// The nodes of a shared pool may all be the first.
 	unlock, err := dir.Lock(ctx, own, lockName)
 	if err != nil {
@@ -110,23 +133,35 @@ func ensureFormat(ctx context.Context, root, own *dir.Dir) (*Format, error) {
 	if f, err := readFormat(own); err != nil || f != nil {
 		return f, err
 	}
-	return newFormat(root, own)
-}
-
-func newFormat(root, own *dir.Dir) (*Format, error) {
 	space, err := dir.SpaceOf(root)
 	if err != nil {
 		return nil, err
 	}
-	f := &Format{Version: formatVersion, UUID: RandomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
-	data, err := f.encode()
-	if err != nil {
-		return nil, err
-	}
-	if err := own.WriteFile(formatName, data); err != nil {
+	f := &Format{Version: formatVersion, UUID: RandomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second), Shared: &shared}
+	if err := f.write(own); err != nil {
 		return nil, err
 	}
 	return f, root.Sync()
+}
+
+// complete has the format of an earlier driver say whether the pool is shared. Where that cannot be written, the pool is served all the
+// same. Of two nodes that write differently in one moment, one finds the other's with its next check.
+func (f *Format) complete(own *dir.Dir, shared bool) (*Format, error) {
+	whole := *f
+	whole.Shared = &shared
+	err := whole.write(own)
+	if NoRoom(err) || errors.Is(err, syscall.EROFS) {
+		return f, nil
+	}
+	return &whole, err
+}
+
+func (f *Format) write(own *dir.Dir) error {
+	data, err := f.encode()
+	if err != nil {
+		return err
+	}
+	return own.WriteFile(formatName, data)
 }
 
 // encode is the file as the driver writes it.

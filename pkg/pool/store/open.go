@@ -249,7 +249,7 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 		},
 		confirm: func(s *Store) (err error) {
 			// Before the format is known, nothing is changed.
-			if f, err = ensureFormat(ctx, s.root, s.own); err != nil {
+			if f, err = ensureFormat(ctx, s.root, s.own, at.Shared); err != nil {
 				return roomFor(err)
 			}
 			s.ProbeWritable()
@@ -346,7 +346,10 @@ func (id *Identity) isOf(root, own *dir.Dir) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%s/%s %w", own, formatName, err)
 	}
-	return found.UUID == id.Format.UUID, nil
+	if found.UUID != id.Format.UUID || id.Format.Shared == nil {
+		return found.UUID == id.Format.UUID, nil
+	}
+	return true, found.Agrees(*id.Format.Shared)
 }
 
 // OpenWork opens what only calls need that make or remove volumes: the directories of this

@@ -84,7 +84,7 @@ func (n Nodes) Mark(id volume.ID) error {
 		return fmt.Errorf("%w: no room for the mark that keeps other nodes from deleting the volume: %w", volume.ErrNoSpace, err)
 	}
 	if errors.Is(err, syscall.EROFS) {
-		if marked, markedErr := n.Marked(); markedErr == nil && marked[id.String()] {
+		if marked, markedErr := n.IsMarked(id); markedErr == nil && marked {
 			return nil
 		}
 	}
@@ -92,10 +92,6 @@ func (n Nodes) Mark(id volume.ID) error {
 }
 
 func (n Nodes) writeMark(id volume.ID) error {
-	// Drivers to which the pool is not shared wait for a node with marks by its sign of life, which the trash is.
-	if err := n.store.OpenWork(); err != nil {
-		return err
-	}
 	marks, err := n.ensureMarks()
 	if err != nil {
 		return err
@@ -139,6 +135,16 @@ func (n Nodes) Marked() (map[string]bool, error) {
 		marked[name] = true
 	}
 	return marked, err
+}
+
+// IsMarked reports whether this node has said that it publishes a volume.
+func (n Nodes) IsMarked(id volume.ID) (bool, error) {
+	marks, err := n.marks()
+	if err != nil || marks == nil {
+		return false, err
+	}
+	defer func() { _ = marks.Close() }()
+	return marks.Exists(id.String())
 }
 
 // Unmark removes the mark of this node.
@@ -217,32 +223,11 @@ func (n Nodes) UnpublishedElsewhere(id volume.ID) error {
 	})
 }
 
-// NothingElsewhere returns ErrServed where another node has published a volume of the pool: a driver to which that is not shared
-// would take no notice of what that node does next.
-func (n Nodes) NothingElsewhere() error {
-	return n.eachPeer(func(node volume.NodeID, marks *dir.Dir) error {
-		marked, err := Names(marks)
-		if err != nil {
-			return err
-		}
-		for _, id := range marked {
-			exists, err := n.store.root.Exists(id)
-			if err != nil {
-				return err
-			}
-			if exists {
-				return fmt.Errorf("%w here: volume %s is %s", ErrServed, id, publishedOn(node, marks))
-			}
-		}
-		return nil
-	})
-}
-
 func publishedOn(node volume.NodeID, marks *dir.Dir) string {
 	return fmt.Sprintf("published on node %s; if that node does not come back, make sure that it is off, and then: rm -r '%s'", node, marks)
 }
 
-// eachPeer goes over the marks of the other nodes, also where the pool is not shared, or is not any more.
+// eachPeer goes over the marks of the other nodes.
 func (n Nodes) eachPeer(do func(node volume.NodeID, marks *dir.Dir) error) error {
 	return n.EachIn(publishedName, func(name string, marks *dir.Dir) error {
 		node, err := volume.ParseNodeID(name)
@@ -286,26 +271,6 @@ func (n Nodes) EachSign(see func(node, sign string)) error {
 			see(node, sign)
 		}
 		return err
-	})
-}
-
-// EachSharing reads the signs of life of the other nodes that have published volumes of the pool as of a shared one, whether it is
-// shared here or not.
-func (n Nodes) EachSharing(see func(node, sign string)) error {
-	return n.among(publishedName, func(_ *dir.Dir, nodes []string) error {
-		for _, node := range nodes {
-			if node == n.store.at.Node.String() {
-				continue
-			}
-			sign, err := n.sign(node)
-			switch {
-			case err == nil:
-				see(node, sign)
-			case !dir.IsMissing(err):
-				return err
-			}
-		}
-		return nil
 	})
 }
 

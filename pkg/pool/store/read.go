@@ -292,29 +292,10 @@ const (
 	InTrash    Place = trashName    // what is being erased
 )
 
-// EachIn opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
-// none of the others.
+// EachIn opens what the nodes have in one place of the layout, in the order of their names; nothing if no node has made that. An error at
+// one node keeps it from none of the others.
 func (n Nodes) EachIn(place Place, do func(node string, d *dir.Dir) error) error {
-	return n.among(string(place), func(all *dir.Dir, nodes []string) error {
-		slices.Sort(nodes)
-		var problems []error
-		for _, node := range nodes {
-			d, err := all.Open(node)
-			switch {
-			case dir.IsMissing(err):
-			case err != nil:
-				problems = append(problems, err)
-			default:
-				problems = append(problems, do(node, d), d.Close())
-			}
-		}
-		return errors.Join(problems...)
-	})
-}
-
-// among does something with a directory of the layout in which each node has one of its own, unless no node has made it.
-func (n Nodes) among(place string, do func(all *dir.Dir, nodes []string) error) error {
-	all, err := n.store.own.Open(place)
+	all, err := n.store.own.Open(string(place))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -326,7 +307,19 @@ func (n Nodes) among(place string, do func(all *dir.Dir, nodes []string) error) 
 	if err != nil {
 		return err
 	}
-	return do(all, nodes)
+	slices.Sort(nodes)
+	var problems []error
+	for _, node := range nodes {
+		d, err := all.Open(node)
+		switch {
+		case dir.IsMissing(err):
+		case err != nil:
+			problems = append(problems, err)
+		default:
+			problems = append(problems, do(node, d), d.Close())
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // Names are the names of a directory's entries.
