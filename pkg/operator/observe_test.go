@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -400,6 +401,51 @@ func TestRefusedObjectIsAvailableWhileThePoolsOfItsDriverAreServed(t *testing.T)
 			t.Errorf("served, but for the pool that was added: %v; %+v, the metric is %v", serves, got, readyMetric(t))
 		}
 	}
+}
+
+// The driver serves its pool nowhere, whatever an object that is refused asks for instead. One whose pools are not known is not known to serve any.
+func TestRefusedObjectIsNotAvailableWhileThePoolOfItsDriverIsNotServed(t *testing.T) {
+	for name, change := range map[string]func(*hppv1.HostPathProvisioner, *appsv1.DaemonSet){
+		"it asks for the same": func(*hppv1.HostPathProvisioner, *appsv1.DaemonSet) {},
+		"it asks for another pool": func(o *hppv1.HostPathProvisioner, _ *appsv1.DaemonSet) {
+			o.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/srv/other"}}
+		},
+		"it asks for another path": func(o *hppv1.HostPathProvisioner, _ *appsv1.DaemonSet) {
+			o.Spec.StoragePools[0].Path = "/srv/elsewhere"
+		},
+		"it asks for pathConfig too": func(o *hppv1.HostPathProvisioner, _ *appsv1.DaemonSet) {
+			o.Spec.PathConfig = &hppv1.PathConfig{Path: "/srv/legacy"}
+		},
+		"the pools of the driver cannot be read": func(_ *hppv1.HostPathProvisioner, set *appsv1.DaemonSet) { dataDirVariable(set).Value = "[" },
+		"the driver has no pools":                func(_ *hppv1.HostPathProvisioner, set *appsv1.DaemonSet) { dataDirVariable(set).Name = "OTHER" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := stored("hpp", 1, false)
+			h := newHarness(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), classOf("local"), published("here", "0", "8Ei"))
+			h.reconcile("hpp")
+			h.scheduled(1, 0)
+			h.reconcile("hpp")
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+			h.has(object)
+			h.has(set)
+			change(object, set)
+			must.Succeed(t, h.Update(t.Context(), object), h.Update(t.Context(), set))
+			object.Status.ObservedVersion, object.Status.ObservedGeneration = "v99.0.0", 1
+			must.Succeed(t, h.Status().Update(t.Context(), object))
+			h.reconciler.Config.Version = "v1.0.0"
+			h.reconcile("hpp")
+			if _, got := h.status(); got.Status != metav1.ConditionFalse || readyMetric(t) != 0 {
+				t.Errorf("Available is %s: %s; the metric is %v", got.Status, got.Message, readyMetric(t))
+			}
+		})
+	}
+}
+
+// dataDirVariable is the pools of a driver.
+func dataDirVariable(set *appsv1.DaemonSet) *corev1.EnvVar {
+	containers := set.Spec.Template.Spec.Containers
+	env := containers[slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == "driver" })].Env
+	return &env[slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "DATADIR" })]
 }
 
 // A pool is lacking on all nodes of a cluster in which the driver runs on one that is not to have it any more. Each event of a pod has the object reconciled, and not

@@ -44,7 +44,7 @@ func (s storageProfiles) complete(ctx context.Context, object *hppv1.HostPathPro
 	var problems []error
 	for i := range classes {
 		// CDI knows the classes of shared pools, by their parameter overlayCSI.
-		if !shared[poolOfClass(object, &classes[i])] {
+		if !shared[poolOfClass(render.Pools(object), &classes[i])] {
 			problems = append(problems, s.completeOne(ctx, classes[i].Name, object.HasFeature(hppv1.Snapshotting)))
 		}
 	}

@@ -166,7 +166,7 @@ func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 
 // refuse reports on an object that nothing is changed for, and whether what was rolled out before serves now.
 func (r *Reconciler) refuse(ctx context.Context, object *hppv1.HostPathProvisioner, reason, why string) error {
-	before, err := r.cluster().rolledOut(ctx, object)
+	before, err := r.cluster().rolledOut(ctx)
 	if err != nil {
 		return err
 	}
@@ -175,23 +175,29 @@ func (r *Reconciler) refuse(ctx context.Context, object *hppv1.HostPathProvision
 	return r.reporter().update(ctx, object, refused)
 }
 
-// rolledOut is what there is of an object, whether it is as it should be or not.
-func (c *cluster) rolledOut(ctx context.Context, object *hppv1.HostPathProvisioner) (*status.Observed, error) {
+// rolledOut is what there is, whether it is as it should be or not.
+func (c *cluster) rolledOut(ctx context.Context) (*status.Observed, error) {
 	driver, err := get[appsv1.DaemonSet](ctx, c, render.DriverDaemonSet)
 	if err != nil {
 		return nil, err
+	}
+	seen := &status.Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: driver}}
+	if driver != nil {
+		deployed, unknown := render.DeployedPools(driver)
+		if seen.Deployed = deployed; unknown != nil {
+			seen.Problems = append(seen.Problems, unknown)
+		}
 	}
 	pods, err := c.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
-	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ownedPod(&p) })
-	services, err := c.services(ctx, object, pods)
-	if err != nil {
+	seen.Pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ownedPod(&p) })
+	if seen.Services, err = c.services(ctx, seen.Deployed, seen.Pods); err != nil {
 		return nil, err
 	}
-	mounters, err := list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
-	return &status.Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: driver}, Pods: pods, Services: services, Mounters: mounters}, err
+	seen.Mounters, err = list[appsv1.Deployment](ctx, c, client.InNamespace(c.namespace), client.HasLabels{render.PoolLabel})
+	return seen, err
 }
 
 // ignore reports on an object that another one is in effect, and lets it go if it is deleted.
@@ -453,7 +459,7 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		return seen, err
 	}
 	seen.Pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !ownedPod(&p) })
-	if seen.Services, err = c.services(ctx, object, seen.Pods); err != nil {
+	if seen.Services, err = c.services(ctx, render.Pools(object), seen.Pods); err != nil {
 		return seen, err
 	}
 	claims, err := c.claims(ctx)

@@ -24,8 +24,8 @@ import (
 // capacityKind is that of the objects by which the driver's pods publish what a pool has on their node.
 var capacityKind = schema.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "CSIStorageCapacity"}
 
-// services is where the driver serves the pools of an object, on nodes that have a pod of it.
-func (c *cluster) services(ctx context.Context, object *hppv1.HostPathProvisioner, pods []corev1.Pod) (map[string]status.Service, error) {
+// services is where the driver serves the pools, on nodes that have a pod of it.
+func (c *cluster) services(ctx context.Context, has []hppv1.StoragePool, pods []corev1.Pod) (map[string]status.Service, error) {
 	classes, err := list[storagev1.StorageClass](ctx, c)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (c *cluster) services(ctx context.Context, object *hppv1.HostPathProvisione
 	}
 	services, pools := map[string]status.Service{}, map[string]string{}
 	for i := range classes {
-		if pool := poolOfClass(object, &classes[i]); pool != "" {
+		if pool := poolOfClass(has, &classes[i]); pool != "" {
 			pools[classes[i].Name] = pool
 			services[pool] = status.Service{Asked: true, Serving: sets.New[string](), NotServing: sets.New[string]()}
 		}
@@ -67,13 +67,12 @@ func (c *cluster) services(ctx context.Context, object *hppv1.HostPathProvisione
 	return services, nil
 }
 
-// poolOfClass is the pool of an object that a class is for, if its capacity is published: that is so for classes that wait for a consumer.
+// poolOfClass is the one of the pools that a class is for, if its capacity is published: that is so for classes that wait for a consumer.
 // The driver chooses a pool for a class that names none.
-func poolOfClass(object *hppv1.HostPathProvisioner, class *storagev1.StorageClass) string {
+func poolOfClass(pools []hppv1.StoragePool, class *storagev1.StorageClass) string {
 	if class.Provisioner != render.DriverName || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		return ""
 	}
-	pools := render.Pools(object)
 	name := class.Parameters[render.PoolParameter]
 	if name == "" && len(pools) == 1 {
 		return pools[0].Name

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -74,25 +74,39 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 	return string(text), err
 }
 
-// DeployedPools are those of the pools that the driver of a DaemonSet of this operator has, by name.
-func DeployedPools(set *appsv1.DaemonSet, pools []hppv1.StoragePool) sets.Set[string] {
-	has := sets.New[string]()
-	if set == nil {
-		return has
-	}
-	var found []driverPool
+// DeployedPools are those that the driver of a DaemonSet has, of this operator or of the upstream one. Which of them are on claims it does not say.
+func DeployedPools(set *appsv1.DaemonSet) ([]hppv1.StoragePool, error) {
 	for _, container := range set.Spec.Template.Spec.Containers {
-		i := slices.IndexFunc(container.Env, func(e corev1.EnvVar) bool { return e.Name == dataDirVariable })
-		if container.Name == driverContainer && i >= 0 && json.Unmarshal([]byte(container.Env[i].Value), &found) != nil {
-			return has
+		value, found := dataDirOf(container)
+		if !found {
+			continue
 		}
-	}
-	for _, p := range pools {
-		if slices.ContainsFunc(found, func(f driverPool) bool { return f.Name == p.Name && f.Path == DataDirectory(p) }) {
-			has.Insert(p.Name)
+		var has []driverPool
+		if err := json.Unmarshal([]byte(value), &has); err != nil {
+			return nil, fmt.Errorf("the pools of the driver of %s cannot be read: %w", set.Name, err)
 		}
+		var pools []hppv1.StoragePool
+		for _, p := range has {
+			pools = append(pools, hppv1.StoragePool{Name: p.Name, Path: hppv1.HostDirectory(path.Dir(p.Path)), RequireMount: &p.RequireMount, Enforcement: p.Enforcement})
+		}
+		return pools, nil
 	}
-	return has
+	return nil, fmt.Errorf("%s does not say which pools its driver has", set.Name)
+}
+
+// dataDirOf is the --datadir of a container, which names a variable.
+func dataDirOf(container corev1.Container) (value string, found bool) {
+	for _, arg := range container.Args {
+		if value, found = strings.CutPrefix(arg, "--datadir="); !found {
+			continue
+		}
+		i := slices.IndexFunc(container.Env, func(e corev1.EnvVar) bool { return value == "$("+e.Name+")" })
+		if i >= 0 {
+			return container.Env[i].Value, true
+		}
+		return value, true
+	}
+	return "", false
 }
 
 // Notices are what a user should know of what the object asks for.

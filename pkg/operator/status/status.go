@@ -54,6 +54,8 @@ type Observed struct {
 	// Mounters are the Deployments that are to keep pools with a template mounted, and Replaced the names of those that are not what was applied.
 	Mounters []appsv1.Deployment
 	Replaced sets.Set[string]
+	// Deployed are the pools that the driver has, while it is not to have others.
+	Deployed []hppv1.StoragePool
 	// Services are where the driver serves pools, by the name of the pool.
 	Services map[string]Service
 	// NotChosen are nodes that are not to have the driver: those on which a pool is lacking.
@@ -157,7 +159,7 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	status := begin(object, operatorVersion)
 	status.TargetVersion = operatorVersion
 	status.NodeStatuses = first(nodeProblems(seen.Pods), mostNodes)
-	pools := poolStates(object, seen)
+	pools := poolStates(render.Pools(object), seen)
 	for _, pool := range pools {
 		status.StoragePoolStatuses = append(status.StoragePoolStatuses, pool.StoragePoolStatus)
 	}
@@ -344,16 +346,36 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	return status
 }
 
-// lackingNow is what keeps an object from being available while nothing is rolled out: of pools that the driver has, and not of one that was added since.
+// lackingNow is what keeps an object from being available while nothing is rolled out: of the pools that the driver has, whatever the object asks for.
 func lackingNow(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) []string {
 	now := begin(object, operatorVersion)
-	deployed := render.DeployedPools(seen.DaemonSets[render.DriverDaemonSet], render.Pools(object))
-	pools := slices.DeleteFunc(poolStates(object, seen), func(p poolState) bool { return !deployed.Has(p.Name) })
-	r := newRollout(&now, operatorVersion, seen, pools)
+	r := newRollout(&now, operatorVersion, seen, poolStates(seen.deployed(object), seen))
 	if r.noNodes {
 		return []string{noNodes}
 	}
-	return slices.Concat(notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.nowhere, r.away)
+	return slices.Concat(notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), texts(seen.Problems), r.nowhere, r.away)
+}
+
+// deployed are the pools that the driver has, with a template where they were mounted for the object, or are to be.
+func (o *Observed) deployed(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
+	onClaims := sets.New[string]()
+	for i := range o.Mounters {
+		onClaims.Insert(render.PoolOf(o.Mounters[i].Labels))
+	}
+	for _, at := range object.Status.MountedPools {
+		onClaims.Insert(at.Name)
+	}
+	pools := slices.Clone(o.Deployed)
+	for i := range pools {
+		p := &pools[i]
+		wanted := slices.ContainsFunc(render.Pools(object), func(w hppv1.StoragePool) bool {
+			return w.PVCTemplate != nil && w.Name == p.Name && render.DataDirectory(w) == render.DataDirectory(*p)
+		})
+		if (wanted || onClaims.Has(p.Name)) && p.RequireMount != nil && *p.RequireMount {
+			p.PVCTemplate = &hppv1.ClaimTemplate{}
+		}
+	}
+	return pools
 }
 
 // Remember is the status of an object as it is, with the places at which pools are about to be mounted. The upstream operator leaves out
@@ -609,11 +631,10 @@ func textsOf(pools []poolState, lacks string) []string {
 	return texts
 }
 
-// poolStates are those of all pools. A pool is usable where its driver is ready, mounts it if it has a template, and serves it, which is
+// poolStates are those of pools. A pool is usable where its driver is ready, mounts it if it has a template, and serves it, which is
 // published only while a StorageClass names the pool.
-func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
+func poolStates(pools []hppv1.StoragePool, seen Observed) []poolState {
 	var states []poolState
-	pools := render.Pools(object)
 	on := spread{nodes: seen.Nodes()}
 	set := seen.DaemonSets[render.DriverDaemonSet]
 	if set != nil {
