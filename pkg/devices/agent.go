@@ -46,7 +46,7 @@ type API interface {
 	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
 	// Attaching names a volume that is being attached to the node, or detached, and is empty if none is.
 	Attaching(ctx context.Context) (volume string, err error)
-	// Reserve reserves a disk for this node, unless a node has it already, and answers which one has it. It lasts until Unreserved.
+	// Reserve reserves a disk for this node, unless a node has it already, and answers which one has it.
 	Reserve(ctx context.Context, disk string) (node string, err error)
 }
 
@@ -83,8 +83,9 @@ type Report struct {
 	// Wiping are the devices that are not ready yet, those that hang among them.
 	Wiping   []Wiping
 	Problems []Problem
-	// GivenUp are disks that may be reserved for this node, and that it does not use any more.
-	GivenUp []string
+	// GivenUp are disks that may be reserved for this node, and that it does not use any more, and NotReserved those with data of claims that
+	// were not reserved for it: Unreserved and Reserve have to follow.
+	GivenUp, NotReserved []string
 	// Available is how many volumes have their device.
 	Available int
 	// Settles is when the next device that is new will have been unchanged for long enough; zero if there is none.
@@ -124,23 +125,22 @@ type Agent struct {
 	// sightings are Pass's.
 	sightings map[blockdev.Number]sighting
 
+	// others are the nodes that have reserved a disk on which this one has data, by disk. It is of Pass and Reserve.
+	others map[string]string
+
 	mu sync.Mutex
-	// reserved are the disks that may be, by this agent or an earlier one.
+	// reserved are the disks that may be reserved for this node: as the API had them last, and since.
 	reserved map[string]bool
 }
 
 // NewAgent makes an agent. Close ends what it does.
 func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	reserved, err := o.Records.disks(func(Record) bool { return true })
-	if err != nil { // what is reserved needlessly stays so until the next start
-		o.Log.Error(err, "Failed to read which disks may be reserved for this node")
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
 	return &Agent{Options: o, sightings: make(map[blockdev.Number]sighting), ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4)),
-		reserved: reserved}
+		others: make(map[string]string), reserved: make(map[string]bool)}
 }
 
 // Close stops all cleaning at its next step and waits for that. The next agent continues it.
@@ -181,6 +181,8 @@ type Request struct {
 	Frozen bool
 	// Retry has devices checked again that were refused.
 	Retry bool
+	// Reserved are the disks that are reserved for the node; nil if that is not known.
+	Reserved []string
 }
 
 type pass struct {
@@ -190,22 +192,28 @@ type pass struct {
 	owners map[blockdev.Number][]Volume
 	// disks are the volumes of a disk, by what diskOf says.
 	disks map[string][]Volume
-	// names and paths are those of the volumes.
+	// names and paths are those of the volumes, and alike is what the devices at the paths are known by, alone or with others.
 	names, paths map[string]bool
-	report       Report
+	alike        map[string]string
+	// doubted are the disks of devices without a volume whose record says that they have data, or cannot be read, with the path.
+	doubted map[string]string
+	// remains are the disks of those that were cleaned: what earlier claims left may be on them, and other nodes do not know how much that is.
+	remains map[string]bool
+	report  Report
 }
 
 // Pass compares devices and volumes, starts what takes time, and returns what is known. It does not wait for any
 // device. It must not be called by two at once.
 func (a *Agent) Pass(r Request) Report {
 	p := &pass{Agent: a, Request: r, owners: make(map[blockdev.Number][]Volume), disks: make(map[string][]Volume),
-		names: make(map[string]bool), paths: make(map[string]bool)}
+		names: make(map[string]bool), paths: make(map[string]bool), alike: make(map[string]string), doubted: make(map[string]string), remains: make(map[string]bool)}
 	for _, v := range r.Volumes {
 		p.names[v.Name], p.paths[v.Path] = true, true
 		if number, err := blockdev.At(v.Path); err == nil {
 			p.owners[number] = append(p.owners[number], v)
 			if facts, err := inspect(number); err == nil {
 				p.disks[diskOf(facts)] = append(p.disks[diskOf(facts)], v)
+				p.alike[v.Path] = facts.Alike
 			}
 		}
 	}
@@ -228,9 +236,7 @@ func (a *Agent) Pass(r Request) Report {
 			}
 		}
 	}
-	if !r.Frozen {
-		p.report.GivenUp = p.givenUp()
-	}
+	p.reservations()
 	return p.report
 }
 
@@ -505,6 +511,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.fail("", f.Path, err)
 			continue
 		}
+		p.recall(f, facts)
 		if owners := p.owners[facts.Disk]; len(owners) > 0 {
 			p.problem("", f.Path, DiskInUse, "its disk is the PersistentVolume %s", owners[0].Name)
 			continue
@@ -514,6 +521,16 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			continue
 		}
 		p.candidate(f, facts)
+	}
+}
+
+// recall has the disk of a device without a volume stay reserved for what the record of its path has.
+func (p *pass) recall(f Found, facts blockdev.Facts) {
+	switch record, err := p.Records.Get(f.Path); {
+	case err != nil || record.hasData() && !differ(record.alike(), facts.Alike):
+		p.doubted[reservable(facts.Alike)] = f.Path
+	case record.is(facts) && record.Wipe != "":
+		p.remains[reservable(facts.Alike)] = true
 	}
 }
 

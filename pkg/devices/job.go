@@ -58,6 +58,8 @@ type result struct {
 	held  *Held           // of a device that can be offered
 	clean string          // what had been written to the device when it was found to be clean; empty if it may be more than at the end of its cleaning
 	names map[string]bool // that volumes of all nodes have
+	// reserves says that it has asked for its disk to be reserved, which it does when it has found no reason of its own to refuse it.
+	reserves bool
 }
 
 // ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.

@@ -236,18 +236,19 @@ func (r *Records) each(do func(Record)) error {
 	return nil
 }
 
-// disks are those of such records that other nodes may see. They are not all if there is an error: a record that is not understood may be of any.
-func (r *Records) disks(are func(Record) bool) (found map[string]bool, err error) {
-	found = make(map[string]bool)
+// disks are those of records with data of claims that other nodes may see, each with the path of the device. They are not all if there is an error: a
+// record that is not understood may be of any.
+func (r *Records) disks() (paths map[string]string, err error) {
+	paths = make(map[string]string)
 	var unknown []error
 	err = r.each(func(record Record) {
 		if record.Version != recordVersion {
 			unknown = append(unknown, fmt.Errorf("record %s is damaged, or of another version", record.name))
-		} else if disk := reservable(record.alike()); disk != "" && are(record) {
-			found[disk] = true
+		} else if disk := reservable(record.alike()); disk != "" && record.hasData() {
+			paths[disk] = record.Path
 		}
 	})
-	return found, errors.Join(append(unknown, err)...)
+	return paths, errors.Join(append(unknown, err)...)
 }
 
 // Put writes a record: after a crash the old or the new one is there, whole. What its path had of a claim's data on another disk stays, aside.

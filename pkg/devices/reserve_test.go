@@ -73,8 +73,7 @@ func TestReservedDiskIsGivenUp(t *testing.T) {
 			if node != a.Hostname {
 				t.Fatalf("%s had reserved it, want %s", node, a.Hostname)
 			}
-			a.Reserved.Delete(r.GivenUp[0])
-			a.Agent.Unreserved(r.GivenUp[0])
+			a.Answer(r)
 			b.Offered()
 		})
 	}
@@ -151,6 +150,143 @@ func TestDiskStaysReservedWhileARecordCannotBeRead(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Leases go with the Node object and with the namespace of the agents, and earlier programs made none. The node is back, and so are they.
+func TestDiskWithDataOfClaimIsReservedAgain(t *testing.T) {
+	for name, now := range map[string]func(h *devicestest.Harness, d *devicestest.Disk){
+		"its volume is bound":    func(*devicestest.Harness, *devicestest.Disk) {},
+		"its volume is released": func(h *devicestest.Harness, _ *devicestest.Disk) { h.PVs[0] = devicestest.Released(h.PVs[0]) },
+		"its volume is gone":     func(h *devicestest.Harness, _ *devicestest.Disk) { h.PVs = nil },
+		"its volume is of an earlier program": func(h *devicestest.Harness, d *devicestest.Disk) {
+			h.Agent.Close()
+			h.Open(h.TempDir())
+			h.PVs[0].Identity = ""
+		},
+		"its volume is not there, and its record is damaged": func(h *devicestest.Harness, _ *devicestest.Disk) {
+			h.PVs = nil
+			h.DamageRecords()
+		},
+		"its volume is gone, and the disk is away": func(h *devicestest.Harness, d *devicestest.Disk) {
+			h.PVs = nil
+			must.Succeed(h, os.Remove(d.Path))
+		},
+		"the disk of its volume is away": func(h *devicestest.Harness, d *devicestest.Disk) { must.Succeed(h, os.Remove(d.Path)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, d, _ := twoNodes(t)
+			a.Offered()
+			a.PVs[0] = devicestest.Bound(a.PVs[0])
+			a.Pass()
+			a.Reserved.Clear()
+			now(a, d)
+			a.Restart()
+			q := a.Request()
+			q.Frozen = true // cleans nothing
+			q.Reserved = nil
+			if r := a.Agent.Pass(q); len(r.NotReserved) > 0 {
+				t.Errorf("without knowing what is reserved, %q is not", r.NotReserved)
+			}
+			q = a.Request()
+			q.Frozen = !strings.Contains(name, "damaged") // one without a volume is only searched for to be offered
+			r := a.Agent.Pass(q)
+			if !slices.Equal(r.NotReserved, []string{reservation}) || len(r.GivenUp) > 0 {
+				t.Fatalf("found %+v, want the disk to be reserved", r)
+			}
+			a.Answer(r)
+			if r := a.Agent.Pass(a.Request()); len(r.NotReserved) > 0 || len(r.GivenUp) > 0 {
+				t.Errorf("then found %+v, want the disk to stay reserved", r)
+			}
+			b.Refused(devices.Twice)
+		})
+	}
+}
+
+// Another node would not know that earlier claims have left on a disk what is to be overwritten now.
+func TestDiskThatWasCleanedByLessStaysReserved(t *testing.T) {
+	a, b, _, _ := twoNodes(t)
+	a.Offered()
+	a.PVs[0] = devicestest.Bound(a.PVs[0])
+	a.Pass()
+	a.PVs[0] = devicestest.Released(a.PVs[0])
+	if r := a.Pass(); len(r.Cleaned) != 1 {
+		t.Fatalf("found %+v, want the volume cleaned", r)
+	}
+	a.PVs, a.Config.Wipe = nil, devices.WipeZero
+	for range 2 {
+		a.Refused(devices.HasData)
+		if r := a.Pass(); len(r.GivenUp) > 0 {
+			t.Errorf("gave up %q", r.GivenUp)
+		}
+		a.Restart()
+	}
+	b.Refused(devices.Twice)
+}
+
+// It is reported of a volume that another node has reserved its disk, until that gives it up: it has nothing on it.
+func TestDiskOfVolumeThatAnotherNodeHasReserved(t *testing.T) {
+	a, b, d, seenByB := twoNodes(t)
+	a.Offered()
+	a.PVs[0] = devicestest.Bound(a.PVs[0])
+	a.Pass()
+	a.Reserved.Store(reservation, b.Hostname) // B's agent was ended before it had asked for volumes
+	b.API = func() ([]devices.Volume, error) {
+		v := a.PVs[0]
+		v.Elsewhere = true
+		return []devices.Volume{v}, nil
+	}
+	for range 2 {
+		p := a.Refused(devices.Twice)
+		if p.Volume != a.PVs[0].Name || !strings.Contains(p.Detail, "the node other has reserved") {
+			t.Errorf("the problem is %+v, want it to name the volume and the node", p)
+		}
+	}
+	for _, at := range []*devicestest.Disk{d, seenByB} { // one disk
+		at.Fill()
+	}
+	b.Restart()
+	r := b.Pass()
+	if !slices.Equal(r.GivenUp, []string{reservation}) {
+		t.Fatalf("the other node found %+v, want the disk given up", r)
+	}
+	b.Answer(r)
+	if r := a.Pass(); len(r.Problems) > 0 {
+		t.Errorf("then the problems are %v", r.Problems)
+	}
+	if node, _ := a.Reserved.Load(reservation); node != a.Hostname {
+		t.Errorf("then the disk is reserved for %v", node)
+	}
+	a.PVs[0] = devicestest.Released(a.PVs[0])
+	if r := a.Pass(); len(r.Cleaned) != 1 {
+		t.Errorf("when it is released, found %+v", r)
+	}
+}
+
+// A node that is installed anew knows nothing of what it has reserved.
+func TestReservedDiskOfNoRecordIsGivenUp(t *testing.T) {
+	a, b, d, _ := twoNodes(t)
+	a.Offered()
+	a.PVs = nil
+	a.Agent.Close()
+	must.Succeed(t, os.Remove(d.Path))
+	a.Open(t.TempDir())
+	a.Start()
+	q := a.Request()
+	q.Reserved = nil
+	if r := a.Agent.Pass(q); len(r.GivenUp) > 0 {
+		t.Errorf("without knowing what is reserved, gave up %q", r.GivenUp)
+	}
+	q = a.Request()
+	q.Frozen = true
+	if r := a.Agent.Pass(q); len(r.GivenUp) > 0 {
+		t.Errorf("with a wrong configuration, gave up %q", r.GivenUp)
+	}
+	r := a.Pass()
+	if !slices.Equal(r.GivenUp, []string{reservation}) {
+		t.Fatalf("found %+v, want the disk given up", r)
+	}
+	a.Answer(r)
+	b.Offered()
 }
 
 // The reservation of a node goes with its Node object, which may be made anew while a disk is cleaned. From then on another node may have the

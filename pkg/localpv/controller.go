@@ -49,9 +49,11 @@ type controller struct {
 	lists   lists
 
 	// What is below belongs to Reconcile, which runs once at a time.
-	nextPoll  time.Time
-	retry     retry
-	lastData  string
+	nextPoll time.Time
+	retry    retry
+	lastData string
+	// compared says that what is reserved for the node is what it has, as of the last poll.
+	compared  bool
 	reported  map[string]string
 	annotated map[string]time.Time
 	shown     map[string]bool
@@ -129,11 +131,12 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.metrics.configIs("")
 	}
 	request.Retry = poll || c.changedConfig(config) || c.retry.due(now)
+	unknown := c.listReservations(ctx, node, &request, poll)
 	report := c.agent.Pass(request)
 	if request.Offer != nil {
 		c.watcher.watch(report.Directories)
 	}
-	err = c.apply(ctx, node, config, list.Items, &report)
+	err = errors.Join(unknown, c.apply(ctx, node, config, list.Items, &report))
 	if err != nil {
 		c.log.Error(err, "Failed to change the API")
 	}
@@ -147,6 +150,16 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.ready.Store(true)
 	}
 	return result, nil
+}
+
+// listReservations has a pass compare what is reserved for the node with what it has: at each poll, and until it is so.
+func (c *controller) listReservations(ctx context.Context, node *metav1.PartialObjectMetadata, request *devices.Request, poll bool) (err error) {
+	if !poll && (c.compared || !request.Retry) {
+		return nil
+	}
+	request.Reserved, err = c.reservations(ctx, node)
+	c.compared = err == nil
+	return err
 }
 
 // takesEffect is the configuration if devices are to be offered by it, or nil.
@@ -216,7 +229,7 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	for n := range pvs {
 		byName[pvs[n].Name] = &pvs[n]
 	}
-	var failed []error
+	failed := []error{c.reserveMissing(ctx, r.NotReserved)}
 	for _, name := range r.Cleaned {
 		failed = append(failed, c.delete(ctx, byName[name], "is clean and is offered again"))
 	}
@@ -244,6 +257,21 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 		failed = append(failed, c.unreserve(ctx, disk, node))
 	}
 	return errors.Join(failed...)
+}
+
+// reserveMissing reserves disks. It does not wait for the answer of an API server that gave none before.
+func (c *controller) reserveMissing(ctx context.Context, disks []string) error {
+	var failed []error
+	for _, disk := range disks {
+		err := c.agent.Reserve(ctx, disk)
+		failed = append(failed, err)
+		if errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+	}
+	err := errors.Join(failed...)
+	c.compared = c.compared && err == nil
+	return err
 }
 
 // update brings the identity and the size of a volume up to date with its device: what its device is has to be known also

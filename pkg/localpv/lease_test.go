@@ -3,8 +3,11 @@ package localpv
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -104,6 +108,108 @@ func TestLeaseIsOfTheNodeAsItIsNow(t *testing.T) {
 		if leases := c.leases(); holder != c.Node || len(leases) != 1 || leases[0].OwnerReferences[0].UID != node.UID {
 			t.Errorf("it is reserved for %q with the Leases %+v", holder, leases)
 		}
+	}
+}
+
+// Of the Leases of the namespace those count that the node holds, as it is now.
+func TestNodeKnowsWhatIsReservedForIt(t *testing.T) {
+	c := newCluster(t, Options{})
+	of := nodeMetadata(c.Node)
+	must.Succeed(t, c.Get(t.Context(), client.ObjectKey{Name: c.Node}, of))
+	if disks, err := c.reservations(t.Context(), of); err != nil || disks == nil || len(disks) > 0 {
+		t.Errorf("without Leases, %q are reserved, %v", disks, err)
+	}
+	_, err := c.controller.Reserve(t.Context(), disk)
+	must.Succeed(t, err)
+	other := c.another("n2")
+	_, err = other.Reserve(t.Context(), "of the other node")
+	must.Succeed(t, err)
+	for of, change := range map[string]func(*coordinationv1.Lease){
+		"that another node holds":        func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &other.Node },
+		"that no node holds":             func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil },
+		"of the Node before it":          func(l *coordinationv1.Lease) { l.OwnerReferences[0].UID = "uid of the one before" },
+		"with the name of another Lease": func(l *coordinationv1.Lease) { l.Name = "by-hand" },
+		"that is not said":               func(l *coordinationv1.Lease) { l.Annotations = nil },
+	} {
+		lease := c.leaseOf(of, nodeMetadata(c.Node))
+		lease.OwnerReferences[0].UID = "node-uid"
+		change(lease)
+		must.Succeed(t, c.Create(t.Context(), lease))
+	}
+	if disks, err := c.reservations(t.Context(), of); err != nil || !slices.Equal(disks, []string{disk}) {
+		t.Errorf("%q are reserved, %v; want only %q", disks, err, disk)
+	}
+}
+
+// What is reserved is compared with the volumes at each poll: after Leases were deleted, and where an agent has left one.
+func TestLeasesAreThoseOfTheVolumes(t *testing.T) {
+	c := newCluster(t, Options{})
+	pv := volume()
+	pv.Annotations[identityAnnotation] = "wwid=" + disk
+	must.Succeed(t, c.Create(t.Context(), pv))
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	must.Succeed(t, c.Update(t.Context(), pv))
+	pv.Status.Phase = corev1.VolumeBound
+	must.Succeed(t, c.Status().Update(t.Context(), pv))
+	_, err := c.controller.Reserve(t.Context(), "left")
+	must.Succeed(t, err)
+	lists, failing := 0, errors.New("no answer")
+	c.fresh = interceptor.NewClient(c.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, to client.ObjectList, o ...client.ListOption) error {
+			if _, is := to.(*coordinationv1.LeaseList); is {
+				if lists++; lists == 1 {
+					return failing
+				}
+			}
+			return api.List(ctx, to, o...)
+		},
+	})
+	c.pass()
+	if leases := c.leases(); len(leases) != 1 || c.ready.Load() {
+		t.Errorf("while they cannot be listed the Leases are %+v, want them to stay; ready %v", leases, c.ready.Load())
+	}
+	again := func() {
+		t.Helper()
+		_, err := c.Reconcile(t.Context(), reconcile.Request{})
+		must.Succeed(t, err)
+	}
+	c.retry.at = time.Now()
+	again()
+	if leases := c.leases(); len(leases) != 1 || leases[0].Annotations[identityAnnotation] != disk || !c.ready.Load() {
+		t.Errorf("the Leases are %+v, want one of the volume; ready %v", leases, c.ready.Load())
+	}
+	writes := value(c.metrics.writes)
+	c.pass()
+	again()
+	c.retry.at = time.Now()
+	again()
+	if lists != 3 {
+		t.Errorf("they were listed %d times, want once at each of two polls, and again after a failure", lists)
+	}
+	c.wantMetric(c.metrics.writes, writes)
+}
+
+// Where the API server does not reserve a disk, it is asked again before the next poll.
+func TestReservationIsTriedAgain(t *testing.T) {
+	c := newCluster(t, Options{})
+	pv := volume()
+	pv.Annotations[identityAnnotation] = "wwid=" + disk
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	must.Succeed(t, c.Create(t.Context(), pv))
+	failing := errors.New("no answer")
+	api := c.Client
+	c.Client = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
+		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error { return failing },
+	})
+	c.pass()
+	if c.ready.Load() || !strings.Contains(c.logged.String(), failing.Error()) {
+		t.Errorf("ready %v, and the log is %s", c.ready.Load(), c.logged.String())
+	}
+	c.Client, c.retry.at = api, time.Now()
+	_, err := c.Reconcile(t.Context(), reconcile.Request{})
+	must.Succeed(t, err)
+	if n := len(c.leases()); n != 1 || !c.ready.Load() {
+		t.Errorf("then there are %d Leases, want one; ready %v", n, c.ready.Load())
 	}
 }
 

@@ -90,7 +90,7 @@ func TestRights(t *testing.T) {
 			"persistentvolumes":           "create delete list patch watch",
 			"events.events.k8s.io":        "create patch",
 			"/configmaps":                 "list watch",
-			"/leases.coordination.k8s.io": "create delete get",
+			"/leases.coordination.k8s.io": "create delete get list",
 		},
 		"provisioner": {
 			"persistentvolumes":                         "create delete get list patch watch",

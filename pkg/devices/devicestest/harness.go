@@ -60,9 +60,9 @@ type Harness struct {
 	// Step is called after each step of cleaning, if it is set.
 	Step func()
 
-	files   string
-	wiped   atomic.Int64
-	changed chan struct{}
+	files, recordDir string
+	wiped            atomic.Int64
+	changed          chan struct{}
 }
 
 // New makes a node without disks, whose configuration offers those whose name begins with "disk".
@@ -84,8 +84,18 @@ func (h *Harness) Open(dir string) {
 	h.Helper()
 	records, err := devices.OpenRecords(dir)
 	must.Succeed(h, err)
-	h.Records = records
+	h.Records, h.recordDir = records, dir
 	h.Cleanup(func() { must.Succeed(h, records.Close()) })
+}
+
+// DamageRecords has no record be one.
+func (h *Harness) DamageRecords() {
+	h.Helper()
+	records, err := filepath.Glob(filepath.Join(h.recordDir, "*.json"))
+	must.Succeed(h, err)
+	for _, record := range records {
+		must.Succeed(h, os.WriteFile(record, []byte("{"), 0o600))
+	}
 }
 
 // Start starts an agent, as after a restart.
@@ -192,7 +202,26 @@ func (h *Harness) Changed() <-chan struct{} { return h.changed }
 
 // Request is what a pass works on.
 func (h *Harness) Request() devices.Request {
-	return devices.Request{Volumes: h.PVs, Wipe: h.Config.Wipe, Offer: &h.Config}
+	reserved := []string{}
+	h.Reserved.Range(func(disk, node any) bool {
+		if node == h.Hostname {
+			reserved = append(reserved, disk.(string))
+		}
+		return true
+	})
+	return devices.Request{Volumes: h.PVs, Wipe: h.Config.Wipe, Offer: &h.Config, Reserved: reserved}
+}
+
+// Answer does what a report asks for with disks that are reserved, or are not.
+func (h *Harness) Answer(r devices.Report) {
+	h.Helper()
+	for _, disk := range r.NotReserved {
+		must.Succeed(h, h.Agent.Reserve(h.Context(), disk))
+	}
+	for _, disk := range r.GivenUp {
+		h.Reserved.CompareAndDelete(disk, h.Hostname)
+		h.Agent.Unreserved(disk)
+	}
 }
 
 // Pass starts what a pass starts, waits for it, and returns what is reported then. Where the first process of the machine is hidden from its
@@ -216,8 +245,10 @@ func (h *Harness) pass() devices.Report {
 	h.Helper()
 	r := h.Request()
 	r.Retry = true
-	h.Agent.Pass(r)
-	r.Retry = false
+	for _, disk := range h.Agent.Pass(r).NotReserved {
+		must.Succeed(h, h.Agent.Reserve(h.Context(), disk))
+	}
+	r.Retry, r.Reserved = false, nil
 	for {
 		report := h.Agent.Pass(r)
 		if len(report.Wiping) == 0 {

@@ -180,6 +180,8 @@ func (h *harness) leasesOfNodes(client kubernetes.Interface) {
 	_, err = leases.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
 	must.Succeed(h, err)
 	_, err = leases.Get(ctx, own, metav1.GetOptions{})
+	must.Succeed(h, err)
+	_, err = leases.List(ctx, metav1.ListOptions{})
 	must.Succeed(h, err, leases.Delete(ctx, own, metav1.DeleteOptions{}))
 	h.kubectl("delete", "lease", other, "--namespace="+devicesNamespace)
 }
