@@ -220,6 +220,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.Errors > 0 {
 		r.Store.ProbeWritable() // what made an ext4 read-only was counted
 	}
+	r.Ledger.SetCosts(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.Costs())
 	if err := r.Index().Load(); err != nil {
 		return Pool{}, err
 	}
@@ -296,7 +297,6 @@ func (r *reader) join() error {
 	if r.trees, err = r.Enforcer.Trees(r.Store.Root(), r.Ledger); err != nil {
 		return err
 	}
-	r.Ledger.SetCosts(r.Enforcer.Sizes.NewInodes(), r.Enforcer.Sizes.Costs())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{
 		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
 	})

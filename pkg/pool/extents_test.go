@@ -25,6 +25,9 @@ func TestExtentsOfBlockVolumeLeaveOtherPromises(t *testing.T) {
 			withQuotas(t, root, local, func(t *testing.T, h *harness) {
 				h.createBlock("pvc-fragmented", 256*mib)
 				bytes := h.capacity()
+				if got := *h.inspect(local)[0].AvailableBytes; got != bytes {
+					t.Errorf("inspect shows %d bytes to promise, the driver has %d", got, bytes)
+				}
 				h.create("pvc-other", bytes)
 				writeEveryOther(t, h.Path("pool", "pvc-fragmented", "disk.img"), 256*mib, 1024)
 				f := must.Value(os.Create(h.Path("pool", "pvc-other", "data")))(t)
