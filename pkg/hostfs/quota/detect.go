@@ -2,7 +2,6 @@ package quota
 
 import (
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -61,31 +60,14 @@ func CopyByBlock(d *dir.Dir) error {
 	if err != nil || geometry.Flags&reflinks == 0 {
 		return err
 	}
-	return copyByBlock(d, d.String(), geometry.BlockSize)
-}
-
-// FileByBlock is CopyByBlock for a file that is about to share its blocks.
-func FileByBlock(f *os.File) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return fmt.Errorf("find the kind of filesystem of %s: %w", f.Name(), err)
-	}
-	if uint32(st.Type) != unix.XFS_SUPER_MAGIC {
-		return nil
-	}
-	return copyByBlock(ioctl.File{File: f}, f.Name(), uint32(st.Bsize))
-}
-
-func copyByBlock(at ioctl.Directory, name string, blockSize uint32) error {
-	var attr ioctl.FileAttr
-	err := ioctl.Do(at, ioctl.GetFileAttr, &attr)
-	if err == nil {
-		attr.Flags = attr.Flags&^ioctl.HasAttr | ioctl.CowExtentSize
-		attr.CowExtSize = blockSize
-		err = ioctl.Do(at, ioctl.SetFileAttr, &attr)
-	}
+	attr, err := attrOf(d)
 	if err != nil {
-		return fmt.Errorf("have %s copied by single blocks: %w", name, err)
+		return err
+	}
+	attr.Flags = attr.Flags&^ioctl.HasAttr | ioctl.CowExtentSize
+	attr.CowExtSize = geometry.BlockSize
+	if err := ioctl.Do(d, ioctl.SetFileAttr, &attr); err != nil {
+		return fmt.Errorf("have %s copied by single blocks: %w", d, err)
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -264,11 +263,6 @@ func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod,
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	if method == clone.Share { // what a write to either takes beyond that would be in no promise
-		if err := errors.Join(quota.FileByBlock(from), quota.FileByBlock(to)); err != nil {
-			return 0, err
-		}
-	}
 	err = trace.Step(ctx, "copy the file", func() error {
 		began := time.Now()
 		if err := clone.File(ctx, to, from, method); err != nil {

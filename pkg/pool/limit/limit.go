@@ -167,17 +167,18 @@ type Applied struct {
 // Make makes the directory of a new volume, under its limit from the beginning. The uid is
 // that of its record, and root a directory on the same filesystem.
 func (e *Enforcer) Make(root, parent *dir.Dir, name, uid string, c ledger.Info) (*dir.Dir, Applied, error) {
-	makeDir := func() (*dir.Dir, error) { return parent.Make(name) }
-	if e.unenforced == nil {
-		makeDir = func() (*dir.Dir, error) { return e.facility.Make(parent, name) }
+	if e.unenforced != nil {
+		d, err := parent.Make(name)
+		return d, Applied{}, err
 	}
-	d, err := makeDir()
+	d, err := e.facility.Make(parent, name)
 	if err != nil {
 		return nil, Applied{}, err
 	}
-	// What a file that shares blocks keeps beyond them would be sold where it is not counted.
-	if err := quota.CopyByBlock(d); err != nil {
-		return nil, Applied{}, errors.Join(err, d.Close())
+	if !c.Is(ledger.IsBlock) {
+		if err := quota.CopyByBlock(d); err != nil {
+			return nil, Applied{}, errors.Join(err, d.Close())
+		}
 	}
 	applied, err := e.Adopt(root, d, uid, c)
 	if err != nil {
