@@ -301,6 +301,7 @@ func (r *reader) join() error {
 		Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared, Size: r.space.SizeBytes,
 	})
 	r.Ledger.SetTrees(r.trees)
+	r.Usage().MeasureExcess()
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Usage().Held(new(atomic.Int64), r.look)

@@ -151,14 +151,14 @@ func (a *accounts) foreign() (most int64) {
 // overprovision, and leave no room for its own record.
 // Σ goes over all pools, overprovision and reserve are the pool's own. Without quotas it is
 // not known what the volumes hold, and so what others hold: that is at least what exceeds all
-// promises, and was once known exactly.
+// promises, and was once known exactly. What a volume is known to take beyond its promise comes on top of that.
 func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if space.ReadOnly || space.OutOfInodes() {
 		return 0
 	}
 	owed, foreign := a.owed(), space.TakenBytes()
 	if held := owed.held(); held != volume.Unknown {
-		foreign = min(foreign, max(a.foreign()+held, foreign-owed.promised))
+		foreign = min(foreign, max(a.foreign()+held+a.excess(&owed), foreign-owed.promised))
 	}
 	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(policy.sellable(space.SizeBytes)-foreign, a.trees.Copies)-owed.promised)
 	if a.trees.Room.Bounded {

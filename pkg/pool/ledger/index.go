@@ -15,6 +15,8 @@ type index struct {
 	order []volume.ID
 	// promised is the sum of all promises, with what their volumes may take besides, and overhead that part of it.
 	promised, overhead int64
+	// exceeding is how many volumes may take more than they owe.
+	exceeding int
 	// option is the pool option bytesPerInode.
 	option int64
 	costs  Costs
@@ -86,6 +88,9 @@ func (x *index) sum(c Info, sign int64) {
 	overhead := c.overhead(x.option, x.costs)
 	x.promised += sign * (c.Promised + overhead)
 	x.overhead += sign * overhead
+	if c.mayExceed() {
+		x.exceeding += int(sign)
+	}
 }
 
 func (x *index) store(id volume.ID, c Info) {

@@ -130,6 +130,12 @@ func (c Info) ToOverwrite() int64 {
 	return 1<<20 + c.Promised/64
 }
 
+// mayExceed reports whether the volume may take more than it owes without being written beyond its size: XFS takes up to the
+// extent size hint of the file for each shared block that is written, by default 128 KiB. Of a directory that is not known.
+func (c Info) mayExceed() bool {
+	return c.Is(IsBlock) && c.Is(Shares) && c.Is(HasDirectory) && !c.Is(IsSnapshot)
+}
+
 // By is the flag for a size that is enforced by a quota of that kind.
 func By(kind quota.Kind) Flags {
 	switch kind {

@@ -54,6 +54,7 @@ type Ledger struct {
 	mu       sync.Mutex
 	on       *Filesystem // has the sums too
 	sums     sums
+	excesses uint64 // how often the excess was measured
 	index    index
 	loads    []*Load // under way, in the order in which they began
 	kept     ids     // volumes that loads leave as they are known
@@ -106,6 +107,9 @@ func (l *Ledger) Summary() *Summary { return l.summary.Load() }
 
 // unlock gives the mutex back after a change.
 func (l *Ledger) unlock() {
+	if l.index.exceeding == 0 && l.sums.pieces == 0 {
+		l.sums.excess = 0
+	}
 	l.on.set(l, l.sums)
 	l.summary.Store(&Summary{
 		Volumes:   l.index.len() - l.index.snapshots.Count,
@@ -135,6 +139,8 @@ type sums struct {
 	// pieces is how many pieces of trash there are, and unknown how many of them have an
 	// unknown size.
 	pieces, unknown int
+	// excess is what volumes take that is in no promise, where that is not counted, as it was last measured.
+	excess int64
 	// others is the sum of the promises of what other nodes are removing, or volume.Unknown.
 	others int64
 	// unread: the pool was not read yet, so that it may owe more.
@@ -159,6 +165,7 @@ func (s *sums) add(other sums) {
 	s.trashed += other.trashed
 	s.pieces += other.pieces
 	s.unknown += other.unknown
+	s.excess += other.excess
 	s.unread = s.unread || other.unread
 	if s.others == volume.Unknown || other.others == volume.Unknown {
 		s.others = volume.Unknown

@@ -40,7 +40,10 @@ func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uin
 
 // eraseInTurn gives each piece a turn, and returns those that need another.
 func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pace) (begun []string) {
+	shared := &erased{in: p.In}
+	defer shared.giveBack()
 	for _, name := range names {
+		shared.giveBackInTime()
 		start := time.Now()
 		more, err := p.eraseAlone(ctx, name, slowly, turn)
 		if more && !errors.Is(err, context.Canceled) {
@@ -57,15 +60,55 @@ func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pac
 		if errors.Is(err, volume.ErrBusy) {
 			err = nil // another node erases it; what that leaves is found again
 		}
-		p.In.Ledger.Trash().Tried(name, err)
 		if err != nil {
+			p.In.Ledger.Trash().Tried(name, err)
 			p.In.Failed(err, "Failed to erase trash; it is kept and tried again", "trash", name)
 			p.measureStuck(ctx, name)
 			continue
 		}
+		shared.add(name)
 		p.In.Log.V(4).Info("Removed trash", "trash", name, "duration", time.Since(start))
 	}
 	return begun
+}
+
+// erased are pieces of trash that may have shared blocks with volumes. Their promises are given back once it is measured what these volumes take
+// without them, which is done for many pieces at once.
+type erased struct {
+	in    *View
+	names []string
+	since time.Time // of the first one
+}
+
+// add gives the promise of an erased piece back, now or later.
+func (e *erased) add(name string) {
+	trash := e.in.Ledger.Trash()
+	if family, known := trash.Family(name); known && family == "" || e.in.Ledger.BeginExcess() == nil {
+		trash.Tried(name, nil)
+		return
+	}
+	if len(e.names) == 0 {
+		e.since = time.Now()
+	}
+	e.names = append(e.names, name)
+}
+
+// giveBackInTime is giveBack once a second.
+func (e *erased) giveBackInTime() {
+	if time.Since(e.since) >= time.Second {
+		e.giveBack()
+	}
+}
+
+func (e *erased) giveBack() {
+	if len(e.names) == 0 {
+		return
+	}
+	e.in.Usage().MeasureExcess()
+	for _, name := range e.names {
+		e.in.Ledger.Trash().Tried(name, nil)
+	}
+	e.names = nil
 }
 
 // measureStuck finds out what a piece of trash occupies that stays and had too many files to

@@ -7,6 +7,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -225,6 +226,46 @@ func (u Usage) MeasureTrash() {
 	if u.enforcer.Kind() != "" {
 		u.usedByTrash(u.ledger.Trash().Names(true), make(families))
 	}
+}
+
+// MeasureExcess notes what the files of block volumes that share blocks take beyond their promises, where that is not counted otherwise.
+func (u Usage) MeasureExcess() {
+	excess := u.ledger.BeginExcess()
+	if excess == nil {
+		return
+	}
+	all := true
+	for id, c := range excess.Volumes() {
+		u.steps.Add(1)
+		allocated, err := u.allocated(id)
+		if err == nil {
+			excess.Add(c, allocated)
+			continue
+		}
+		if all && !dir.IsMissing(err) { // of many one is enough for the log; what is missing is being removed
+			u.failed(err, "Failed to measure what all block volumes that share blocks take; what they took beyond their promises counts as before")
+		}
+		all = false
+	}
+	excess.End(all)
+}
+
+// allocated is the space that the file of a block volume has, in bytes.
+func (u Usage) allocated(id volume.ID) (int64, error) {
+	in, err := u.store.Parent(id)
+	if err != nil {
+		return 0, err
+	}
+	d, err := in.Open(id.String())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	bytes, err := content.Allocated(id, d)
+	if errors.Is(err, volume.ErrLost) {
+		return 0, nil
+	}
+	return bytes, err
 }
 
 // HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or

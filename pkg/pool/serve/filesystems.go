@@ -221,6 +221,7 @@ func (in *Visit) count() (all bool) {
 		one, entered, counts := p.usage.held(in, look)
 		if !counts {
 			in.Pool.Ledger.CannotCount(trees)
+			in.measureExcess()
 			return true
 		}
 		held.Add(one)
@@ -235,6 +236,24 @@ func (in *Visit) count() (all bool) {
 	}
 	counting.End(held.Foreign(taken, others, trees), trees)
 	return all
+}
+
+// measureExcess measures what volumes of all pools on the filesystem take beyond their promises. That of a pool which cannot be entered now counts
+// as before.
+func (in *Visit) measureExcess() {
+	for _, p := range in.Pool.onFilesystem() {
+		v := in
+		if p != in.Pool {
+			var err error
+			if v, err = p.enter(); err != nil {
+				continue
+			}
+		}
+		v.View().Usage().MeasureExcess()
+		if v != in {
+			v.Close()
+		}
+	}
 }
 
 // held is what the volumes and the trash of a pool hold, if that is counted. The visit
