@@ -201,6 +201,10 @@ type VolumeMoveStatus struct {
 	// BegunTime is when the move began: soon after it the target promises the volume its room.
 	// +optional
 	BegunTime *metav1.Time `json:"begunTime,omitempty"`
+	// Copied reports that all is copied but what pods write meanwhile, and that the volumes that pods use together with this one are waited
+	// for: all of them are fenced together.
+	// +optional
+	Copied bool `json:"copied,omitempty"`
 	// MayFenceTime is when the source was given leave to fence the volume: from then on it may be fenced.
 	// +optional
 	MayFenceTime *metav1.Time `json:"mayFenceTime,omitempty"`

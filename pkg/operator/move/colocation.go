@@ -43,25 +43,8 @@ func shareOf(v *corev1.PersistentVolume) share {
 
 // colocation finds them, or says why the volume waits for others.
 func (pl planner) colocation(ctx context.Context, source string) (c *colocation, waits string, err error) {
-	c = &colocation{follow: map[share]int64{}}
-	var all []corev1.Pod
-	if err := pl.api.eachPod(ctx, pl.move.Namespace, func(pod *corev1.Pod) {
-		if schedule.UsesClaims(pod) {
-			all = append(all, *pod)
-		}
-		c.beside = append(c.beside, corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels},
-			Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity},
-		})
-	}); err != nil {
-		return nil, "", err
-	}
-	if all, err = pl.addUnmade(ctx, all); err != nil {
-		return nil, "", err
-	}
-	c.pods, c.claims = schedule.Together(all, pl.move.Namespace, pl.move.Spec.ClaimName)
-	if len(c.claims) == 1 {
-		return c, "", nil
+	if c, err = pl.together(ctx); err != nil || len(c.claims) == 1 {
+		return c, "", err
 	}
 	moves := &v1alpha1.VolumeMoveList{}
 	if err := pl.api.reader.List(ctx, moves, client.InNamespace(pl.move.Namespace)); err != nil {
@@ -73,6 +56,49 @@ func (pl planner) colocation(ctx context.Context, source string) (c *colocation,
 		}
 	}
 	return c, "", nil
+}
+
+// together finds the pods and the claims.
+func (pl planner) together(ctx context.Context) (*colocation, error) {
+	c := &colocation{follow: map[share]int64{}}
+	var all []corev1.Pod
+	if err := pl.api.eachPod(ctx, pl.move.Namespace, func(pod *corev1.Pod) {
+		if schedule.UsesClaims(pod) {
+			all = append(all, *pod)
+		}
+		c.beside = append(c.beside, corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels},
+			Spec:       corev1.PodSpec{NodeName: pod.Spec.NodeName, Affinity: pod.Spec.Affinity},
+		})
+	}); err != nil {
+		return nil, err
+	}
+	all, err := pl.addUnmade(ctx, all)
+	c.pods, c.claims = schedule.Together(all, pl.move.Namespace, pl.move.Spec.ClaimName)
+	return c, err
+}
+
+// claimed is another claim, and the volume that it is bound to; nil if it is not.
+func (pl planner) claimed(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
+	if there, err := pl.api.find(ctx, client.ObjectKey{Namespace: pl.move.Namespace, Name: name}, claim); err != nil || !there || claim.Spec.VolumeName == "" {
+		return nil, nil, err
+	}
+	if there, err := pl.api.find(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil || !there {
+		return nil, nil, err
+	}
+	return claim, volume, nil
+}
+
+// moveOfClaim is the move of a claim that has not ended; nil for none, and for one that was deleted before it began.
+func moveOfClaim(claim string, moves []v1alpha1.VolumeMove) *v1alpha1.VolumeMove {
+	i := slices.IndexFunc(moves, func(o v1alpha1.VolumeMove) bool {
+		return o.Spec.ClaimName == claim && !o.Ended() && (o.Underway() || o.DeletionTimestamp == nil)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &moves[i]
 }
 
 // addUnmade adds the pods that use claims and that the StatefulSets of the namespace would make: one that is scaled to zero has none.
@@ -92,12 +118,9 @@ func (pl planner) addUnmade(ctx context.Context, pods []corev1.Pod) ([]corev1.Po
 
 // accept takes the volume of another claim into account.
 func (pl planner) accept(ctx context.Context, c *colocation, name, source string, moves []v1alpha1.VolumeMove) (waits string, err error) {
-	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
-	if there, err := pl.api.find(ctx, client.ObjectKey{Namespace: pl.move.Namespace, Name: name}, claim); err != nil || !there || claim.Spec.VolumeName == "" {
+	claim, volume, err := pl.claimed(ctx, name)
+	if err != nil || volume == nil {
 		return "", err // no pod starts until it is bound
-	}
-	if there, err := pl.api.find(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil || !there {
-		return "", err
 	}
 	on := place.NodeOfVolume(volume)
 	switch {
@@ -107,13 +130,11 @@ func (pl planner) accept(ctx context.Context, c *colocation, name, source string
 	case on != source:
 		return c.goesTo(on, fmt.Sprintf("the claim %s, which pods use too, is on node %s", name, on)), nil
 	}
-	i := slices.IndexFunc(moves, func(o v1alpha1.VolumeMove) bool {
-		return o.Spec.ClaimName == name && !o.Ended() && (o.Underway() || o.DeletionTimestamp == nil)
-	})
-	if i < 0 {
+	other := moveOfClaim(name, moves)
+	if other == nil {
 		return fmt.Sprintf("pods use the claim %s too, which is on node %s: make a VolumeMove for it, too, or have no pod and no StatefulSet use both", name, source), nil
 	}
-	return pl.follows(ctx, c, claim, volume, &moves[i])
+	return pl.follows(ctx, c, claim, volume, other)
 }
 
 // follows takes a volume into account that moves too.

@@ -29,8 +29,8 @@ type copying struct {
 }
 
 // run keeps the two movers running, shows what they report, and has pods stop at the fence. It says what is waited for, and nothing
-// when the volume is handed over.
-func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outcome, error) {
+// when the volume is handed over. What was copied when it was looked at last is so for as long as the movers work.
+func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume, copied bool) (outcome, error) {
 	if ready, err := c.objects.connect(ctx, roleOut, roleIn); err != nil || !ready {
 		return wait("Copying", "renew the certificates of the movers"), err
 	}
@@ -57,6 +57,7 @@ func (c copying) run(ctx context.Context, volume *corev1.PersistentVolume) (outc
 	if err != nil {
 		return c.unheard(ctx, err)
 	}
+	report.copied = report.copied || copied // a long pass fills what is read of the log
 	report.show(&c.move.Status)
 	c.times.fenced(report)
 	c.times.heard(report, source, target)
@@ -112,11 +113,12 @@ func (c copying) unheard(ctx context.Context, why error) (outcome, error) {
 
 // progress says how far the movers are, and stops pods.
 func (c copying) progress(ctx context.Context, source, target *corev1.Pod, report progress) (outcome, error) {
-	if report.copied || report.fenced {
+	of := cmp.Or(trouble(source), trouble(target))
+	if report.copied && of == "" || report.fenced {
 		c.move.Status.Phase = v1alpha1.Fenced
 	}
 	c.times.unused(report)
-	switch of := cmp.Or(trouble(source), trouble(target)); {
+	switch {
 	case of != "":
 		return wait("Retrying", "%s", of), nil
 	case c.move.Status.Standstill != nil: // what was reported is a part of the log, which a long pass fills

@@ -56,12 +56,20 @@ func (r *record) has(source *record) bool {
 	return r != nil && (r.moved == source.move || r.move == source.move && r.fence == source.fence)
 }
 
+// keyAt is the key of the record that a node has of a volume.
+func keyAt(node, handle string) string {
+	if handle == "pvc-1" {
+		return node
+	}
+	return node + "/" + handle
+}
+
 // A harness is a cluster: the API server, kubelets with the movers, and the controllers of volumes and of a StatefulSet.
 type harness struct {
 	*testing.T
 	client.Client
-	api      client.Client // without limits
-	records  map[string]*record
+	api      client.Client      // without limits
+	records  map[string]*record // by keyAt: of data by node
 	logs     map[string]string
 	fences   int
 	kill     int  // before, or after, which write the operator is killed; 0 for none
@@ -73,8 +81,9 @@ type harness struct {
 	reads    []string
 	killed   bool
 	uids     int
-	keeps    bool // disruption budgets
-	replicas bool // the StatefulSet makes its pod again
+	keeps    bool     // disruption budgets
+	replicas bool     // the StatefulSet makes its pod again
+	also     []string // claims that its pod uses besides data
 	looked   int
 	evicted  int
 	ahead    time.Duration // of the clock of pods that are made, and of the API server
@@ -406,7 +415,7 @@ func (h *harness) live() {
 	for i := range pods.Items {
 		h.mover(&pods.Items[i], pods.Items)
 	}
-	h.bindClaim()
+	h.bindClaims()
 	h.schedule()
 	if h.publishes(nodeA) && h.publishes(nodeB) {
 		h.Fatal("both nodes publish the volume")
@@ -450,10 +459,18 @@ func (h *harness) collectPods() {
 	}
 }
 
-// bindClaim is the controller of volumes.
-func (h *harness) bindClaim() {
+// bindClaims is the controller of volumes.
+func (h *harness) bindClaims() {
 	h.Helper()
-	claim, volume := claimOf("data"), volumeOf("pv")
+	h.bindClaim("data", "pv")
+	for _, name := range h.also {
+		h.bindClaim(name, "pv-"+name)
+	}
+}
+
+func (h *harness) bindClaim(name, of string) {
+	h.Helper()
+	claim, volume := claimOf(name), volumeOf(of)
 	if !h.has(claim) {
 		return
 	}
@@ -488,7 +505,7 @@ func (h *harness) schedule() {
 		if !h.replicas || !h.has(volume) || !h.has(node(place.NodeOfVolume(volume))) {
 			return
 		}
-		pod = appPod("data-0", false)
+		pod = using(appPod("data-0", false), h.also...)
 		h.uids++
 		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(h.ahead))
 		pod.UID, pod.Spec.NodeName, pod.Status.Phase = types.UID(fmt.Sprintf("data-0 %d", h.uids)), place.NodeOfVolume(volume), corev1.PodPending
@@ -497,11 +514,17 @@ func (h *harness) schedule() {
 		pod.Status = status
 		h.update(pod)
 	}
-	// Kubelet does not publish a volume whose affinity is for another node.
-	if h.has(volume) && place.NodeOfVolume(volume) == pod.Spec.NodeName && h.records[pod.Spec.NodeName].publishes() && pod.Status.Phase == corev1.PodPending {
+	if pod.Status.Phase == corev1.PodPending && h.starts(pod, "pv") && !slices.ContainsFunc(h.also, func(name string) bool { return !h.starts(pod, "pv-"+name) }) {
 		pod.Status.Phase = corev1.PodRunning
 		h.update(pod)
 	}
+}
+
+// starts says whether kubelet publishes a volume for a pod: not one whose affinity is for another node.
+func (h *harness) starts(pod *corev1.Pod, name string) bool {
+	h.Helper()
+	volume := volumeOf(name)
+	return h.has(volume) && place.NodeOfVolume(volume) == pod.Spec.NodeName && h.records[keyAt(pod.Spec.NodeName, volume.Spec.CSI.VolumeHandle)].publishes()
 }
 
 // used says whether a pod on a node has the volume.
@@ -528,7 +551,9 @@ func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
 	if pod.Status.Phase == corev1.PodSucceeded {
 		return
 	}
-	flags, own := argsOf(pod), h.records[pod.Spec.NodeName]
+	flags := argsOf(pod)
+	at := keyAt(pod.Spec.NodeName, flags["volume"])
+	own := h.records[at]
 	before := pod.DeepCopy()
 	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, "192.0.2."+map[string]string{nodeA: "1", nodeB: "2"}[pod.Spec.NodeName]
 	if pod.Spec.NodeName == h.hangs {
@@ -546,7 +571,7 @@ func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
 		case !mine || own.role != "target" || own.fence != flags["fence"]:
 			problem = "the copy is not whole"
 		default:
-			h.records[pod.Spec.NodeName] = &record{moved: own.move}
+			h.records[at] = &record{moved: own.move}
 		}
 	case roleRemove:
 		address, asks := flags["address"]
@@ -557,7 +582,7 @@ func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
 		case !mine || !own.handedOver:
 			problem = "it was not handed over"
 		default:
-			delete(h.records, pod.Spec.NodeName)
+			delete(h.records, at)
 		}
 	case roleAbort, roleAbortUndone:
 		_, even := flags["even-confirmed"]
@@ -568,19 +593,19 @@ func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
 		case confirmed && !even:
 			problem = "it was confirmed"
 		case mine || confirmed:
-			delete(h.records, pod.Spec.NodeName)
+			delete(h.records, at)
 		}
 	case roleUndo, roleTell, roleGiveUp:
 		switch {
 		case mine:
-			h.records[pod.Spec.NodeName] = &record{undone: own.move, moved: own.moved}
+			h.records[at] = &record{undone: own.move, moved: own.moved}
 		case own != nil && own.role == "":
 			own.undone = flags["move"]
 		case own == nil && role(pod.Labels[roleLabel]) != roleGiveUp:
 			problem = "this node has nothing to undo"
 		}
 		if problem == "" && role(pod.Labels[roleLabel]) == roleTell {
-			problem = h.tell(flags["address"], all)
+			problem = h.tell(pod, flags, all)
 		}
 	}
 	if r := role(pod.Labels[roleLabel]); problem == "" && !listens && r != roleOut && r != roleIn && r != roleVouch {
@@ -602,21 +627,26 @@ func (h *harness) mover(pod *corev1.Pod, all []corev1.Pod) {
 // vouches says whether a mover that listens at an address answers that its node has the volume by a move.
 func (h *harness) vouches(address, move string, all []corev1.Pod) bool {
 	return slices.ContainsFunc(all, func(p corev1.Pod) bool {
-		has := h.records[p.Spec.NodeName]
+		has := h.records[keyAt(p.Spec.NodeName, argsOf(&p)["volume"])]
 		return p.Labels[roleLabel] == string(roleVouch) && strings.HasPrefix(address, p.Status.PodIP+":") && has != nil && has.moved == move
 	})
 }
 
 // tell has the mover that listens at an address remove its copy.
-func (h *harness) tell(address string, all []corev1.Pod) (problem string) {
+func (h *harness) tell(pod *corev1.Pod, flags map[string]string, all []corev1.Pod) (problem string) {
 	i := slices.IndexFunc(all, func(p corev1.Pod) bool {
-		return p.Labels[roleLabel] == string(roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(address, p.Status.PodIP+":") && p.Spec.NodeName != h.hangs
+		return isPeer(&p, pod, roleAbortUndone) && p.Status.PodIP != "" && strings.HasPrefix(flags["address"], p.Status.PodIP+":") && p.Spec.NodeName != h.hangs
 	})
 	if i < 0 {
 		return "nothing listens"
 	}
-	delete(h.records, all[i].Spec.NodeName)
+	delete(h.records, keyAt(all[i].Spec.NodeName, flags["volume"]))
 	return ""
+}
+
+// isPeer says that a pod has a role in the move of another.
+func isPeer(p, of *corev1.Pod, r role) bool {
+	return p.Labels[roleLabel] == string(r) && p.Labels[moveLabel] == of.Labels[moveLabel]
 }
 
 func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.Status) }
@@ -625,9 +655,9 @@ func equal(a, b *corev1.Pod) bool { return fmt.Sprint(a.Status) == fmt.Sprint(b.
 func (h *harness) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1.Pod) (problem string) {
 	h.Helper()
 	at := slices.IndexFunc(all, func(p corev1.Pod) bool {
-		return p.Labels[roleLabel] == string(roleIn) && strings.HasPrefix(flags["address"], p.Status.PodIP+":") && p.Status.Phase == corev1.PodRunning
+		return isPeer(&p, pod, roleIn) && strings.HasPrefix(flags["address"], p.Status.PodIP+":") && p.Status.Phase == corev1.PodRunning
 	})
-	own := h.records[nodeA]
+	own := h.records[keyAt(nodeA, flags["volume"])]
 	if own == nil {
 		return "the volume is gone"
 	}
@@ -640,7 +670,7 @@ func (h *harness) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1
 			h.update(&all[at])
 		}
 	}
-	target := h.records[nodeB]
+	target := h.records[keyAt(nodeB, flags["volume"])]
 	switch {
 	case own.undone == flags["move"]:
 		return "the move was undone"
@@ -651,7 +681,7 @@ func (h *harness) copyOut(pod *corev1.Pod, flags map[string]string, all []corev1
 	case target != nil && target.move != flags["move"]:
 		return "the volume exists there"
 	case target == nil:
-		h.records[nodeB] = &record{move: flags["move"], role: "target"}
+		h.records[keyAt(nodeB, flags["volume"])] = &record{move: flags["move"], role: "target"}
 		report(`{"event":"passing","bytes":3}`)
 	case own.role == "" && pod.Annotations[mayFenceAnnotation] != flags["move"]:
 		report(`{"event":"passed","pass":1,"bytes":1048576}`)

@@ -143,7 +143,7 @@ func (r *Reconciler) look(ctx context.Context, object *v1alpha1.VolumeMove) (aft
 	result, err := m.step(ctx)
 	if err != nil {
 		result = wait("Error", "%v", err)
-		object.Status.Phase = before.Status.Phase // what was not learned leads to no other
+		object.Status.Phase, object.Status.Copied = before.Status.Phase, before.Status.Copied // what was not learned leads to no other
 	}
 	if result.message == "" {
 		return result.after, nil
@@ -259,6 +259,8 @@ func (m reconciliation) begin(ctx context.Context) (outcome, error) {
 
 // copy copies the volume until it is handed over.
 func (m reconciliation) copy(ctx context.Context) (outcome, error) {
+	copied := m.move.Status.Copied
+	m.move.Status.Copied = false // unless the movers are seen to work
 	volume, why, err := m.volume.stillBound(ctx)
 	if err != nil {
 		return outcome{}, err
@@ -278,9 +280,15 @@ func (m reconciliation) copy(ctx context.Context) (outcome, error) {
 		return outcome{"NodeGone", source.away(m.move.Status.SourceNode) + ", which has the volume: the move goes on if it comes back", idle}, nil
 	}
 	before := m.move.Status.Phase
-	result, err := m.copying.run(ctx, volume)
+	result, err := m.copying.run(ctx, volume, copied)
 	if err != nil || result != (outcome{}) && m.move.Status.Phase == before {
 		return result, err
+	}
+	if result != (outcome{}) {
+		if waits, err := m.planner.leave(ctx, volume); err != nil || waits != (outcome{}) {
+			m.move.Status.Phase, m.move.Status.Copied = before, true
+			return waits, err
+		}
 	}
 	// A volume that cannot move is not fenced. From the fence on no pod can begin to use it by another PersistentVolume, and from the switch on
 	// none has it.
