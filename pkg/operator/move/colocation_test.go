@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -241,6 +242,45 @@ func TestMovesThatBeginTogether(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The room that was found for all volumes of one pod when the first of them began is kept for those that have not, and is given to no third. It is none
+// too many for them.
+func TestRoomOfVolumesOfOnePod(t *testing.T) {
+	ofOther := func(change ...func(*v1alpha1.VolumeMove)) *v1alpha1.VolumeMove {
+		return moveOf("other", append(change, func(m *v1alpha1.VolumeMove) { m.Spec.ClaimName = "other" })...)
+	}
+	for name, tt := range map[string]struct {
+		size  string // of the other's volume
+		order []string
+		want  map[string]string // the targets, or empty for none
+	}{
+		"the other fits beside them":        {"20Gi", []string{"m", "other", "logs"}, map[string]string{"m": nodeB, "logs": nodeB, "other": nodeB}},
+		"the other comes between":           {"21Gi", []string{"m", "other", "logs"}, map[string]string{"m": nodeB, "logs": nodeB, "other": ""}},
+		"the other comes after both":        {"21Gi", []string{"m", "logs", "other"}, map[string]string{"m": nodeB, "logs": nodeB, "other": ""}},
+		"the other comes first":             {"21Gi", []string{"other", "m", "logs"}, map[string]string{"m": "", "logs": "", "other": nodeB}},
+		"the other comes first, and fits":   {"20Gi", []string{"other", "m", "logs"}, map[string]string{"m": nodeB, "logs": nodeB, "other": nodeB}},
+		"the second begins, then the other": {"21Gi", []string{"logs", "other", "m"}, map[string]string{"m": nodeB, "logs": nodeB, "other": ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := more("other-0")
+			objects := append(withLogs(nodeA, sized("50Gi")), withClaim("other", nodeA, sized(tt.size))...)
+			h := newHarness(t, append(objects, using(appPod("data-0", false), "logs"), using(other, "other"), moveOf("m", to(nodeB)), ofLogs(to(nodeB)), ofOther(to(nodeB)))...)
+			change(volumeOf("pv"), sized("30Gi"))(h)
+			now := time.Now()
+			h.clock = func() time.Time { return now }
+			for _, name := range tt.order {
+				h.reconcile(name)
+			}
+			got := map[string]string{}
+			for name := range tt.want {
+				got[name] = h.move(name).Status.TargetNode
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s\n%s", diff, h.says("other"))
+			}
+		})
 	}
 }
 

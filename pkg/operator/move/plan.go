@@ -272,33 +272,87 @@ func (pl planner) candidates(ctx context.Context, p plan, with *colocation) (*ca
 	return c, err
 }
 
-// coming are how many bytes moves bring to nodes that have begun, or have brought there by now, but for those of the volumes together with this one,
-// which were counted when the first of them began. A move that has begun goes to no other node, and what a node says of its room may not have it yet.
+// coming are how many bytes moves bring to nodes that have begun, or have brought there by now, with the volumes that wait to follow those. A move that
+// has begun goes to no other node, and what a node says of its room may not have it yet.
 func (pl planner) coming(ctx context.Context, with *colocation) (map[string]map[share]int64, error) {
 	all := &v1alpha1.VolumeMoveList{}
 	if err := pl.api.reader.List(ctx, all); err != nil {
 		return nil, err
 	}
 	found := map[string]map[share]int64{}
+	bring := func(to string, of share, bytes int64) {
+		if found[to] == nil {
+			found[to] = map[share]int64{}
+		}
+		found[to][of] += bytes
+	}
 	for i := range all.Items {
 		m := &all.Items[i]
-		brings := m.Underway() || m.Status.Phase == v1alpha1.Succeeded
-		if !brings || m.Namespace == pl.move.Namespace && slices.Contains(with.claims, m.Spec.ClaimName) {
+		if !m.Underway() && m.Status.Phase != v1alpha1.Succeeded {
 			continue
 		}
 		v, err := pl.uncounted(ctx, m)
 		if err != nil {
 			return nil, err
 		}
-		if v == nil {
+		if v != nil {
+			bring(m.Status.TargetNode, shareOf(v), m.Status.PromisedBytes)
+		}
+	}
+	// All of this one's own were counted when the first of them began, with what was to follow others then.
+	if slices.ContainsFunc(all.Items, func(m v1alpha1.VolumeMove) bool {
+		return m.Underway() && m.Namespace == pl.move.Namespace && slices.Contains(with.claims, m.Spec.ClaimName)
+	}) {
+		return found, nil
+	}
+	return found, pl.eachFollowing(ctx, all.Items, bring)
+}
+
+// eachFollowing calls bring once for each volume that waits to go where a move has begun to bring another that pods use together with it.
+func (pl planner) eachFollowing(ctx context.Context, moves []v1alpha1.VolumeMove, bring func(to string, of share, bytes int64)) error {
+	done := map[client.ObjectKey]bool{}
+	for i := range moves {
+		begun := &moves[i]
+		if !begun.Underway() || begun.Status.Phase == v1alpha1.Undoing {
 			continue
 		}
-		if found[m.Status.TargetNode] == nil {
-			found[m.Status.TargetNode] = map[share]int64{}
+		waiting := slices.DeleteFunc(slices.Clone(moves), func(m v1alpha1.VolumeMove) bool {
+			return m.Namespace != begun.Namespace || m.Underway() || m.Ended() || m.DeletionTimestamp != nil
+		})
+		of := pl
+		of.move = begun
+		if err := of.eachOfOwnFollowing(ctx, waiting, done, bring); err != nil {
+			return err
 		}
-		found[m.Status.TargetNode][shareOf(v)] += m.Status.PromisedBytes
 	}
-	return found, nil
+	return nil
+}
+
+// eachOfOwnFollowing does so for those that wait for this move, but for those that it was done for.
+func (pl planner) eachOfOwnFollowing(ctx context.Context, waiting []v1alpha1.VolumeMove, done map[client.ObjectKey]bool, bring func(to string, of share, bytes int64)) error {
+	if len(waiting) == 0 {
+		return nil
+	}
+	c, err := pl.together(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range c.claims[1:] {
+		key := client.ObjectKey{Namespace: pl.move.Namespace, Name: name}
+		if done[key] || moveOfClaim(name, waiting) == nil {
+			continue
+		}
+		claim, v, err := pl.claimed(ctx, name)
+		if err != nil {
+			return err
+		}
+		if v != nil && place.OfDriver(v) && place.NodeOfVolume(v) == pl.move.Status.SourceNode {
+			size := v1alpha1.Size(claim, v)
+			bring(pl.move.Status.TargetNode, shareOf(v), size.Value())
+			done[key] = true
+		}
+	}
+	return nil
 }
 
 // counted is after how long what a node says of its room has what a move has had promised there: csi-provisioner asks each minute.
