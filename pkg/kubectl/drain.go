@@ -281,13 +281,14 @@ func (s *storage) decide(plan []Planned, o MoveOptions) {
 	}
 }
 
-// withClaims groups one of a plan and those after it that have one of the claims, which are done then.
+// withClaims groups one of a plan and those after it that have one of the claims, which are done then. Those that have begun wait for them.
 func withClaims(plan []Planned, first int, claims []string, done []bool) (group []*Planned) {
-	plan[first].group = first + 1
-	group = []*Planned{&plan[first]}
-	for i := first + 1; i < len(plan); i++ {
-		if plan[i].To == "" && plan[i].Namespace == plan[first].Namespace && slices.Contains(claims, plan[i].Claim) {
-			done[i], plan[i].group = true, first+1
+	for i := range plan {
+		if plan[i].Namespace != plan[first].Namespace || !slices.Contains(claims, plan[i].Claim) {
+			continue
+		}
+		if plan[i].group = first + 1; plan[i].To == "" {
+			done[i] = true
 			group = append(group, &plan[i])
 		}
 	}

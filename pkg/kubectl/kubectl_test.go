@@ -31,12 +31,6 @@ create\ *) # the answer of its turn, and what is listed from then on
 	cp "$KUBECTL_ANSWERS/listed.$#" "$KUBECTL_ANSWERS/get volumemoves.hostpathprovisioner.kubevirt.io"
 	asked=made.$#
 	;;
-delete\ *) # one object, and what is listed from then on
-	asked=${asked% *}
-	asked=deleted.${asked##*/}
-	cat >"$KUBECTL_ANSWERS/$asked.with"
-	[ ! -f "$KUBECTL_ANSWERS/$asked.listed" ] || cp "$KUBECTL_ANSWERS/$asked.listed" "$KUBECTL_ANSWERS/get volumemoves.hostpathprovisioner.kubevirt.io"
-	;;
 esac
 if [ ! -f "$KUBECTL_ANSWERS/$asked" ]; then
 	printf 'warning\nerror: %s\n' "$asked" >&2

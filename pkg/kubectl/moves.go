@@ -37,13 +37,14 @@ type Moved struct {
 	BytesSent int64  `json:"bytesSent"`
 	BytesToGo *int64 `json:"bytesToGo"`
 
-	uid     types.UID
-	version string // of the VolumeMove when it was read
-	group   int    // of the plan
-	ended   bool
-	// pending is in how many looks, one after the other, the operator had begun nothing.
-	pending int
-	// refused is how often the VolumeMove could not be made, or deleted.
+	uid   types.UID
+	group int // of the plan
+	ended bool
+	// waits is in how many looks, one after the other, it had not begun, or waited for other volumes of its pods.
+	waits int
+	// left says that it is not waited for any more. Its VolumeMove stays.
+	left bool
+	// refused is how often the VolumeMove could not be made.
 	refused int
 }
 
@@ -74,7 +75,8 @@ const (
 	mostRefusals = 3
 	// within is how long the API server may take, if nothing else is said.
 	within = 30 * time.Second
-	// fewLooks are those after which a move that is Pending lets others go first, and manyLooks those after which it is given up if no other goes on.
+	// fewLooks are those after which a move that waits lets others go first, and manyLooks those without one that goes on after which those that wait
+	// are left to the operator.
 	// In these five minutes the operator may count what an earlier move has brought to a node twice, for three.
 	fewLooks  = 5
 	manyLooks = 150
@@ -91,11 +93,12 @@ func Moves(ctx context.Context, k Kubectl, plan []Planned, atOnce int, every tim
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	most := 0 // before the first look has succeeded
-	for failures := 0; ; {
+	for failures, still := 0, 0; ; {
 		err := k.look(ctx, moves, o)
 		if err == nil {
 			failures, most = 0, mostFailures
-			err = errors.Join(k.giveUp(ctx, moves), k.begin(ctx, moves, atOnce, o))
+			still = leave(moves, still)
+			err = k.begin(ctx, moves, atOnce, o)
 		} else if failures++; failures > most && ctx.Err() == nil {
 			return moves, err
 		}
@@ -174,7 +177,7 @@ func (m *Moved) takesUp(of *v1alpha1.VolumeMove) bool {
 }
 
 func (m *Moved) note(of *v1alpha1.VolumeMove) {
-	m.uid, m.version, m.Move, m.ended = of.UID, of.ResourceVersion, of.Name, of.Ended()
+	m.uid, m.Move, m.ended = of.UID, of.Name, of.Ended()
 	m.From, m.To = cmp.Or(of.Status.SourceNode, m.From), cmp.Or(of.Status.TargetNode, of.Spec.TargetNode)
 	m.Phase, m.BytesSent, m.BytesToGo = cmp.Or(of.Status.Phase, v1alpha1.Pending), of.Status.BytesSent, of.Status.BytesToGo
 	if of.Status.Standstill != nil {
@@ -184,54 +187,41 @@ func (m *Moved) note(of *v1alpha1.VolumeMove) {
 	if c := meta.FindStatusCondition(of.Status.Conditions, v1alpha1.ConditionComplete); c != nil {
 		m.Message = c.Message
 	}
-	if m.pending++; m.Phase != v1alpha1.Pending {
-		m.pending = 0
+	if m.waits++; m.Phase != v1alpha1.Pending && !of.Status.Copied {
+		m.waits = 0
 	}
 }
 
-// goesOn says that its VolumeMove is made, and has not ended.
-func (m Moved) goesOn() bool { return m.uid != "" && !m.ended }
+// made says that its VolumeMove is made, and has not ended.
+func (m Moved) made() bool { return m.uid != "" && !m.ended }
 
-// giveUp deletes VolumeMoves when all that are made have been Pending for long: others may go, and there is an end. One that begins in that instant
-// stays.
-func (k Kubectl) giveUp(ctx context.Context, moves []Moved) error {
-	if slices.ContainsFunc(moves, func(m Moved) bool { return m.goesOn() && m.pending < manyLooks }) {
-		return nil
+// leave counts the looks in a row in which no move goes on, and after many leaves those that wait to the operator: others may go, and there is an end.
+// It is told how many there were before. One that goes on after all is waited for again, with those of its group.
+func leave(moves []Moved, before int) (still int) {
+	waited := false
+	still = before + 1
+	for _, m := range moves {
+		if m.made() && !m.left {
+			still, waited = min(still, m.waits), true
+		}
 	}
-	var problems []error
+	if !waited {
+		still = 0
+	}
+	goesOn := map[int]bool{}
+	for _, m := range moves {
+		if m.group > 0 && m.made() && m.waits == 0 {
+			goesOn[m.group] = true
+		}
+	}
 	for i := range moves {
 		m := &moves[i]
-		if !m.goesOn() {
-			continue
+		m.left = m.made() && m.waits > 0 && !goesOn[m.group] && (m.left || still == manyLooks)
+		if m.left {
+			m.Message = fmt.Sprintf("the VolumeMove %s stays, and goes on by itself when it can: %s", m.Move, m.Message)
 		}
-		if m.refused < mostRefusals {
-			if err := k.withdraw(ctx, m); err != nil {
-				m.refused++
-				problems = append(problems, fmt.Errorf("delete the VolumeMove %s/%s: %w", m.Namespace, m.Move, err))
-				continue
-			}
-			m.Message = "given up, as it does not begin: " + m.Message
-		} else {
-			m.Message = fmt.Sprintf("the VolumeMove %s does not begin, and could not be deleted: %s", m.Move, m.Message)
-		}
-		m.ended = true
 	}
-	return errors.Join(problems...)
-}
-
-// withdraw deletes a VolumeMove that is as it was read.
-func (k Kubectl) withdraw(ctx context.Context, m *Moved) error {
-	text, err := json.Marshal(metav1.DeleteOptions{
-		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
-		Preconditions: &metav1.Preconditions{UID: &m.uid, ResourceVersion: &m.version},
-	})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := k.inTime(ctx)
-	defer cancel()
-	_, err = k.feed(ctx, bytes.NewReader(text), "delete", fmt.Sprintf("--raw=/apis/%s/namespaces/%s/volumemoves/%s", v1alpha1.GroupVersion, m.Namespace, m.Move), "--filename=-")
-	return err
+	return still % manyLooks
 }
 
 // begin makes VolumeMoves for the next claims. One that is refused again and again holds up no other.
@@ -253,13 +243,15 @@ func (k Kubectl) begin(ctx context.Context, moves []Moved, atOnce int, o MoveOpt
 func next(moves []Moved, atOnce int) *Moved {
 	running, made, begun := 0, 0, map[int]bool{}
 	for _, m := range moves {
-		if !m.goesOn() {
+		if !m.made() {
 			continue
 		}
-		if made++; m.pending <= fewLooks {
+		if begun[m.group] = m.group > 0; m.left {
+			continue
+		}
+		if made++; m.waits <= fewLooks {
 			running++
 		}
-		begun[m.group] = m.group > 0
 	}
 	unmade := func(m Moved) bool { return m.uid == "" && !m.ended }
 	i := slices.IndexFunc(moves, func(m Moved) bool { return unmade(m) && begun[m.group] })
@@ -317,7 +309,7 @@ func progressOf(moves []Moved) Progress {
 		switch {
 		case m.Done():
 			p.Moved++
-		case m.ended:
+		case m.ended, m.left:
 			p.Failed++
 		case m.uid != "":
 			p.Each = append(p.Each, m)

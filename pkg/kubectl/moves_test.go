@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/api/v1alpha1"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -197,11 +196,15 @@ func TestPlanOfMovesThatHaveBegun(t *testing.T) {
 	}
 	plan, err := PlanDrain(t.Context(), a.kubectl(t), Node{Driver: Driver{Node: "node-a"}}, MoveOptions{Evict: true})
 	must.Succeed(t, err)
-	got := map[string]string{}
+	got, groups := map[string]string{}, map[string]int{}
 	for _, p := range plan {
 		if got[p.Claim] = p.Problem; p.Problem == "" {
 			got[p.Claim] = p.To + " " + string(p.move)
 		}
+		groups[p.Claim] = p.group
+	}
+	if groups["data"] == 0 || groups["data"] != groups["logs"] { // which data waits for
+		t.Errorf("the groups are %v", groups)
 	}
 	want := map[string]string{
 		"data": "node-b uid-data-1", "logs": "node-b ", "moved": "node-b uid-moved-1", "switches": "node-b uid-switches-1", "has-come": "node-c ",
@@ -365,7 +368,7 @@ func TestPlanOfStatefulSetWithoutPods(t *testing.T) {
 
 func aMove(name, claim string, status map[string]any) any {
 	return map[string]any{
-		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name, "resourceVersion": "version-" + name},
+		"metadata": map[string]any{"namespace": "apps", "name": name, "uid": "uid-" + name},
 		"spec":     map[string]any{"claimName": claim, "snapshots": "Refuse", "when": "Unpublished", "verify": "All"}, "status": status,
 	}
 }
@@ -549,14 +552,14 @@ func TestMovesThatWaitAreFew(t *testing.T) {
 		}
 		var made []string
 		for m := next(moves, tt.atOnce); m != nil; m = next(moves, tt.atOnce) {
-			m.uid, m.pending = "made", fewLooks+1
+			m.uid, m.waits = "made", fewLooks+1
 			made = append(made, m.Claim)
 		}
 		if got := strings.Join(made, " "); got != tt.made || len(made) > tt.most {
 			t.Errorf("%s: %q are made, want %q", name, got, tt.made)
 		}
 		for i := range moves { // what they waited for is there
-			moves[i].pending = 0
+			moves[i].waits = 0
 		}
 		if m := next(moves, tt.atOnce); m != nil {
 			t.Errorf("%s: one more is made when all go on", name)
@@ -570,45 +573,99 @@ func TestMovesThatWaitAreFew(t *testing.T) {
 	}
 }
 
-// Moves that the operator never begins are given up when no other goes on: all others are made, and it ends. One that begins in that instant stays.
-func TestMovesThatNeverBeginAreGivenUp(t *testing.T) {
-	never := says("Pending", "node node-b does not reach the volume local-pv")
+// Moves that the operator never begins are left to it when no other goes on: all others are made, and it ends.
+func TestMovesThatNeverBeginHoldUpNoOther(t *testing.T) {
 	list := []any{}
 	for _, claim := range []string{"a", "b", "c", "d"} { // an earlier call has made them
-		list = append(list, aMove(claim+"-1", claim, never))
+		list = append(list, aMove(claim+"-1", claim, says("Pending", "node node-b has no room")))
 	}
-	begun := append(slices.Clone(list[:3]), aMove("d-1", "d", says("Copying", "copies")))
-	ended := append(slices.Clone(list[:3]), aMove("d-1", "d", says("Succeeded", "was moved")), aMove("e-1", "e", says("Succeeded", "was moved")))
 	a := answers{
 		"get volumemoves.hostpathprovisioner.kubevirt.io": listOf(list...),
-		"deleted.a-1": "", "deleted.b-1": "", "deleted.d-1.listed": listOf(begun...),
-		"made.0": aMove("e-1", "e", nil), "listed.0": listOf(ended...),
+		"made.0": aMove("e-1", "e", nil), "listed.0": listOf(append(slices.Clone(list), aMove("e-1", "e", says("Succeeded", "was moved")))...),
 	}
 	k := a.kubectl(t)
 	var plan []Planned
 	for _, claim := range []string{"a", "b", "c", "d", "e"} {
 		plan = append(plan, Planned{Namespace: "apps", Claim: claim, From: "node-a"})
 	}
-	moves, err := Moves(t.Context(), k, plan, 2, time.Millisecond, MoveOptions{}, func(Progress) {})
+	looks := 0
+	moves, err := Moves(t.Context(), k, plan, 2, time.Millisecond, MoveOptions{}, func(Progress) { looks++ })
 	must.Succeed(t, err)
 	got := map[string]string{}
 	for _, m := range moves {
 		got[m.Claim] = string(m.Phase) + ": " + m.Message
 	}
-	const why = "node node-b does not reach the volume local-pv"
-	want := map[string]string{
-		"a": "Pending: given up, as it does not begin: " + why, "b": "Pending: given up, as it does not begin: " + why,
-		"c": "Pending: the VolumeMove c-1 does not begin, and could not be deleted: " + why, "d": "Succeeded: was moved", "e": "Succeeded: was moved",
+	want := map[string]string{"e": "Succeeded: was moved"}
+	for _, claim := range []string{"a", "b", "c", "d"} {
+		want[claim] = "Pending: the VolumeMove " + claim + "-1 stays, and goes on by itself when it can: node node-b has no room"
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, got); diff != "" || looks != manyLooks+1 {
+		t.Errorf("after %d looks (-want +got):\n%s", looks, diff)
 	}
-	text, err := os.ReadFile(filepath.Join(os.Getenv("KUBECTL_ANSWERS"), "deleted.a-1.with"))
-	must.Succeed(t, err)
-	var with metav1.DeleteOptions
-	must.Succeed(t, json.Unmarshal(text, &with))
-	if p := with.Preconditions; p == nil || p.UID == nil || *p.UID != "uid-a-1" || p.ResourceVersion == nil || *p.ResourceVersion != "version-a-1" {
-		t.Errorf("it is deleted with %s", text)
+}
+
+// What waits is left after as many looks in which nothing goes on, with its group, and waited for again with that when one of it goes on.
+func TestMovesThatAreLeft(t *testing.T) {
+	moves := []Moved{
+		{Claim: "big", Phase: v1alpha1.Copying, uid: "1"}, {Claim: "alone", Phase: v1alpha1.Pending, uid: "2"},
+		{Claim: "data", Phase: v1alpha1.Copying, uid: "3", group: 3}, {Claim: "logs", Phase: v1alpha1.Pending, uid: "4", group: 3}, {Claim: "unmade"},
+	}
+	waiting := map[string]bool{"alone": true, "data": true, "logs": true} // data is copied
+	still := 0
+	look := func(times int) (left string) {
+		for range times {
+			for i := range moves {
+				m := &moves[i]
+				m.Message = "no room"
+				if m.waits++; !waiting[m.Claim] {
+					m.waits = 0
+				}
+			}
+			still = leave(moves, still)
+		}
+		for _, m := range moves {
+			if m.left {
+				left += m.Claim + ": " + m.Message + "\n"
+			}
+		}
+		return left
+	}
+	const stays = " stays, and goes on by itself when it can: no room\n"
+	for i, m := range moves {
+		moves[i].Move = m.Claim + "-1"
+	}
+	if left := look(2 * manyLooks); left != "" {
+		t.Errorf("while one goes on are left: %s", left)
+	}
+	moves[0].ended = true
+	if left := look(manyLooks - 1); left != "" {
+		t.Errorf("too early are left: %s", left)
+	}
+	moves[4].uid, waiting["unmade"] = "5", true
+	if left := look(manyLooks - 1); left != "" {
+		t.Errorf("just after one was made are left: %s", left)
+	}
+	moves[4].ended = true
+	all := "alone: the VolumeMove alone-1" + stays + "data: the VolumeMove data-1" + stays + "logs: the VolumeMove logs-1" + stays
+	if left := look(1); left != all {
+		t.Errorf("then are left: %s", left)
+	}
+	if p := progressOf(moves); p.Failed != p.Of || len(p.Each) > 0 {
+		t.Errorf("the progress is %+v", p)
+	}
+	if left := look(2 * manyLooks); left != all {
+		t.Errorf("later are left: %s", left)
+	}
+	waiting["logs"] = false
+	if left := look(1); left != "alone: the VolumeMove alone-1"+stays {
+		t.Errorf("when one of a group goes on are left: %s", left)
+	}
+	if p := progressOf(moves); p.Failed+2 != p.Of || len(p.Each) != 2 {
+		t.Errorf("the progress is %+v", p)
+	}
+	moves[1].ended = true
+	if left := look(1); left != "" {
+		t.Errorf("of those that have ended are left: %s", left)
 	}
 }
 
